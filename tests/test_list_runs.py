@@ -41,7 +41,7 @@ def test_each_status_of_a_run_is_listed(tmp_path):
 def test_a_run_of_another_process_is_listed_as_running(tmp_path):
     workdir = write_run(tmp_path / "a", status=None)
     program = (
-        "import sys, pathlib, jaxddp.workdir.claim as lock\n"
+        "import sys, pathlib, jaxddp.workdir.lock as lock\n"
         "with lock.locked(pathlib.Path(sys.argv[1])): print('locked', flush=True); sys.stdin.read()"
     )
     with subprocess.Popen(

@@ -23,7 +23,7 @@ from jaxddp.config.registry import check_names
 from jaxddp.core.errors import InputError
 from jaxddp.engine.predictions import make_predict
 from jaxddp.setup.feed import eval_batches
-from jaxddp.training.evaluation import ReportedEvaluation
+from jaxddp.training.evaluation import predicted
 from jaxddp.training.events import RunStart
 from jaxddp.training.listeners import trackers
 from jaxddp.training.listeners.notifier import OptionalLogger, make_loggers
@@ -223,8 +223,7 @@ def test_if_one_process_cannot_read_the_images_to_show_no_process_computes_their
 
     def predictions(peers) -> list:
         predictor: Any = Predictor(peers)
-        measure: Any = ReportedEvaluation(predictor, (), float, lambda kind, record: None)
-        return [measure.predictions(None) for _ in range(2)]
+        return [predicted(predictor, predictor)]
 
-    assert as_processes(2, predictions) == [[None, None]] * 2 and not computed
+    assert as_processes(2, predictions) == [[None]] * 2 and not computed
     assert [record.getMessage() for record in caplog.records] == [IMAGES_FAIL] * 2

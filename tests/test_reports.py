@@ -22,6 +22,7 @@ from jaxddp.reports.classes import accuracy_tables, predict_validation_images, r
 from jaxddp.reports.compose import page_of, render, with_classes
 from jaxddp.reports.run_files import RunFiles, read_runs
 from jaxddp.reports.tables import (
+    Cell,
     TextTable,
     changes,
     differences,
@@ -277,7 +278,7 @@ def test_images_without_a_label_or_finite_probability_are_not_counted():
 def test_the_worst_class_comes_first_and_the_other_classes_have_a_separate_table():
     other = outcome_of_noise(names=("v", "w", "x", "y", "z"))
     images_of = {"one": outcome_of_noise(), "other": other, "third": outcome_of_noise()}
-    tables = accuracy_tables([run_classes(0, name, "#000000", images) for name, images in images_of.items()])
+    tables = accuracy_tables([run_classes(0, Cell(name, "#000000"), images) for name, images in images_of.items()])
     assert [table.titles for table in tables] == [("class", "images", "one", "third"), ("class", "images", "other")]
     shares = [row[2].share for row in tables[0].rows]
     assert shares == sorted(other.outcome.class_accuracy) and tables[0].rows[0][2].text == f"{shares[0]:.1%}"
@@ -287,7 +288,7 @@ def test_a_row_of_the_matrix_holds_the_shares_of_a_class():
     images = outcome_of_noise()
     counts = images.outcome.confusion
     assert counts.sum(0).tolist() != counts.sum(1).tolist()
-    matrix = run_classes(0, "a", "#000000", images).matrix
+    matrix = run_classes(0, Cell("a", "#000000"), images).matrix
     assert matrix is not None
     np.testing.assert_allclose(matrix.data[0]["z"], counts / counts.sum(1)[:, None], atol=1e-4)
 
@@ -358,7 +359,7 @@ def test_a_metric_that_is_not_finite_is_not_the_best(tmp_path):
     lines = [f'{{"step": {step}, "split": "val", "top1": {top}}}\n' for step, top in enumerate(tops)]
     (workdir / "metrics.jsonl").write_text("".join(lines))
     (run,) = read_runs([workdir])
-    assert run.best == ("top1", 0.5, 1, 1)
+    assert run.best == ("top1", 0.5, 1, 1, False)
     assert curves([run], ["#0072B2"])[0].data[0]["y"] == [None, 0.5, None, 0.25]
 
 

@@ -10,7 +10,7 @@ from support.reports import write_run
 
 from jaxddp.core.errors import InputError
 from jaxddp.sweeps.folder import SweepFolder, report, seed_table, table, write_results
-from jaxddp.sweeps.queues import SearchQueue, Tried, should_prune, suggestion
+from jaxddp.sweeps.queues import Search, SearchQueue
 from jaxddp.sweeps.trials import Choices, Interval, Trial, trial_name
 
 pytest.importorskip("optuna", reason="optuna is missing: pip install 'jaxddp[search]'")
@@ -23,8 +23,8 @@ def make_trial(values: Mapping[str, str]) -> Trial:
     return Trial(trial_name(values), dict(values), [f"--{key}={word}" for key, word in values.items()])
 
 
-def queue(folder: Path, trials: int, spaces=SPACES, *, lowest: bool = False, **more) -> SearchQueue:
-    return SearchQueue(SweepFolder(folder, "a config"), spaces, make_trial, trials, lowest=lowest, **more)
+def queue(folder: Path, trials: int, spaces=SPACES, *, seed: int = 0, **more) -> SearchQueue:
+    return SearchQueue(SweepFolder(folder, "a config"), Search(spaces, False, seed), make_trial, trials, **more)
 
 
 def next_of(search: SearchQueue) -> Trial:
@@ -54,16 +54,15 @@ def train(search: SearchQueue, trial: Trial) -> None:
 
 
 def test_suggestions_depend_on_the_seed_and_the_trials_alone():
-    tried: list[Tried] = []
+    search, tried, suggested = Search(SPACES, lowest=False, seed=3), [], []
     for number in range(14):
-        values = suggestion(SPACES, tried, lowest=False, seed=3)
-        assert values == suggestion(SPACES, tried, lowest=False, seed=3)
-        assert all(values[key] in space for key, space in SPACES.items())
-        assert values != suggestion(SPACES, tried, lowest=False, seed=4)
-        assert values not in [trial.values for trial in tried]
-        tried.append(Tried(values, "done", (0.1, number / 20), number / 20))
+        values = search.suggestion(tried)
+        assert values == search.suggestion(tried) != search._replace(seed=4).suggestion(tried)
+        assert all(values[key] in space for key, space in SPACES.items()) and values not in suggested
+        suggested.append(values)
+        tried.append(search.record(values, "done", (0.1, number / 20), number / 20))
     # After the first ten random trials, the suggestions follow the results.
-    best, worst = ([suggestion(SPACES, tried, lowest=low, seed=s) for s in range(3)] for low in (False, True))
+    best, worst = ([Search(SPACES, low, seed).suggestion(tried) for seed in range(3)] for low in (False, True))
     assert best != worst
 
 
@@ -119,7 +118,7 @@ def test_a_suggestion_that_the_config_rejects_is_left_out(tmp_path, capfd):
             raise InputError("lars: has no effect")
         return make_trial(values)
 
-    search = SearchQueue(SweepFolder(tmp_path, "a config"), SPACES, refuse_lars, 6, lowest=False)
+    search = SearchQueue(SweepFolder(tmp_path, "a config"), Search(SPACES, lowest=False), refuse_lars, 6)
     for _ in range(6):
         train(search, next_of(search))
     assert search.next() is None
@@ -151,19 +150,19 @@ def test_trials_outside_the_present_intervals_are_not_used(tmp_path):
 
 @pytest.mark.parametrize("lowest", [False, True])
 def test_a_trial_that_is_worse_than_the_median_is_pruned(lowest, tmp_path):
-    sign = -1 if lowest else 1
+    sign, search = -1 if lowest else 1, Search(SPACES, lowest)
     values = {RATE: "0.1", WIDTH: "8", NAME: "sgd"}
-    others = [Tried(values | {WIDTH: str(8 + n)}, "done", (sign * n, sign * (n + 1)), sign * (n + 1)) for n in range(5)]
+    measured_by_others = [[sign * n, sign * (n + 1)] for n in range(5)]
+    others = [search.record(values, "done", measured, measured[1]) for measured in measured_by_others]
 
-    def is_pruned(*measured: float, of=others) -> bool:
-        return should_prune(SPACES, of, Tried(values, "running", [sign * each for each in measured]), lowest=lowest)
+    def is_pruned(*measured: float, of=others, checked: int = 0) -> bool:
+        return search.should_prune(of, values, [sign * each for each in measured], checked)
 
     # The medians are 2 and 3.
     assert (is_pruned(1.9), is_pruned(2.1), is_pruned(2.1, 2.9), is_pruned(3.1, 0)) == (True, False, True, False)
     # The trial was worse at its first validation, which may be checked with the second one, or already be checked.
     assert is_pruned(1.9, 9)
-    running = Tried(values, "running", [sign * each for each in (1.9, 9)])
-    assert not should_prune(SPACES, others, running, lowest=lowest, checked=1)
+    assert not is_pruned(1.9, 9, checked=1)
     assert not is_pruned() and not is_pruned(-9, of=others[:4])
 
 
@@ -220,13 +219,8 @@ def test_the_table_has_the_best_trial_first_and_the_means_over_seeds(tmp_path):
     assert seeds[1] == [["0.2", "2", "top1 25.00%", "7.07%"], ["0.1", "2", "top1 20.00%", "0.00%"]]
     assert len(sweep.results([rows[-1].trial.name])) == 4
     assert seed_table(rows[-1:]) is None
-    best = rows[0]
-    assert (best.metric, best.lowest, best.best, best.values) == (
-        "top1",
-        False,
-        pytest.approx(0.3),
-        [0.2, best.best, 0.1],
-    )
+    assert rows[0].best == ("top1", pytest.approx(0.3), 2, 1, False)
+    assert rows[0].measured == [0.2, rows[0].best.value, 0.1]
 
 
 def test_the_means_are_of_trials_that_differ_in_their_seed_alone(tmp_path):

@@ -20,7 +20,7 @@ from jaxddp.core.ranges import Range, Seed
 from jaxddp.recipe.sources import is_built_in, recipe_path
 from jaxddp.reports.run_files import is_run
 from jaxddp.sweeps.folder import RESULTS, SweepFolder, report, seed_table, table, write_results
-from jaxddp.sweeps.queues import GridQueue, SearchQueue
+from jaxddp.sweeps.queues import GridQueue, Search, SearchQueue
 from jaxddp.sweeps.runner import Runner, describe, slots
 from jaxddp.sweeps.trials import MOST_TRIALS, Template, Trial, space_of, trial_name
 
@@ -182,8 +182,8 @@ def _search(options: Sweep, template: Template, folder: SweepFolder) -> SearchQu
     def make_trial(values: Mapping[str, str]) -> Trial:
         return _trial(template, values, options.workdir)[0]
 
-    search = {"lowest": lowest, "seed": options.search_seed, "prune": options.prune}
-    return SearchQueue(folder, template.spaces, make_trial, options.trials or 1, **search)
+    search = Search(template.spaces, lowest, options.search_seed)
+    return SearchQueue(folder, search, make_trial, options.trials or 1, prune=options.prune)
 
 
 def _run(options: Sweep, queue: GridQueue) -> int:

@@ -304,7 +304,8 @@ class TrainedRun:
         batches = [batch.values for batch in stream(self.source(images))]
         values = jax.tree.map(lambda *arrays: np.concatenate(arrays), *batches)
         probabilities, maps = values[:2] if explain else (values, None)
-        return prediction_grid(PredictedImages.of(images, labels, probabilities, self.class_names, maps))
+        best = probabilities.argmax(-1), probabilities.max(-1)
+        return prediction_grid(PredictedImages(images, labels, *best, self.class_names, maps))
 
     def source(self, images: Images) -> Source:
         """Convert images that `predict` accepts to a source. Raises: InputError."""

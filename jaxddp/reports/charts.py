@@ -6,9 +6,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxddp.reports.run_files import RunFiles
+from jaxddp.reports.run_files import NOT_MEASURED, RunFiles
 from jaxddp.reports.tables import SeedGroup, is_share, mean_curve
-from jaxddp.training.listeners.jsonl import Columns
 
 # The palette of Okabe and Ito, without black and yellow, which are invisible on a dark or a white page.
 # https://jfly.uni-koeln.de/color/
@@ -63,17 +62,12 @@ Positions = dict[str, dict[str, list[float | None]]]
 """The x values of traces, by the name in a trace's `meta`, on the axes "step", "epoch" and "time" (seconds)."""
 
 
-def parts_of(run: RunFiles) -> dict[str, Columns]:
-    """Return the columns of a run by the style in which they are drawn."""
-    return dict(zip(_PARTS, run.series, strict=True))
-
-
 def run_positions(runs: Sequence[RunFiles]) -> Positions:
     """Return the x values of all rows of the runs."""
     return {
         f"{number} {part}": {axis: numbers(values) for axis, values in run.positions(columns).items()}
         for number, run in enumerate(runs)
-        for part, columns in parts_of(run).items()
+        for part, columns in zip(_PARTS, run.series, strict=True)
         if columns
     }
 
@@ -81,9 +75,8 @@ def run_positions(runs: Sequence[RunFiles]) -> Positions:
 def curves(runs: Sequence[RunFiles], colours: Sequence[str]) -> list[Chart]:
     """Return a chart for each metric of any run, with all runs on common axes."""
     logged = dict.fromkeys(name for run in runs for columns in run.series for name in columns)
-    names = [name for name in logged if name not in ("step", "epoch", "count", "seconds")]
-    other_names = [name for name in names if name not in (*_FIRST, *_SPEED)]
-    ordered = [name for name in (*_FIRST, *other_names, *_SPEED) if name in names]
+    names = [name for name in logged if name not in (*NOT_MEASURED, *_FIRST, *_SPEED)]
+    ordered = [name for name in (*_FIRST, *names, *_SPEED) if name in logged]
     charts = [_curve(number, metric, runs, colours) for number, metric in enumerate(ordered)]
     return [chart for chart in charts if chart.data]
 
@@ -102,7 +95,7 @@ def seed_curves(runs: Sequence[RunFiles], of_seeds: Sequence[SeedGroup]) -> tupl
                 key, label = f"seeds {number}", f"{group.name}, mean of {len(group.members)}"
                 positions[key] = {axis: numbers(values) for axis, values in curve.positions.items()}
                 data += _band(curve.least, curve.most, group.colour, key)
-                data.append(_trace(label, curve.mean, key, group.colour, _PARTS["validation"][1], metric))
+                data.append(_trace(label, curve.mean, {"where": key}, group.colour, _PARTS["validation"][1], metric))
         if data:
             charts.append(_chart(f"seeds-{len(charts)}", metric, data, " of validation"))
     return charts, positions
@@ -113,50 +106,39 @@ def numbers(values: np.ndarray) -> list[float | None]:
     return [float(f"{value:.7g}") if np.isfinite(value) else None for value in values.tolist()]
 
 
-def plain(text: str) -> str:
-    """Escape the markup of a text for plotly."""
-    return html.escape(text)
-
-
 def _curve(index: int, metric: str, runs: Sequence[RunFiles], colours: Sequence[str]) -> Chart:
     data = []
     for number, run in enumerate(runs):
-        for part, columns in parts_of(run).items():
+        for (part, (name, style)), columns in zip(_PARTS.items(), run.series, strict=True):
             if metric in columns and np.isfinite(columns[metric]).any():
-                name, style = _PARTS[part]
                 if part == "steps" and metric not in run.series.epochs:
                     style = _STEPS_ALONE
-                key = f"{number} {part}"
-                trace = _trace(f"{run.name}, {name}", columns[metric], key, colours[number], style, metric)
-                trace["meta"]["run"] = number
-                data.append(trace)
+                where = {"where": f"{number} {part}", "run": number}
+                data.append(_trace(f"{run.name}, {name}", columns[metric], where, colours[number], style, metric))
     return _chart(f"curve-{index}", metric, data)
 
 
 def _chart(name: str, metric: str, data: list[dict[str, Any]], note: str = "") -> Chart:
-    axis: dict[str, Any] = {}
-    if is_share(metric):
-        # Without trailing zeros: 20%, 0.5%.
-        axis["tickformat"] = ".4~%"
-    elif metric == "peak_memory":
-        axis |= {"tickformat": ".3~s", "ticksuffix": "B"}
-    if metric in (*_SPEED, "learning_rate", "loss_scale"):
-        axis["rangemode"] = "tozero"
+    # Shares without trailing zeros: 20%, 0.5%.
+    axis = {"tickformat": ".4~%"} if is_share(metric) else {}
+    axis |= {"tickformat": ".3~s", "ticksuffix": "B"} if metric == "peak_memory" else {}
+    axis |= {"rangemode": "tozero"} if metric in (*_SPEED, "learning_rate", "loss_scale") else {}
     title = _TITLES.get(metric, metric) + note
     return Chart(name, title, data, {"yaxis": axis}, main=metric in _FIRST, logarithmic=metric == "loss")
 
 
-def _trace(name: str, values: np.ndarray, key: str, colour: str, style: dict[str, Any], metric: str) -> dict[str, Any]:
+def _trace(
+    name: str, values: np.ndarray, meta: dict[str, Any], colour: str, style: dict[str, Any], metric: str
+) -> dict[str, Any]:
     rows, finite = _drawn_rows(values), np.isfinite(values).sum()
     # A line with a single point is invisible.
     has_markers = finite == 1 or ("marker" in style and finite <= _MOST_MARKED)
-    meta: dict[str, Any] = {"where": key}
     if len(rows) < len(values):
-        meta["rows"] = rows.tolist()
+        meta |= {"rows": rows.tolist()}
     value = "%{y:.2%}" if is_share(metric) else "%{y:.5g}"
     return {
         "type": "scatter",
-        "name": plain(name),
+        "name": html.escape(name),
         "y": numbers(values[rows]),
         "mode": "lines+markers" if has_markers else "lines",
         **style,

@@ -5,6 +5,7 @@ UMAP (McInnes et al. 2018, arXiv:1802.03426).
 """
 
 import base64
+import html
 import io
 from collections.abc import Sequence
 from dataclasses import replace
@@ -22,7 +23,7 @@ from jaxddp.engine.compilation import keep_compiled_programs
 from jaxddp.inference.predictions import Outcome
 from jaxddp.inference.trained import TrainedRun, restore_run
 from jaxddp.mesh import Topology
-from jaxddp.reports.charts import COLOURS, Chart, numbers, plain
+from jaxddp.reports.charts import COLOURS, Chart, numbers
 from jaxddp.reports.tables import NOTHING, Cell, TextTable
 from jaxddp.training.events import short_class_name, to_drawable
 
@@ -41,7 +42,7 @@ _MOST_NAMED = 20
 """The maximum number of classes in the legend. With more classes, the legend would not fit."""
 _PERPLEXITY, _NEIGHBOURS, _SEED = 30, 15, 0
 _LONGEST_SIDE = 128
-_NO_AXIS = {"showticklabels": False, "ticks": "", "zeroline": False, "showgrid": False}
+_NO_AXIS: dict[str, Any] = {"showticklabels": False, "ticks": "", "zeroline": False, "showgrid": False}
 
 
 class ValidationImages(NamedTuple):
@@ -123,8 +124,13 @@ class RunClasses(NamedTuple):
     features: FeatureMap | None = None
 
 
-def run_classes(number: int, name: str, colour: str, images: ValidationImages) -> RunClasses:
-    """Return the confusion matrix, the most frequent confusions and the most confident mistakes of a run."""
+def run_classes(number: int, run: Cell, images: ValidationImages) -> RunClasses:
+    """Return the confusion matrix, the most frequent confusions and the most confident mistakes of a run.
+
+    Args:
+        number: the number of the run in the report.
+        run: its name and its colour.
+    """
     outcome, source, data, _ = images
     names, rows = outcome.class_names, outcome.surest_mistakes(MOST_MISTAKES)
     unusable = len(outcome.labels) - len(outcome.known)
@@ -143,7 +149,7 @@ def run_classes(number: int, name: str, colour: str, images: ValidationImages) -
         for url, row, share in shown
     ]
     parts = (summary, matrix, table, mistakes, names, outcome.class_counts, outcome.class_accuracy)
-    return RunClasses(name, colour, *parts)
+    return RunClasses(run.text, run.colour, *parts)
 
 
 def accuracy_tables(runs: Sequence[RunClasses]) -> list[TextTable]:
@@ -171,9 +177,9 @@ def _accuracies(runs: Sequence[RunClasses]) -> TextTable:
 
 
 def _matrix(chart: str, outcome: Outcome) -> Chart:
-    counts, names = outcome.confusion, [plain(name) for name in outcome.class_names]
+    counts, names = outcome.confusion, [html.escape(name) for name in outcome.class_names]
     totals = counts.sum(1, keepdims=True)
-    shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
+    shares = counts / np.maximum(totals, 1)
 
     def hover(label: int, guess: int) -> str:
         result = "recognized" if label == guess else f"taken for {names[guess]}"
@@ -188,10 +194,10 @@ def _matrix(chart: str, outcome: Outcome) -> Chart:
         **{"hoverinfo": "text", "showscale": False, "zmin": 0, "zmax": 1, "xgap": 1, "ygap": 1},
     }
     # The labels of many classes would overlap. The names are in the text under the pointer.
-    axis: dict[str, Any] = _NO_AXIS
+    axis = _NO_AXIS
     if len(names) <= _WITH_COUNTS:
         heatmap |= {"text": [[str(n) if n else "" for n in row] for row in counts.tolist()], "texttemplate": "%{text}"}
-        short = [plain(short_class_name(name)) for name in outcome.class_names]
+        short = [html.escape(short_class_name(name)) for name in outcome.class_names]
         axis = {"tickvals": [*classes], "ticktext": short, "showgrid": False, "zeroline": False}
     layout = {
         "xaxis": {**axis, "title": {"text": "taken for"}, "constrain": "domain"},
@@ -267,10 +273,10 @@ def traces(
         points: float[N, 2].
         labels, guesses: int[N], the classes and the predicted classes.
     """
-    data, classes = [], [plain(name) for name in class_names]
+    data, classes = [], [html.escape(name) for name in class_names]
     for label in np.unique(labels).tolist():
         members = np.flatnonzero(labels == label)
-        hover = [f"{plain(names[row])}<br>{classes[label]}, taken for {classes[guesses[row]]}" for row in members]
+        hover = [f"{html.escape(names[row])}<br>{classes[label]}, taken for {classes[guesses[row]]}" for row in members]
         symbols = ["circle" if guesses[row] == label else "x" for row in members]
         marker = {"color": _colour(label, len(classes)), "size": 6, "opacity": 0.8, "symbol": symbols}
         trace = {"type": "scatter", "mode": "markers", "name": classes[label], "marker": marker}

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import jaxddp.core.files as files
 from jaxddp.core.errors import InputError, counted, not_installed, size
@@ -65,19 +65,13 @@ def write_report(
     return "\n".join([summary, *page.faults, *page.class_faults])
 
 
-class LegendEntry(NamedTuple):
-    """A run in the legend."""
-
-    name: str
-    colour: str
-
-
 @dataclass(frozen=True)
 class Page:
     """The content of a report. A section without charts, rows and faults is omitted.
 
     Attributes:
         runs: a table with a row for each run.
+        legend: the name and the colour of each run.
         faults: a line for each missing or damaged file of a run.
         settings: the settings that differ between runs, or the settings of a single run that are not the default.
         speed: a table of speed, memory and time.
@@ -92,7 +86,7 @@ class Page:
 
     title: str
     runs: TextTable
-    legend: Sequence[LegendEntry]
+    legend: Sequence[Cell]
     faults: Sequence[str]
     settings: TextTable
     speed: TextTable
@@ -128,7 +122,7 @@ def page_of(runs: Sequence[RunFiles]) -> Page:
     return Page(
         title=runs[0].name if len(runs) == 1 else counted(len(runs), "run"),
         runs=tables.run_table(runs, colours),
-        legend=[LegendEntry(run.name, colour) for run, colour in zip(runs, colours, strict=True)],
+        legend=[Cell(run.name, colour) for run, colour in zip(runs, colours, strict=True)],
         faults=[f"{run.name}: {fault}" for run in runs for fault in run.faults],
         settings=_settings(runs),
         speed=tables.speed_table(runs, colours),
@@ -153,10 +147,10 @@ def with_classes(
     classes, faults = [], []
     for number, (run, entry) in enumerate(zip(runs, page.legend, strict=True)):
         with _faults_of(f"{run.name}: its classes are left out", faults):
-            if run.config and "model" not in run.config:
+            if run.config and not any(key.startswith("model.") for key in run.config):
                 raise InputError("the run came from Python, and its config does not name the network")
             images = predict_validation_images(run.directory, which, data_path)
-            classes.append(run_classes(number, *entry, images))
+            classes.append(run_classes(number, entry, images))
             if features:
                 with _faults_of(f"{run.name}: its features are left out", faults):
                     classes[-1] = classes[-1]._replace(features=feature_map(number, images))

@@ -13,6 +13,7 @@ import numpy as np
 
 import jaxddp.core.files as files
 from jaxddp.config.goal import VAL_EMA, Goal, by_split
+from jaxddp.config.values import flatten
 from jaxddp.core.duration import Duration
 from jaxddp.core.errors import InputError
 from jaxddp.recipe.sources import CONFIG_FILE
@@ -34,6 +35,13 @@ class Best(NamedTuple):
     step: int
     row: int
     """The row of the validation in `RunFiles.validations`."""
+    lowest: bool
+    """Whether a lower value is better."""
+
+    @property
+    def rank(self) -> float:
+        """A number that is lower for a better value."""
+        return self.value if self.lowest else -self.value
 
 
 @dataclass(frozen=True)
@@ -42,8 +50,8 @@ class RunFiles:
 
     Attributes:
         name: the part of the path in which the run differs from the other runs.
-        config: the content of config.json; empty if it cannot be read. The config of a run from Python lacks most
-            sections.
+        config: the values of config.json by their dotted keys; empty if it cannot be read. The config of a run from
+            Python lacks most sections.
         result: the content of result.json; empty if there is no such file.
         status: "running", "done", "stopped" (by early stopping), "preempted", "interrupted" or "failed"; "ended" if
             the run ended without a result, and "unknown" if the file system does not show whether the run is active.
@@ -63,8 +71,7 @@ class RunFiles:
     @property
     def batch_size(self) -> int | None:
         """The global batch size; None if it is unknown."""
-        train = self.config.get("train")
-        size = train.get("batch_size") if isinstance(train, dict) else None
+        size = self.config.get("train.batch_size")
         return size if isinstance(size, int) and size > 0 else None
 
     @property
@@ -82,7 +89,7 @@ class RunFiles:
     @cached_property
     def _planned(self) -> Duration | None:
         with suppress(InputError, KeyError, TypeError):
-            return Duration.parse(self.config["train"]["duration"])
+            return Duration.parse(self.config["train.duration"])
         return None
 
     @property
@@ -164,7 +171,7 @@ class RunFiles:
             rows = np.flatnonzero(np.isfinite(measured)).tolist()
             if rows:
                 row = rows[goal.best(goal.values(measured[rows].tolist()))]
-                return Best(goal.metric, float(measured[row]), int(val["step"][row]), row)
+                return Best(goal.metric, float(measured[row]), int(val["step"][row]), row, goal.lowest)
         return None
 
 
@@ -174,7 +181,7 @@ def is_run(directory: Path) -> bool:
     if os.path.isfile(directory / METRICS):
         return True
     # The config.json of another program has other keys.
-    config, _ = _object(directory / CONFIG_FILE)
+    config, _ = json_object(directory / CONFIG_FILE)
     return "seed" in config and "data" in config
 
 
@@ -200,8 +207,8 @@ def _names(places: Sequence[Path]) -> list[str]:
 
 
 def _read(directory: Path, name: str) -> RunFiles:
-    config, config_fault = _object(directory / CONFIG_FILE)
-    result, result_fault = _object(directory / RESULT)
+    config, config_fault = json_object(directory / CONFIG_FILE)
+    result, result_fault = json_object(directory / RESULT)
     try:
         validations = ValidationFile(directory / CHECKPOINTS, None)
     except InputError:
@@ -215,10 +222,10 @@ def _read(directory: Path, name: str) -> RunFiles:
     if status != "running" and isinstance(saved, str):
         status = saved
     goal = validations.goal if validations else Goal()
-    return RunFiles(directory, name, config, columns, result, status, tuple(faults), goal)
+    return RunFiles(directory, name, flatten(config), columns, result, status, tuple(faults), goal)
 
 
-def _object(path: Path) -> tuple[dict[str, Any], str]:
+def json_object(path: Path) -> tuple[dict[str, Any], str]:
     """Return the JSON object in a file, and ""; an empty dict and the fault if the file cannot be read."""
     try:
         return files.parse_json(files.read(path), dict), ""

@@ -4,7 +4,7 @@ import itertools
 import math
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -87,20 +87,12 @@ def runs_below(directory: Path) -> list[Path]:
 
     Hidden folders and symbolic links are left out.
     """
-    return sorted(_runs_below(directory, _DEEPEST))
-
-
-def _runs_below(directory: Path, depth: int) -> Iterator[Path]:
-    if is_run(directory):
-        yield directory
-    elif depth:
-        try:
-            entries = [*os.scandir(directory)]
-        except OSError:
-            return  # The folder is not readable, or was just removed.
-        for entry in entries:
-            if entry.is_dir(follow_symlinks=False) and not entry.name.startswith("."):
-                yield from _runs_below(directory / entry.name, depth - 1)
+    found = list[Path]()
+    for place, folders, _ in os.walk(directory):
+        depth, is_found = len(Path(place).relative_to(directory).parts), is_run(Path(place))
+        found += [Path(place)] if is_found else []
+        folders[:] = [name for name in folders if not (is_found or depth >= _DEEPEST or name.startswith("."))]
+    return sorted(found)
 
 
 def run_table(runs: Sequence[RunFiles], colours: Sequence[str] | None = None) -> TextTable:
@@ -111,7 +103,7 @@ def run_table(runs: Sequence[RunFiles], colours: Sequence[str] | None = None) ->
         step = f"{run.step:,}" if run.total_steps is None else f"{run.step:,} of {run.total_steps:,}"
         best = at = last = NOTHING
         if run.best is not None:
-            metric, value, of_best, _ = run.best
+            metric, value, of_best, *_ = run.best
             best, at = f"{metric} {number(metric, value)}", f"{of_best:,}"
             last = f"{metric} {number(metric, float(run.validations[metric][-1]))}"
         epochs = [float(columns["epoch"][-1]) for columns in run.series if "epoch" in columns]
@@ -154,7 +146,7 @@ Settings = dict[str, tuple[str, ...]]
 
 def differences(runs: Sequence[RunFiles]) -> Settings:
     """Return the value in each run of the settings that differ between runs, in the order of a config."""
-    configs, defaults = [flatten(dict(run.config)) for run in runs], flatten(Config().to_dict())
+    configs, defaults = [run.config for run in runs], flatten(Config().to_dict())
     keys = dict.fromkeys([*defaults, *(key for config in configs for key in config if key != RUN_ID)])
     settings = {key: tuple(_text(key, config, defaults) for config in configs) for key in keys}
     return {key: values for key, values in settings.items() if len({*values} - {UNKNOWN}) > 1}
@@ -162,8 +154,8 @@ def differences(runs: Sequence[RunFiles]) -> Settings:
 
 def changes(run: RunFiles) -> Settings:
     """Return the default value and the run's value of the settings of a run that are not the default."""
-    config, defaults = flatten(dict(run.config)), flatten(Config().to_dict())
-    settings = {key: value for key, value in config.items() if key == _HOOKS or not key.startswith(_NO_SETTINGS)}
+    defaults = flatten(Config().to_dict())
+    settings = {key: value for key, value in run.config.items() if key == _HOOKS or not key.startswith(_NO_SETTINGS)}
     both = {key: (_text(key, defaults, {}), _text(key, settings, defaults)) for key in settings}
     return {key: values for key, values in both.items() if len({*values}) > 1}
 
@@ -175,7 +167,7 @@ def seed_groups(runs: Sequence[RunFiles]) -> list[tuple[int, ...]]:
     """
     defaults, groups, seeds = flatten(Config().to_dict()), dict[Any, list[int]](), Counter[Any]()
     for number, run in enumerate(runs):
-        flat = flatten(dict(run.config))
+        flat = run.config
         keys = [key for key in sorted({*defaults, *flat}) if key in _RECIPE or not key.startswith(_FREE)]
         recipe: Any = tuple((key, _text(key, flat, defaults)) for key in keys) if flat else number
         if flat.get("train.sync_every") is not None and flat.get("parallel.groups") is None:
@@ -204,18 +196,13 @@ def group_names(runs: Sequence[RunFiles], groups: Sequence[tuple[int, ...]]) -> 
     return [name or runs[members[0]].name for name, members in zip(names, groups, strict=True)]
 
 
-def _text(key: str, flat: dict[str, Any], defaults: dict[str, Any]) -> str:
-    if key in flat:
-        value = flat[key]
-    elif key == _HOOKS:
-        value = None
-    else:
-        # A key that is newer than the run has its default. The config of a run from Python lacks
-        # whole sections, whose values are unknown.
-        section = key.partition(".")[0] + "."
-        if not any(other.startswith(section) for other in flat) and key != "seed":
-            return UNKNOWN
-        value = defaults.get(key)
+def _text(key: str, flat: Mapping[str, Any], defaults: Mapping[str, Any]) -> str:
+    # A key that is newer than the run has its default. The config of a run from Python lacks whole sections, whose
+    # values are unknown.
+    section = key.partition(".")[0] + "."
+    if key not in flat and key not in (_HOOKS, "seed") and not any(other.startswith(section) for other in flat):
+        return UNKNOWN
+    value = flat.get(key, defaults.get(key))
     if key.startswith(_NO_SETTINGS) and isinstance(value, str):
         return value[:12]
     if isinstance(value, list):
@@ -231,21 +218,11 @@ class SeedGroup(NamedTuple):
     members: tuple[int, ...]
 
 
-class Spread(NamedTuple):
-    """Mean, standard deviation (ddof 1; NaN for one value), minimum and maximum of n values."""
-
-    n: int
-    mean: float
-    std: float
-    least: float
-    most: float
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> "Spread":
-        """Return the spread of at least one value. All values must be finite."""
-        array = np.array(values, np.float64)
-        std = float(array.std(ddof=1)) if len(array) > 1 else float("nan")
-        return cls(len(array), float(array.mean()), std, float(array.min()), float(array.max()))
+def spread(values: Sequence[float]) -> list[float]:
+    """Return mean, standard deviation (ddof 1; NaN for one value), minimum and maximum of at least one finite value."""
+    array = np.array(values, np.float64)
+    std = array.std(ddof=1) if len(array) > 1 else math.nan
+    return [*map(float, (array.mean(), std, array.min(), array.max()))]
 
 
 class MeanCurve(NamedTuple):
@@ -287,7 +264,6 @@ def seed_table(runs: Sequence[RunFiles], groups: Sequence[SeedGroup]) -> TextTab
         measured = [(runs[n].validations[metric], runs[n].best) for n in group.members if metric in runs[n].metrics]
         values = [float(column[best.row if moment == "best" else -1]) for column, best in measured if best]
         if finite := [value for value in values if math.isfinite(value)]:
-            spread = Spread.of(finite)
-            numbers = (number(metric, value) for value in spread[1:])
-            rows.append((Cell(group.name, group.colour), *map(Cell, (metric, moment, str(spread.n), *numbers))))
+            numbers = (number(metric, value) for value in spread(finite))
+            rows.append((Cell(group.name, group.colour), *map(Cell, (metric, moment, str(len(finite)), *numbers))))
     return TextTable(titles, rows, texts=3)

@@ -8,18 +8,18 @@ import contextlib
 import csv
 import io
 import json
+import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
 from jaxddp.core import files
 from jaxddp.core.errors import InputError, Option, as_text, duration, show
 from jaxddp.reports.compose import write_report
-from jaxddp.reports.run_files import RunFiles, is_run, read_runs
-from jaxddp.reports.tables import NOTHING, Spread, number, seed_groups
+from jaxddp.reports.run_files import Best, RunFiles, is_run, json_object, read_runs
+from jaxddp.reports.tables import NOTHING, number, seed_groups, spread
 from jaxddp.sweeps.trials import Trial, short_names
 from jaxddp.training.listeners.jsonl import RESULT
 from jaxddp.workdir.lock import is_locked
@@ -28,7 +28,6 @@ RESULTS, REPORT = "results.csv", "report.html"
 SWEEP_FILE = "sweep.json"
 _LOCK, _CLAIMS = ".sweep.lock", ".claims"
 _LOCK_SECONDS = 60.0
-_VERSION = 1
 _SEED = "seed"
 _ANOTHER = ("give another ", Option("workdir"))
 
@@ -66,31 +65,27 @@ class SweepFolder:
 
     def read(self) -> dict[str, Trial]:
         """Return the trials of the file by name; none if there is no file. Raises: InputError."""
+        with files.reading(self.path, "restore it"):
+            if not self.path.exists():
+                return {}
+            content = files.read(self.path)
         try:
-            saved = files.parse_json(files.read(self.path), dict)
-            trials = [Trial(**trial) for trial in saved["trials"]]
-            if saved["version"] != _VERSION:
-                raise ValueError(f"version {saved['version']} instead of {_VERSION}")
+            saved = files.parse_json(content, dict)
+            config, trials = saved["config"], [Trial(**trial) for trial in saved["trials"]]
             for trial in trials:
                 texts = [trial.name, *trial.words, *trial.values, *trial.values.values(), *(trial.finished_words or ())]
                 if not all(isinstance(text, str) for text in texts) or trial.ended not in (None, "pruned", "failed"):
                     raise ValueError(f"trial {show(trial.name)} is damaged")
-            config = saved["config"]
-        except FileNotFoundError:
-            return {}
-        except OSError as error:
-            raise InputError(f"{self.path}: cannot be read ({error.strerror}); restore it") from None
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise InputError(
-                f"{self.path}: is not the file of a sweep ({error})", advice=("restore it, or ", _ANOTHER)
-            ) from None
+            problem = f"{self.path}: is not the file of a sweep ({error})"
+            raise InputError(problem, advice=("restore it, or ", _ANOTHER)) from None
         if config != self._config:
             raise InputError(f"{self.path}: is a sweep of {config}, not of {self._config}", advice=_ANOTHER)
         return {trial.name: trial for trial in trials}
 
     def _as_json(self, trials: dict[str, Trial]) -> bytes:
         records = [{key: value for key, value in vars(trial).items() if value} for trial in trials.values()]
-        return (json.dumps({"version": _VERSION, "config": self._config, "trials": records}, indent=2) + "\n").encode()
+        return (json.dumps({"version": 1, "config": self._config, "trials": records}, indent=2) + "\n").encode()
 
     def claim(self, name: str) -> bool:
         """Claim a trial for this process, and return True; False if another process runs it.
@@ -118,24 +113,13 @@ class SweepFolder:
         If a trial was trained by its own command, its arguments are not known. `jaxddp train` then decides what is
         left.
         """
-        if trial.finished_words != trial.words:
-            return False
-        try:
-            result = files.parse_json(files.read(self.directory / trial.name / RESULT), dict)
-        except (OSError, ValueError):
-            return False
-        return result.get("status") in ("done", "stopped")
+        result, _ = json_object(self.directory / trial.name / RESULT)
+        return trial.finished_words == trial.words and result.get("status") in ("done", "stopped")
 
     def result(self, trial: Trial) -> "TrialResult":
-        """Return the result of a trial by the goal of its run, `checkpoint.best`, or else by the loss."""
+        """Return the result of a trial so far."""
         place = self.directory / trial.name
-        run = read_runs([place])[0] if is_run(place) else None
-        if run is None or run.best is None:
-            return TrialResult(trial, run)
-        metric = run.best.metric
-        lowest = run.goal.lowest if metric == run.goal.metric else True
-        values = run.validations[metric]
-        return TrialResult(trial, run, metric, lowest, run.best.value, values[np.isfinite(values)].tolist())
+        return TrialResult(trial, read_runs([place])[0] if is_run(place) else None)
 
     def results(self, earlier: Sequence[str] = ()) -> "list[TrialResult]":
         """Return the results of all trials, the best first. Trials without a validation are last, in their order.
@@ -144,35 +128,29 @@ class SweepFolder:
             earlier: the names of the trials of earlier commands. Those that were never started are left out.
         """
         found = [self.result(trial) for trial in self.read().values()]
-
-        def rank(result: TrialResult) -> tuple[bool, float]:
-            best = result.best
-            return best is None, 0.0 if best is None else best if result.lowest else -best
-
-        return sorted((each for each in found if each.run is not None or each.trial.name not in earlier), key=rank)
+        kept = [each for each in found if each.run is not None or each.trial.name not in earlier]
+        return sorted(kept, key=lambda result: math.inf if result.best is None else result.best.rank)
 
 
-@dataclass(frozen=True)
-class TrialResult:
-    """A trial with its run and the validations so far.
-
-    Attributes:
-        run: the files of the run; None if the trial was never started.
-        metric: the compared metric, as `RunFiles.best` names it; None without a validation.
-        lowest: whether a lower value is better.
-        best: the value at the best validation.
-        values: the value of the metric at each validation, the oldest first.
-    """
+class TrialResult(NamedTuple):
+    """A trial with the files of its run; None if it was never started."""
 
     trial: Trial
-    run: RunFiles | None = None
-    metric: str | None = None
-    lowest: bool = False
-    best: float | None = None
-    values: Sequence[float] = ()
+    run: RunFiles | None
+
+    @property
+    def best(self) -> Best | None:
+        """The best validation; None without a validation."""
+        return self.run and self.run.best
+
+    @property
+    def measured(self) -> list[float]:
+        """The value of the compared metric at each validation, the oldest first."""
+        values = self.run.validations[self.best.metric] if self.run and self.best else np.zeros(0)
+        return values[np.isfinite(values)].tolist()
 
     def __str__(self) -> str:
-        return NOTHING if self.metric is None else f"{self.metric} {number(self.metric, self.best)}"
+        return NOTHING if self.best is None else f"{self.best.metric} {number(self.best.metric, self.best.value)}"
 
     @property
     def status(self) -> str:
@@ -187,10 +165,9 @@ def table(results: Sequence[TrialResult]) -> tuple[list[str], list[list[str]]]:
     """Return the titles and the cells of the table: the values of each trial, its status and its best validation."""
     keys, cells = _keys(results), list[list[str]]()
     for result in results:
-        run = result.run
-        step = f"{run.best.step:,}" if run and run.best else NOTHING
+        step, seconds = result.best and f"{result.best.step:,}", result.run and duration(result.run.duration)
         values = [result.trial.values.get(key, NOTHING) for key in keys]
-        cells.append([*values, result.status, str(result), step, duration(run.duration) if run else NOTHING])
+        cells.append([*values, result.status, str(result), step or NOTHING, seconds or NOTHING])
     return [*short_names(keys).values(), "status", "best val", "at step", "time"], cells
 
 
@@ -199,21 +176,20 @@ def seed_table(results: Sequence[TrialResult]) -> tuple[list[str], list[list[str
 
     Only trials that are done count. Trials with different values of another key are never in one group.
     """
-    done = [each for each in results if each.run is not None and each.run.is_done and each.best is not None]
-    together = dict[tuple[object, ...], list[TrialResult]]()
-    for members in seed_groups([each.run for each in done if each.run]):
-        for each in (done[member] for member in members):
+    done = [(each, each.run, each.best) for each in results if each.run and each.run.is_done and each.best]
+    together = dict[tuple[object, ...], list[tuple[TrialResult, Best]]]()
+    for members in seed_groups([run for _, run, _ in done]):
+        for each, _, best in (done[member] for member in members):
             others = [item for item in sorted(each.trial.values.items()) if item[0] != _SEED]
-            together.setdefault((members, *others), []).append(each)
+            together.setdefault((members, *others), []).append((each, best))
     if not any(len(group) > 1 for group in together.values()):
         return None
-    keys, sign = [key for key in _keys(done) if key != _SEED], 1 if done[0].lowest else -1
-    rows = list[tuple[float, list[str]]]()
-    for first, *more in together.values():
-        spread = Spread.of([each.best or 0.0 for each in (first, *more)])
-        mean, std = (number(first.metric or "", value) for value in (spread.mean, spread.std))
+    keys, rows = [key for key in _keys([each for each, *_ in done]) if key != _SEED], list[tuple[float, list[str]]]()
+    for group in together.values():
+        (first, best), (mean, std, *_) = group[0], spread([best.value for _, best in group])
         values = [first.trial.values.get(key, NOTHING) for key in keys]
-        rows.append((sign * spread.mean, [*values, str(spread.n), f"{first.metric} {mean}", std]))
+        measured = [f"{best.metric} {number(best.metric, mean)}", number(best.metric, std)]
+        rows.append((best._replace(value=mean).rank, [*values, str(len(group)), *measured]))
     titles = [*short_names(keys).values(), "seeds", "mean best val", "standard deviation"]
     return titles, [row for _, row in sorted(rows, key=lambda row: row[0])]
 
@@ -221,14 +197,13 @@ def seed_table(results: Sequence[TrialResult]) -> tuple[list[str], list[list[str
 def write_results(folder: Path, results: Sequence[TrialResult]) -> None:
     """Write `results.csv` with all digits of the numbers. Raises: InputError."""
     keys, text = _keys(results), io.StringIO()
-    writer = csv.writer(text)
-    writer.writerow(["trial", *keys, "status", "metric", "best", "step", "seconds"])
+    write = csv.writer(text).writerow
+    write(["trial", *keys, "status", "metric", "best", "step", "seconds"])
     for result in results:
         values = [as_text(result.trial.values.get(key, "")) for key in keys]
-        best, seconds = (result.run.best, result.run.duration) if result.run else (None, None)
-        measured = ["", "", ""] if best is None else [best.metric, repr(best.value), best.step]
-        time = "" if seconds is None else f"{seconds:.1f}"
-        writer.writerow([result.trial.name, *values, result.status, *measured, time])
+        measured = [result.best.metric, repr(result.best.value), result.best.step] if result.best else ["", "", ""]
+        seconds = result.run and result.run.duration
+        write([result.trial.name, *values, result.status, *measured, "" if seconds is None else f"{seconds:.1f}"])
     files.replace(folder / RESULTS, text.getvalue().encode(errors="surrogateescape"))
 
 

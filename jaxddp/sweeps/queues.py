@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from optuna.study import Study
     from optuna.trial import FrozenTrial
 
+MakeTrial = Callable[[Mapping[str, str]], Trial]
 _ATTEMPTS = 20
 """The number of suggestions after which a search has no new values."""
 
@@ -99,28 +100,13 @@ class GridQueue:
         return len(self._own(self.folder.read())) - len(self.unfinished())
 
 
-class Tried(NamedTuple):
-    """A trial of a search."""
-
-    values: Mapping[str, str]
-    """The word of each key."""
-    state: str
-    """"running", "done", "pruned" or "failed"."""
-    measured: Sequence[float] = ()
-    """The values of the metric at each validation so far, the oldest first."""
-    best: float | None = None
-    """The value at the best validation; None if there is none, or if the trial runs."""
-
-
 class SearchQueue(GridQueue):
     """The trials of a search. One that another process began and did not finish comes before a new suggestion.
 
     Args:
-        spaces: the values of each key. Trials in the file of the sweep with values outside them are not used.
+        search: the values of each key. Trials in the file of the sweep with values outside them are not used.
         make_trial: returns the trial for the word of each key.
         total: the number of trials, over all hosts and all starts of the sweep.
-        lowest: whether a lower value of the metric is better.
-        seed: the seed of the suggestions.
         prune: whether trials are ended early by their validations.
 
     Raises:
@@ -130,22 +116,13 @@ class SearchQueue(GridQueue):
     _keeps_ends = True
 
     def __init__(
-        self,
-        folder: SweepFolder,
-        spaces: Mapping[str, Space],
-        make_trial: Callable[[Mapping[str, str]], Trial],
-        total: int,
-        *,
-        lowest: bool,
-        seed: int = 0,
-        prune: bool = False,
+        self, folder: SweepFolder, search: "Search", make_trial: MakeTrial, total: int, *, prune: bool = False
     ):
         try:
             import optuna  # noqa: F401
         except ModuleNotFoundError as error:
             raise InputError(f"sweep: {not_installed(str(error.name), 'search')}") from None
-        self._spaces, self._make_trial = spaces, make_trial
-        self._lowest, self._seed, self._prune, self._is_exhausted = lowest, seed, prune, False
+        self._search, self._make_trial, self._prune, self._is_exhausted = search, make_trial, prune, False
         # The number of validations of each trial that were compared with those of the other trials.
         self._checked = dict[str, int]()
         super().__init__(folder, [make_trial(trial.values) for trial in self._own(folder.read())])
@@ -157,9 +134,8 @@ class SearchQueue(GridQueue):
         with self.folder.changed() as known:
             tried = [*map(self._tried, self._own(known))]
             for attempt in range(_ATTEMPTS if len(tried) < self.total else 0):
-                values = suggestion(self._spaces, tried, lowest=self._lowest, seed=self._seed, attempt=attempt)
                 try:
-                    trial = self._make_trial(values)
+                    trial = self._make_trial(self._search.suggestion(tried, attempt))
                 except InputError as error:
                     # Each value was checked beside the first values of the other keys, not beside these.
                     say(f"jaxddp sweep: a suggestion is left out: {error}")
@@ -174,94 +150,107 @@ class SearchQueue(GridQueue):
         return None
 
     def record_end(self, trial: Trial, end: TrialEnd) -> None:
-        result = self.folder.result(trial)
+        best = self.folder.result(trial).best
         if end == "done" and self.error is None:
             # The search cannot compare such a trial with others.
-            if result.metric is None:
+            if best is None:
                 problem = "was not validated; a search compares trials by their validations"
                 self.error = InputError(f"{trial.name}: {problem}")
-            elif result.lowest != self._lowest:
-                self.error = InputError(Key("checkpoint.best"), f": {trial.name} measured only {result.metric}")
+            elif best.lowest != self._search.lowest:
+                self.error = InputError(Key("checkpoint.best"), f": {trial.name} measured only {best.metric}")
         super().record_end(trial, end)
 
     def should_prune(self, trial: Trial) -> bool:
         if not self._prune:
             return False
         others = [self._tried(other) for other in self._own(self.folder.read()) if other.name != trial.name]
-        running = Tried(trial.values, "running", self.folder.result(trial).values)
-        checked, self._checked[trial.name] = self._checked.get(trial.name, 0), len(running.measured)
-        return should_prune(self._spaces, others, running, lowest=self._lowest, checked=checked)
+        measured = self.folder.result(trial).measured
+        checked, self._checked[trial.name] = self._checked.get(trial.name, 0), len(measured)
+        return self._search.should_prune(others, trial.values, measured, checked)
 
     def _own(self, known: Mapping[str, Trial]) -> list[Trial]:
         """Return the trials whose values are within the present intervals and lists."""
-        of_keys = [trial for trial in known.values() if trial.values.keys() == self._spaces.keys()]
-        return [trial for trial in of_keys if all(trial.values[key] in space for key, space in self._spaces.items())]
+        spaces = self._search.spaces
+        of_keys = [trial for trial in known.values() if trial.values.keys() == spaces.keys()]
+        return [trial for trial in of_keys if all(trial.values[key] in space for key, space in spaces.items())]
 
-    def _tried(self, trial: Trial) -> Tried:
-        state, result = self._state(trial), self.folder.result(trial)
-        return Tried(trial.values, state, result.values, result.best if state == "done" else None)
+    def _tried(self, trial: Trial) -> "FrozenTrial":
+        result = self.folder.result(trial)
+        return self._search.record(trial.values, self._state(trial), result.measured, result.best and result.best.value)
 
 
-def suggestion(
-    spaces: Mapping[str, Space], tried: Sequence[Tried], *, lowest: bool, seed: int, attempt: int = 0
-) -> dict[str, str]:
-    """Return a word for each key, a function of the arguments.
+class Search(NamedTuple):
+    """The suggestions of Optuna, which are functions of these values and of the trials so far.
 
-    Args:
+    Attributes:
         spaces: the values of each key.
-        tried: the trials so far, in the order of their creation, with values within `spaces`.
         lowest: whether a lower value of the metric is better.
-        seed: the seed of the search.
-        attempt: the number of earlier suggestions after the same trials.
+        seed: the seed of the suggestions.
     """
-    # A generator that began again with the seed after a restart would repeat its first numbers.
-    state = np.random.SeedSequence([seed, len(tried), attempt]).generate_state(1)
-    params = _study(spaces, tried, lowest=lowest, seed=int(state[0])).ask(_distributions(spaces)).params
-    return {key: space.word(params[key]) for key, space in spaces.items()}
 
+    spaces: Mapping[str, Space]
+    lowest: bool
+    seed: int = 0
 
-def should_prune(
-    spaces: Mapping[str, Space], others: Sequence[Tried], trial: Tried, *, lowest: bool, checked: int = 0
-) -> bool:
-    """Return whether a running trial is to be pruned at one of its validations after the first `checked` ones.
+    def suggestion(self, tried: Sequence["FrozenTrial"], attempt: int = 0) -> dict[str, str]:
+        """Return a word for each key.
 
-    It is pruned if its best validation so far is worse than the median of the finished trials at the same number of
-    validations. The first five trials are never pruned.
-    """
-    import optuna
+        Args:
+            tried: the trials so far (see `record`), in the order of their creation.
+            attempt: the number of earlier suggestions after the same trials.
+        """
+        # A generator that began again with the seed after a restart would repeat its first numbers.
+        state = np.random.SeedSequence([self.seed, len(tried), attempt]).generate_state(1)
+        params = self._study(tried, int(state[0])).ask(self._distributions()).params
+        return {key: space.word(params[key]) for key, space in self.spaces.items()}
 
-    # Validations may follow each other faster than this function is called.
-    parts = [trial._replace(measured=trial.measured[:n]) for n in range(checked + 1, len(trial.measured) + 1)]
-    if not parts:
-        return False
-    study, pruner = _study(spaces, others, lowest=lowest), optuna.pruners.MedianPruner()
-    return any(pruner.prune(study, _frozen(spaces, part)) for part in parts)
+    def should_prune(
+        self, others: Sequence["FrozenTrial"], values: Mapping[str, str], measured: Sequence[float], checked: int = 0
+    ) -> bool:
+        """Return whether a running trial is to be pruned at one of its validations after the first `checked` ones.
 
+        It is pruned if its best validation so far is worse than the median of the finished trials at the same number of
+        validations. The first five trials are never pruned.
+        """
+        import optuna
 
-def _study(spaces: Mapping[str, Space], tried: Sequence[Tried], *, lowest: bool, seed: int = 0) -> "Study":
-    import optuna
+        study, pruner = self._study(others), optuna.pruners.MedianPruner()
+        # Validations may follow each other faster than this function is called.
+        parts = (self.record(values, "running", measured[:n]) for n in range(checked + 1, len(measured) + 1))
+        return any(pruner.prune(study, part) for part in parts)
 
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    sampler = optuna.samplers.TPESampler(seed=seed)
-    study = optuna.create_study(direction="minimize" if lowest else "maximize", sampler=sampler)
-    study.add_trials([_frozen(spaces, trial) for trial in tried])
-    return study
+    def record(
+        self, values: Mapping[str, str], state: str, measured: Sequence[float] = (), best: float | None = None
+    ) -> "FrozenTrial":
+        """Return Optuna's record of a trial.
 
+        Args:
+            values: the word of each key.
+            state: "running", "done", "pruned" or "failed".
+            measured: the values of the metric at each validation so far, the oldest first.
+            best: the value at the best validation; None if there is none.
+        """
+        from optuna.trial import TrialState, create_trial
 
-def _frozen(spaces: Mapping[str, Space], trial: Tried) -> "FrozenTrial":
-    from optuna.trial import TrialState, create_trial
+        # Optuna needs a value for a finished trial.
+        is_done = state == "done" and best is not None
+        states = {"running": TrialState.RUNNING, "pruned": TrialState.PRUNED}
+        return create_trial(
+            state=TrialState.COMPLETE if is_done else states.get(state, TrialState.FAIL),
+            value=best if is_done else None,
+            params={key: space.param(values[key]) for key, space in self.spaces.items()},
+            distributions=self._distributions(),
+            intermediate_values=dict(enumerate(measured)),
+        )
 
-    # Optuna needs a value for a finished trial.
-    is_done = trial.state == "done" and trial.best is not None
-    states = {"running": TrialState.RUNNING, "pruned": TrialState.PRUNED}
-    return create_trial(
-        state=TrialState.COMPLETE if is_done else states.get(trial.state, TrialState.FAIL),
-        value=trial.best if is_done else None,
-        params={key: space.param(trial.values[key]) for key, space in spaces.items()},
-        distributions=_distributions(spaces),
-        intermediate_values=dict(enumerate(trial.measured)),
-    )
+    def _study(self, tried: Sequence["FrozenTrial"], seed: int = 0) -> "Study":
+        import optuna
 
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        sampler = optuna.samplers.TPESampler(seed=seed)
+        study = optuna.create_study(direction="minimize" if self.lowest else "maximize", sampler=sampler)
+        study.add_trials(tried)
+        return study
 
-def _distributions(spaces: Mapping[str, Space]) -> dict[str, Any]:
-    return {key: space.distribution() for key, space in spaces.items()}
+    def _distributions(self) -> dict[str, Any]:
+        return {key: space.distribution() for key, space in self.spaces.items()}

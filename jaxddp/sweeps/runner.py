@@ -12,18 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
 
+import jaxddp.cluster.worker as workers
 from jaxddp.cluster.machine import divide, local_cores, local_gpus
-from jaxddp.cluster.worker import (
-    BAD_INPUT,
-    DRAIN_SECONDS,
-    PREEMPTED,
-    STOPPED_BEFORE_TRAINING,
-    Worker,
-    catch_signals,
-    read_ready,
-    shared_environment,
-    taken,
-)
 from jaxddp.core.errors import InputError, JaxddpError, counted
 from jaxddp.core.log import say
 from jaxddp.core.tpu import local_chips
@@ -38,7 +28,7 @@ _PRUNE_SECONDS = 1.0
 """Seconds between two questions whether a trial is to be pruned."""
 _DEATH_SECONDS = 30.0
 """The time that SIGKILL may take."""
-_STOPPED = (PREEMPTED, 128 + signal.SIGINT, STOPPED_BEFORE_TRAINING, -signal.SIGTERM, -signal.SIGINT)
+_STOPPED = (workers.PREEMPTED, 128 + signal.SIGINT, workers.STOPPED_BEFORE_TRAINING, -signal.SIGTERM, -signal.SIGINT)
 """Exit codes after a request to stop."""
 
 
@@ -56,14 +46,14 @@ class Slot:
 
     def environment(self) -> dict[str, str]:
         """Return the environment variables of a trial: those of this process, without the variables of a job."""
-        environ = {name: value for name, value in shared_environment().items() if name not in _OF_A_JOB}
+        environ = {name: value for name, value in workers.shared_environment().items() if name not in _OF_A_JOB}
         gpus = {"CUDA_VISIBLE_DEVICES": ",".join(self.gpus)} if self.gpus else {}
         # A trial is a job of its own, also if a scheduler started several sweeps as the processes of one job.
         return environ | gpus | {"JAX_NUM_PROCESSES": "1"}
 
     def __str__(self) -> str:
-        kind = "GPU" if self.gpus else "core"
-        return counted(len(self.gpus or self.cores), kind) if self.gpus or self.cores else "all devices"
+        devices = self.gpus or self.cores
+        return counted(len(devices), "GPU" if self.gpus else "core") if devices else "all devices"
 
 
 def slots(jobs: int, environ: Mapping[str, str] = os.environ) -> list[Slot]:
@@ -81,8 +71,8 @@ def slots(jobs: int, environ: Mapping[str, str] = os.environ) -> list[Slot]:
     gpus, cores = local_gpus(environ), local_cores()
     if len(gpus) % jobs:
         possible = " or ".join(str(number) for number in range(1, len(gpus) + 1) if len(gpus) % number == 0)
-        total = counted(len(gpus), "GPU")
-        raise InputError(f"--jobs {jobs}: {total} cannot be divided evenly among the trials; {possible} would do")
+        problem = f"--jobs {jobs}: {counted(len(gpus), 'GPU')} cannot be divided evenly among the trials"
+        raise InputError(f"{problem}; {possible} would do")
     if gpus:
         return [Slot(gpus=tuple(part)) for part in divide(gpus, jobs)]
     can_divide = jobs <= len(cores) and hasattr(os, "sched_setaffinity")
@@ -93,8 +83,7 @@ def describe(all_slots: Sequence[Slot]) -> str:
     """Return how trials run: "one after another", or "2 side by side, each with 4 cores"."""
     if len(all_slots) == 1:
         return "one after another"
-    each = dict.fromkeys(map(str, all_slots))
-    return f"{len(all_slots)} side by side, each with {' or '.join(each)}"
+    return f"{len(all_slots)} side by side, each with {' or '.join(dict.fromkeys(map(str, all_slots)))}"
 
 
 @dataclass(eq=False)
@@ -108,7 +97,7 @@ class TrialProcess:
 
     trial: Trial
     slot: Slot
-    worker: Worker
+    worker: workers.Worker
     starts: int
     is_pruned: bool = False
 
@@ -120,20 +109,17 @@ class TrialProcess:
 
     def end(self, workdir: Path) -> TrialEnd:
         """Return how the ended process ended."""
-        code = self.worker.code
-        if code == 0:
-            return "done"
-        if code in _STOPPED:
+        if self.worker.code in _STOPPED:
             return "pruned" if self.is_pruned else "interrupted"
-        if code == BAD_INPUT:
+        if self.worker.code == workers.BAD_INPUT:
             # This process has released its lock, so another run holds it.
             return "elsewhere" if is_locked(workdir) else "bad input"
-        return "failed"
+        return "failed" if self.worker.code else "done"
 
     def close(self) -> None:
         """Kill the process if it still runs, and read its last output."""
         self.worker.end(time.monotonic() + _DEATH_SECONDS)
-        self.worker.close(time.monotonic() + DRAIN_SECONDS)
+        self.worker.close(time.monotonic() + workers.DRAIN_SECONDS)
 
 
 @dataclass(eq=False)
@@ -159,10 +145,10 @@ class Runner:
 
     def __post_init__(self) -> None:
         self._free, self._running = list(self.slots), list[TrialProcess]()
-        self._ends, self._number = list[TrialEnd](), 0
+        # "lost" is the end of a trial that failed after a signal, or was killed.
+        self._ends, self._number = list[str](), 0
         self._received: signal.Signals | None = None
         self._error: JaxddpError | None = None
-        self._has_lost_trial = False
         self._kill_at, self._prune_at = math.inf, 0.0
 
     def run(self) -> int:
@@ -178,7 +164,7 @@ class Runner:
             InputError: a trial reported bad input. The other trials were asked to save and stop.
             JaxddpError: the source raised it. The running trials were asked to save and stop.
         """
-        with catch_signals() as events, selectors.DefaultSelector() as self._selector:
+        with workers.catch_signals() as events, selectors.DefaultSelector() as self._selector:
             try:
                 self._stop_on_error(self._fill)
                 while self._running and time.monotonic() < self._kill_at:
@@ -214,14 +200,14 @@ class Runner:
     def _start(self, trial: Trial, slot: Slot, starts: int = 1) -> None:
         log, command = self.folder / trial.name / LOG_FILE, [*self.program, *trial.command(self.folder)]
         environ = slot.environment()
-        worker = Worker.start(self._number, command, environ, log, cores=slot.cores, shown=self.shown)
+        worker = workers.Worker.start(self._number, command, environ, log, cores=slot.cores, shown=self.shown)
         self._running.append(TrialProcess(trial, slot, worker, starts))
         self._selector.register(worker.output, selectors.EVENT_READ, worker.output)
 
     def _wait(self, events: SimpleQueue[signal.Signals]) -> None:
         """Copy available output, and handle signals."""
-        read_ready(self._selector, _POLL_SECONDS)
-        for number in taken(events):
+        workers.read_ready(self._selector, _POLL_SECONDS)
+        for number in workers.taken(events):
             if self._received is not None and number == signal.SIGINT:
                 self._kill_at = time.monotonic()
             elif self._received is None:
@@ -251,13 +237,10 @@ class Runner:
         if end == "failed":
             is_again = process.starts <= self.restarts and not (self._is_stopping or process.worker.has_quit)
             again = f"; started again ({process.starts} of {self.restarts})" if is_again else ""
-            how = str(process.worker).partition(": ")[2]
-            say(f"{trial.name}: failed with {how}: {process.last_line}{again}")
+            say(f"{trial.name}: failed with {str(process.worker).partition(': ')[2]}: {process.last_line}{again}")
             if is_again:
-                self._start(trial, process.slot, process.starts + 1)
-                return
-        self._has_lost_trial |= end == "failed" and self._received is not None
-        self._ends.append(end)
+                return self._start(trial, process.slot, process.starts + 1)
+        self._ends.append("lost" if end == "failed" and self._received is not None else end)
         self.queue.record_end(trial, end)
         self._free.append(process.slot)
         if end == "bad input":
@@ -278,13 +261,12 @@ class Runner:
             process.worker.send(signal.SIGKILL)
         for process in self._running:
             process.close()
-            self._ends.append("failed")
-            self._has_lost_trial = True
+            self._ends.append("lost")
             self._stop_on_error(lambda trial=process.trial: self.queue.record_end(trial, "interrupted"))
 
     def _code(self) -> int:
         if self._received is not None:
-            return 128 + self._received if self._has_lost_trial else PREEMPTED
+            return 128 + self._received if "lost" in self._ends else workers.PREEMPTED
         if "failed" in self._ends:
             return 1
-        return PREEMPTED if "interrupted" in self._ends else 0
+        return workers.PREEMPTED if "interrupted" in self._ends else 0

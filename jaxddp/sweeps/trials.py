@@ -9,6 +9,7 @@ import math
 import re
 import typing
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -75,17 +76,14 @@ class Choices:
     def __contains__(self, word: str) -> bool:
         return word in self.words
 
+    # Optuna's values are the words.
+    param = word = staticmethod(str)
+
     def distribution(self) -> Any:
-        """Return Optuna's distribution of the values. They have the words as parameters."""
+        """Return Optuna's distribution of the values."""
         from optuna.distributions import CategoricalDistribution
 
         return CategoricalDistribution(self.words)
-
-    def param(self, word: str) -> str:
-        return word
-
-    def word(self, value: Any) -> str:
-        return str(value)
 
 
 @dataclass(frozen=True)
@@ -105,10 +103,9 @@ class Interval:
     log: bool = False
 
     def __contains__(self, word: str) -> bool:
-        try:
+        with suppress(ValueError):
             return self.low <= self.param(word) <= self.high
-        except ValueError:
-            return False
+        return False
 
     @property
     def words(self) -> tuple[str, str]:
@@ -155,7 +152,10 @@ def space_of(key: str, hint: Any, texts: Sequence[str]) -> Space | None:
     if not is_split(key, hint):
         return Choices(tuple(texts)) if len(texts) > 1 else None
     if kind in (int, float) and (found := _INTERVAL.fullmatch(text)):
-        return _interval(key, hint, text, found[1], found[2], found[3], whole=kind is int)
+        low, high = (read(word, hint, key) for word in found.groups()[:2])
+        if not low < high or (found[3] and low <= 0):
+            raise InputError(Key(key, text), ": an interval A..B has A below B, and above 0 with :log")
+        return Interval(low, high, kind is int, bool(found[3]))
     if kind is int and (found := _INTEGERS.fullmatch(text)):
         start, stop = int(found[1]), int(found[2])
         if not start < stop <= start + MOST_TRIALS:
@@ -176,15 +176,6 @@ def is_split(key: str, hint: Any) -> bool:
     return key in _SPLIT_TEXTS or not (kind is str or typing.get_origin(kind) is tuple)
 
 
-def _interval(key: str, hint: Any, text: str, first: str, last: str, log: str | None, *, whole: bool) -> Interval:
-    low, high = (read(word, hint, key) for word in (first, last))
-    if not low < high:
-        raise InputError(Key(key, text), ": the first bound of an interval A..B is less than the second")
-    if log and low <= 0:
-        raise InputError(Key(key, text), ": the bounds of a logarithmic interval are above 0")
-    return Interval(low, high, whole, bool(log))
-
-
 @dataclass(frozen=True)
 class Template:
     """The arguments of `jaxddp train` for all trials, in the order of the command line.
@@ -203,9 +194,9 @@ class Template:
         """Return the arguments of a trial with these words for the varied keys."""
         words = [self.config]
         for key, entry in self.entries.items():
+            value = [values[key]] if key in self.spaces else []
             # An option that ends in "=" is one word with its value.
-            value = (values[key],) if key in self.spaces else ()
-            words += ["".join((*entry, *value))] if value and entry[0].endswith("=") else [*entry, *value]
+            words += [entry[0] + value[0]] if value and entry[0].endswith("=") else [*entry, *value]
         return words
 
     def grid(self) -> Iterator[dict[str, str]]:

@@ -24,6 +24,7 @@ from jaxddp.engine.parts.guard import LOSS_SCALE, SKIPPED
 # The host runs ahead of the devices by at most this many steps, or by one chunk if a chunk has more steps. This limits
 # the number of batches on the devices, and a chunk is still dispatched while the devices compute the previous chunk.
 _STEPS_IN_FLIGHT = 3
+_ADVICE = "Lower the learning rate, or lengthen its warm-up"
 _log = logging.getLogger("jaxddp.training")
 
 
@@ -58,19 +59,16 @@ class SkippedSteps:
             self.in_a_row = 0
             return True
         self.in_a_row += 1
-        place = f"step {step}{self._where}: "
+        place, limit = f"step {step}{self._where}: ", self._limit
         if self._peers.is_first:
-            most = f" of at most {self._limit}" if self._limit else ""
+            most = f" of at most {limit}" if limit else ""
             reason = "the gradient is not finite" if finite else f"the loss is {means['loss']}"
             _log.warning(f"{place}{reason}, so the step was skipped; {self.in_a_row}{most} in a row")
-        if self._limit is not None and self.in_a_row >= self._limit:
+        if limit is not None and self.in_a_row >= limit:
             begin = f" in a row, from step {step - self.in_a_row + 1}," if self.in_a_row > 1 else ""
-            bound = "as many as " if self._limit else "and "
-            raise TooManySkipped(
-                f"{place}{counted(self.in_a_row, 'step')}{begin} had no finite gradient, {bound}",
-                Key("train.max_bad_steps", self._limit),
-                ". Lower the learning rate, or lengthen its warm-up",
-            )
+            problem = f"{place}{counted(self.in_a_row, 'step')}{begin} had no finite gradient, "
+            bound = "as many as " if limit else "and ", Key("train.max_bad_steps", limit)
+            raise TooManySkipped(problem, *bound, f". {_ADVICE}")
         return finite
 
 
@@ -103,9 +101,8 @@ class EpochSums:
     ):
         places = [""] if states == 1 else [f", group {number}" for number in range(states)]
         counts = saved.get("skipped_in_a_row", [0] * states)
-        self._skipped = [
-            SkippedSteps(max_bad_steps, *each) for each in zip(counts, [peers] * states, places, strict=True)
-        ]
+        each = zip(counts, places, strict=True)
+        self._skipped = [SkippedSteps(max_bad_steps, count, peers, place) for count, place in each]
         self._max_substituted, self._fetch = max_substituted, fetch
         self._pending: list[tuple[range, MetricSums]] = []
         self._sums = {name: np.array(sums) for name, sums in saved.get("epoch_sums", {}).items()}
@@ -163,10 +160,8 @@ class EpochSums:
         means = {name: float(total / weight) if weight else math.nan for name, (total, weight) in sums.items()}
         included = skipped.count_step(self.step, means)
         if included and not math.isfinite(sums["loss"][0]):
-            raise NonFiniteError(
-                f"step {self.step}: the loss is {means['loss']}; the run stops and its state is not saved. "
-                "Lower the learning rate, or lengthen its warm-up"
-            )
+            problem = f"step {self.step}: the loss is {means['loss']}; the run stops and its state is not saved"
+            raise NonFiniteError(f"{problem}. {_ADVICE}")
         for name in self._sums:
             # A skipped step adds its substituted images, and its finite metrics if it is included. The norm of a
             # gradient that overflowed is not finite.
@@ -183,12 +178,10 @@ class EpochSums:
 def check_substituted(count: int, limit: int, where: Words) -> None:
     """Raise `InputError` if more than `limit` images of an epoch were substituted."""
     if count > limit:
-        raise InputError(
-            *(where, f": {counted(count, 'image')} of this epoch {'was' if count == 1 else 'were'} substituted, and "),
-            Key("data.max_bad_images"),
-            f" allows {limit}",
-            advice=("find them with `jaxddp data check`, or raise ", Key("data.max_bad_images")),
-        )
+        substituted = f": {counted(count, 'image')} of this epoch {'was' if count == 1 else 'were'} substituted, and "
+        key = Key("data.max_bad_images")
+        advice = "find them with `jaxddp data check`, or raise ", key
+        raise InputError(where, substituted, key, f" allows {limit}", advice=advice)
 
 
 class Clock:
@@ -203,8 +196,7 @@ class Clock:
     """
 
     def __init__(self, batch_size: int, epoch_seconds: float = 0.0):
-        self._batch_size = batch_size
-        self.epoch_seconds = epoch_seconds
+        self._batch_size, self.epoch_seconds = batch_size, epoch_seconds
         self._first_seconds, self._first_steps, self._started = 0.0, 0, False
         self._all_steps, self._all_seconds = 0, 0.0
         self.resume()
@@ -244,11 +236,11 @@ class Clock:
 
         The first dispatch of the run is included only if there was no other; compiling is always excluded.
         """
-        seconds = time.perf_counter() - self._begin
+        steps, seconds, waited = self._steps, time.perf_counter() - self._begin, self._waited
         self.epoch_seconds += seconds + self._first_seconds
-        steps, waited = self._steps, self._waited
-        self._all_steps, self._all_seconds = self._all_steps + steps, self._all_seconds + (seconds if steps else 0)
-        if not steps:
+        if steps:
+            self._all_steps, self._all_seconds = self._all_steps + steps, self._all_seconds + seconds
+        else:
             steps, seconds = self._first_steps, self._first_seconds
         self._first_seconds = 0.0
         self.resume()

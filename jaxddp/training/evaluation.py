@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -24,7 +24,6 @@ from jaxddp.data.batch import Batch
 from jaxddp.data.order import ChosenOrder, Shard
 from jaxddp.data.source import Source
 from jaxddp.engine.objective import BatchArrays, MetricSums, finish_metrics
-from jaxddp.engine.parts.part import Part, measured_states
 from jaxddp.engine.state import TrainState
 from jaxddp.mesh import Topology
 from jaxddp.training.events import EvaluationRecord, PredictedImages
@@ -32,8 +31,6 @@ from jaxddp.training.events import EvaluationRecord, PredictedImages
 # More frequent reports would make the devices wait for the host.
 _REPORT_SECONDS = 0.5
 _BATCHES_IN_FLIGHT = 4
-_ON_DEVICES = 4
-"""The largest number of batches whose examples have not been fetched yet."""
 _SAVED = ("best", "step", "without_gain")
 """The numbers of early stopping that a checkpoint holds, besides the goal and the mean."""
 _log = logging.getLogger("jaxddp.training")
@@ -41,20 +38,6 @@ Measure = Callable[[TrainState], Mapping[str, float]]
 """A function of the user that computes further metrics of a state."""
 Report = Callable[[Mapping[str, float], int], None]
 """A function that is called during an evaluation with the means and the number of examples so far."""
-
-
-class Measured(NamedTuple):
-    """The metrics of a state over a split.
-
-    Attributes:
-        metrics: all metrics by name (means over the examples, and metrics over the whole set), and `count`, the number
-            of examples.
-        sets: the arrays from which each metric over the whole set was computed, by its name; see
-            `jaxddp.engine.objective`.
-    """
-
-    metrics: dict[str, float]
-    sets: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -77,13 +60,18 @@ class Evaluator:
 
     def __call__(self, state: TrainState) -> dict[str, float]:
         """Return the metrics of a state over the split."""
-        return self.measure(state).metrics
+        return self.measure(state)[0]
 
     @phase("validation")
     def measure(
         self, state: TrainState, report: Report | None = None, between: Callable[[], None] = lambda: None
-    ) -> Measured:
-        """Return the metrics of a state over the split.
+    ) -> tuple[dict[str, float], dict[str, Any]]:
+        """Measure a state over the split.
+
+        Returns:
+            All metrics by name (means over the examples, and metrics over the whole set), with `count`, the number of
+            examples; and the arrays from which each metric over the whole set was computed, by its name, see
+            `jaxddp.engine.objective`.
 
         Args:
             report: called from time to time with the means and the number of examples so far.
@@ -92,7 +80,7 @@ class Evaluator:
         Raises:
             RuntimeError: the batches did not hold `num_examples` examples.
         """
-        totals: MetricSums | None = None
+        totals: Any = None
         set_sums, in_flight = SetSums(), deque[Any]()
         begin = last_report = time.perf_counter()
         with doing("validating", self.num_examples, "image"):
@@ -105,14 +93,15 @@ class Evaluator:
                     with phase("compile", "compiling validation"):
                         sums = self.step(state, *feed)
                     begin = time.perf_counter()
-                stacked = sums.values.ndim == 3
-                values = sums.values if stacked else sums.values[None]
-                totals = sums.replace(values=_added(None if totals is None else totals.values, values), sets={})
-                set_sums.add(sums.sets, stacked=stacked)
-                in_flight.append(totals.values)
+                if not (stacked := sums.values.ndim == 3):
+                    sums = jax.tree.map(lambda each: each[None], sums)
+                totals = sums.replace(values=_added(None if totals is None else totals.values, sums.values), sets={})
+                in_flight.append((totals.values, sums.sets))
                 if len(in_flight) > (1 if stacked else _BATCHES_IN_FLIGHT):
                     with phase("device"):
-                        jax.block_until_ready(in_flight.popleft())
+                        values, contributions = in_flight.popleft()
+                        jax.block_until_ready(values)
+                    set_sums.add(contributions)
                 if time.perf_counter() - last_report > _REPORT_SECONDS:
                     seen = totals.count()
                     reached(seen, f"{speed(seen / (time.perf_counter() - begin))} images/s")
@@ -123,49 +112,39 @@ class Evaluator:
                 seen = totals.count() if totals is not None else 0
             if totals is None or seen != self.num_examples:
                 raise RuntimeError(f"evaluation saw {seen} examples of {self.num_examples}")
+            for _, contributions in in_flight:
+                set_sums.add(contributions)
             sets = set_sums.results()
             metrics = {**totals.means(), **finish_metrics(self.metrics, sets), "count": seen}
             for measure in self.extra:
                 metrics |= measure(state)
-        return Measured(metrics, sets)
+        return metrics, sets
 
 
 class SetSums:
     """The contributions of the batches so far; `jaxddp.engine.objective.combine_devices` returns them for a batch."""
 
     def __init__(self) -> None:
-        self._sums: dict[str, Any] | None = None
-        self._waiting = deque[dict[str, BatchArrays]]()
-        self._fetched: list[dict[str, Any]] = []
+        self._sums, self._examples = dict[str, Any](), list[dict[str, Any]]()
 
-    def add(self, contributions: Mapping[str, Any], *, stacked: bool) -> None:
-        """Add the contributions of one batch, or of several, `stacked` along a first axis."""
-        if not stacked:
-            contributions = jax.tree.map(lambda values: values[None], contributions)
+    def add(self, contributions: Mapping[str, Any]) -> None:
+        """Add the contributions of one or more batches, along a first axis.
+
+        The arrays of examples, [batches, B, …], are copied to the host without the padding, as [n, …].
+        """
         kept = {name: each for name, each in contributions.items() if isinstance(each, BatchArrays)}
         if sums := {name: each for name, each in contributions.items() if name not in kept}:
-            self._sums = _added(self._sums, sums)
-        if kept:
-            self._waiting.append(kept)
-            if len(self._waiting) > _ON_DEVICES:
-                self._fetch()
+            self._sums = _added(self._sums or None, sums)
+        self._examples.append({name: _unpadded(*each) for name, each in jax.device_get(kept).items()})
 
     def results(self) -> dict[str, Any]:
         """Return the arguments of each metric's `finish`, by name, as NumPy arrays."""
-        while self._waiting:
-            self._fetch()
-        examples = jax.tree.map(lambda *parts: np.concatenate(parts), *self._fetched) if self._fetched else {}
-        return {**(jax.device_get(self._sums) or {}), **examples}
+        examples = jax.tree.map(lambda *parts: np.concatenate(parts), *self._examples) if self._examples else {}
+        return {**jax.device_get(self._sums), **examples}
 
-    def _fetch(self) -> None:
-        """Copy the arrays of the oldest batches, [batches, B, …], to the host without the padding, as [n, …]."""
-        examples = {}
-        for name, kept in jax.device_get(self._waiting.popleft()).items():
-            is_example = kept.mask.reshape(-1) > 0
-            examples[name] = jax.tree.map(
-                lambda values, is_example=is_example: values.reshape(-1, *values.shape[2:])[is_example], kept.arrays
-            )
-        self._fetched.append(examples)
+
+def _unpadded(arrays: Any, mask: np.ndarray) -> Any:
+    return jax.tree.map(lambda values: values.reshape(-1, *values.shape[2:])[mask.reshape(-1) > 0], arrays)
 
 
 @jax.jit
@@ -220,7 +199,8 @@ class ImagePredictor:
         values = jax.tree.map(joined, *outputs)
         probabilities, heat_maps = values[:2] if self.explains else (values, None)
         images, labels = joined(*(batch.image for batch in self._batches)), self.source.labels[self.rows]
-        return PredictedImages.of(images, labels, probabilities, self.source.class_names, heat_maps)
+        best = probabilities.argmax(-1), probabilities.max(-1)
+        return PredictedImages(images, labels, *best, self.source.class_names, heat_maps)
 
     @cached_property
     def _batches(self) -> list[Batch]:
@@ -231,76 +211,52 @@ class ImagePredictor:
         return [*self.source.eval_batches(order, self.data)]
 
 
-class ReportedEvaluation:
-    """The evaluation of the trained parameters, and of parameters that a part of the step averages.
+def predicted(predictor: ImagePredictor, state: TrainState) -> PredictedImages | None:
+    """Return the predictions of the images that listeners request; None after a failure, which is logged in one line.
+
+    If one process cannot read the images, no process computes predictions, because all must compute them together.
+    """
+    peers, fault = predictor.topology.peers, ""
+    try:
+        predictor.read()
+    except InputError as error:
+        fault = first_line(error)
+    fault = next(filter(None, peers.exchange("images to show", fault)), "")
+    try:
+        if not fault:
+            return predictor(state)
+    except jax.errors.JaxRuntimeError as error:
+        # After an error of one device, the other processes wait for it.
+        if not peers.is_alone:
+            raise
+        fault = first_line(error)
+    _log.warning(f"the predictions to show failed ({fault}) and are left out from here on")
+    return None
+
+
+def evaluate(
+    evaluator: Evaluator,
+    state: TrainState,
+    begun: EvaluationRecord,
+    notify: Callable[[str, Any], None],
+    between: Callable[[], None],
+) -> EvaluationRecord:
+    """Evaluate a state, and return the record of the finished evaluation, with `count` among its metrics.
 
     Args:
-        predictor: predicts the images that listeners request.
-        parts: the parts of the step.
-        epoch: the epoch of a step.
-        notify: called as `notify("evaluation", record)` while an evaluation is in progress.
-
-    Attributes:
-        last: the metrics of the last validation by split, with `count`; empty before the first.
+        begun: the record before the first example.
+        notify: called as `notify("evaluation", record)` while the evaluation is in progress.
+        between: see `Evaluator.measure`.
     """
+    begin = running_time()
 
-    def __init__(
-        self,
-        predictor: ImagePredictor | None,
-        parts: Sequence[Part],
-        epoch: Callable[[int], float],
-        notify: Callable[[str, Any], None],
-    ):
-        self._predictor, self._parts, self._epoch, self._notify = predictor, parts, epoch, notify
-        self.last: Mapping[str, Mapping[str, float]] = {}
+    def report(means: Mapping[str, float], seen: int) -> None:
+        # `seen == total` would mark the record as final, but after the last batch metrics are still computed.
+        seen, seconds = min(seen, begun.total - 1), running_time() - begin
+        notify("evaluation", replace(begun, metrics=means, seen=seen, seconds=seconds))
 
-    def __call__(
-        self, evaluator: Evaluator, step: int, state: TrainState, between: Callable[[], None]
-    ) -> list[EvaluationRecord]:
-        """Validate a state after a step, and return a record for each split; for `between` see `Evaluator`."""
-        records, last = [], {}
-        for split, each in measured_states(state, self._parts).items():
-            begin, total = running_time(), evaluator.num_examples
-            empty = EvaluationRecord(step, self._epoch(step), {}, 0, total, 0.0, split)
-
-            def report(
-                means: Mapping[str, float], seen: int, empty: EvaluationRecord = empty, begin: float = begin
-            ) -> None:
-                # `seen == total` would mark the record as final, but after the last batch metrics are still computed.
-                seen, seconds = min(seen, empty.total - 1), running_time() - begin
-                self._notify("evaluation", replace(empty, metrics=means, seen=seen, seconds=seconds))
-
-            last[split], sets = evaluator.measure(each, report, between)
-            metrics = {name: value for name, value in last[split].items() if name != "count"}
-            records.append(replace(empty, metrics=metrics, seen=total, seconds=running_time() - begin, sets=sets))
-        self.last = last
-        return records
-
-    def predictions(self, state: TrainState) -> PredictedImages | None:
-        """Return the predictions of the images that listeners request; None if there are no such images.
-
-        After a failure, which is logged in one line, this always returns None. If one process cannot read the images,
-        no process computes predictions, because all must compute them together.
-        """
-        if self._predictor is None:
-            return None
-        peers, fault = self._predictor.topology.peers, ""
-        try:
-            self._predictor.read()
-        except InputError as error:
-            fault = first_line(error)
-        fault = next(filter(None, peers.exchange("images to show", fault)), "")
-        try:
-            if not fault:
-                return self._predictor(state)
-        except jax.errors.JaxRuntimeError as error:
-            # After an error of one device, the other processes wait for it.
-            if not peers.is_alone:
-                raise
-            fault = first_line(error)
-        self._predictor = None
-        _log.warning(f"the predictions to show failed ({fault}) and are left out from here on")
-        return None
+    metrics, sets = evaluator.measure(state, report, between)
+    return replace(begun, metrics=metrics, seen=begun.total, seconds=running_time() - begin, sets=sets)
 
 
 @dataclass(frozen=True)

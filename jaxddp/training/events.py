@@ -35,18 +35,6 @@ class PredictedImages:
     class_names: Sequence[str]
     heat_maps: np.ndarray | None = None
 
-    @classmethod
-    def of(
-        cls,
-        images: np.ndarray,
-        labels: np.ndarray,
-        probabilities: np.ndarray,
-        class_names: Sequence[str],
-        heat_maps: np.ndarray | None = None,
-    ) -> "PredictedImages":
-        """Return the object for the probabilities of all classes, float[N, K]."""
-        return cls(images, labels, probabilities.argmax(-1), probabilities.max(-1), class_names, heat_maps)
-
     def __repr__(self) -> str:
         return f"PredictedImages({counted(len(self.images), 'image')}, {self.wrong.sum():,} wrong)"
 

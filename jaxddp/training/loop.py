@@ -4,21 +4,21 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 
+import jaxddp.training.events as events
 from jaxddp.config.goal import VAL, VAL_EMA, flat
 from jaxddp.core.errors import JaxddpError, NonFiniteError, Preempted
 from jaxddp.core.phases import at_step, doing, phase, worked, working
-from jaxddp.engine.parts.part import rate_factor
+from jaxddp.engine.parts.part import measured_states, rate_factor
 from jaxddp.engine.state import TrainState
 from jaxddp.measure.cost import MeanCost
 from jaxddp.measure.profile import Profile
 from jaxddp.training.device_memory import Memory
 from jaxddp.training.epoch_sums import Clock, EpochSums, TooManySkipped
-from jaxddp.training.evaluation import ReportedEvaluation
-from jaxddp.training.events import UNKNOWN, EpochMetrics, RunEnd, Status, StepRecord, Usage, reason_of, status_of
+from jaxddp.training.evaluation import evaluate, predicted
 from jaxddp.training.listeners.notifier import Notifier
 from jaxddp.training.run import Chunk, Run
 
@@ -70,32 +70,19 @@ def fit(run: Run) -> TrainState:
                 done += chunk.steps
                 at_step(done)
                 traced.done(done, state)
-                due, loop.step = loop.due(done), done
-                loop.report(done, state, due)  # 3
-                loop.save_if_due(done, state, due)  # 4
-                measured = loop.validate(done, state, saved=due.save)  # 5
+                loop.record_and_save(done, state)  # 3, 4
+                measured = loop.validate(done, state)  # 5
                 state = loop.apply_validation(done, state, measured)  # 6
         if run.checkpoints:
             run.checkpoints.wait()
     except BaseException as error:
-        loop.notifier.fail(loop.run_end(status_of(error), reason_of(error), loop.used), error)
+        loop.notifier.fail(loop.run_end(events.status_of(error), events.reason_of(error), loop.used), error)
         raise
     status, reason = ("done", "") if done >= plan.total_steps else ("stopped", loop.stop_reason())
     used = run.usage(loop.clock.rate(), loop.work.mean())
     with doing("finishing logs"):
         loop.notifier.end(loop.run_end(status, reason, used))
     return run.way.result(state)
-
-
-class _Due(NamedTuple):
-    """The actions that are due after a chunk of steps."""
-
-    stop: bool
-    """Whether the run was asked to stop."""
-    record: bool
-    compare: bool
-    save: bool
-    validate: bool
 
 
 class _Loop:
@@ -111,15 +98,16 @@ class _Loop:
         self.work, self._recent = MeanCost(), MeanCost()
         self.notifier = Notifier(run.listeners, self.peers)
         self.early_stopping = run.early_stopping.restored(saved.get("judgement"))
-        predictor, parts, notify = run.predictor, run.parts, self.notifier.notify
-        self.measure = ReportedEvaluation(predictor, parts, run.plan.epoch, notify)
-        self.step, self.used, self.logged = int(run.state.step), UNKNOWN, saved.get("logged")
+        self.step, self.used, self.logged = int(run.state.step), events.UNKNOWN, saved.get("logged")
+        # The metrics of the last validation by split, with `count`.
+        self.last: dict[str, Mapping[str, float]] = {}
+        self._saved_step, self._predictor = self.step, run.predictor
         self._untested, self._logged_once = run.self_test, False
 
-    def run_end(self, status: Status, reason: str, used: Usage) -> RunEnd:
+    def run_end(self, status: events.Status, reason: str, used: events.Usage) -> events.RunEnd:
         """Return the record of the run's end for the listeners."""
-        last = self.measure.last
-        return RunEnd(status, self.step, worked(), last.get(VAL, {}), reason, used, last.get(VAL_EMA, {}))
+        metrics, averaged = self.last.get(VAL, {}), self.last.get(VAL_EMA, {})
+        return events.RunEnd(status, self.step, worked(), metrics, reason, used, averaged)
 
     def stop_reason(self) -> str:
         """Return the reason for the end of the run before its last step, with advice to continue it."""
@@ -131,7 +119,7 @@ class _Loop:
         """Return the state for the first step. A resumed run first does points 5 and 6 of `fit` for its checkpoint."""
         measured, saved = self.run.validated, self.run.progress
         if measured is None:
-            measured = self.validate(step, state, saved=True)
+            measured = self.validate(step, state)
         state = self.apply_validation(step, state, measured or None)
         if self.early_stopping.stops and saved.get("total_steps") not in (None, self.plan.total_steps):
             self.early_stopping = replace(self.early_stopping, without_gain=0)
@@ -182,26 +170,19 @@ class _Loop:
             # The time before the first step is not training time.
             self.clock.resume()
 
-    def due(self, step: int) -> _Due:
-        stop, saves = self.run.should_stop(step), self.plan.saves(step)
-        validates = self.run.evaluator is not None and self.plan.evaluates(step)
-        compares = self.plan.compares(self.step, step) or ((saves or stop) and self.checkpoints is not None)
-        return _Due(stop, self.plan.logs(step) or saves or validates, compares, saves or stop, validates)
-
-    def report(self, step: int, state: TrainState, due: _Due) -> None:
-        """Fetch the sums, and call the listeners with a record, if due (point 3 of `fit`)."""
-        if due.record:
+    def record_and_save(self, step: int, state: TrainState) -> None:
+        """Record, compare the replicas, save and stop, each if it is due (points 3 and 4 of `fit`)."""
+        (before, self.step), stop = (self.step, step), self.run.should_stop(step)
+        saves, validates = self.plan.saves(step), self.run.evaluator is not None and self.plan.evaluates(step)
+        if self.plan.logs(step) or saves or validates:
             self.record(step, state)
-        elif due.stop:
+        elif stop:
             self.fetch(state)
-
-    def save_if_due(self, step: int, state: TrainState, due: _Due) -> None:
-        """Compare the replicas, save and stop, if due (point 4 of `fit`)."""
-        if due.compare:
+        if self.plan.compares(before, step) or ((saves or stop) and self.checkpoints):
             self._compare(step, state)
-        if due.save:
+        if saves or stop:
             self._save(step, state)
-        if due.stop and (due.validate or not self.plan.is_last(step)):
+        if stop and (validates or not self.plan.is_last(step)):
             self._stop(step)
 
     def _compare(self, step: int, state: TrainState) -> None:
@@ -212,6 +193,7 @@ class _Loop:
                     self.run.replicas.check(step, state)
 
     def _save(self, step: int, state: TrainState) -> None:
+        self._saved_step = step
         if self.checkpoints:
             progress = self.sums.saved | {"epoch_seconds": self.clock.epoch_seconds, "logged": self.logged}
             progress |= {"judgement": self.early_stopping.saved(), "total_steps": self.plan.total_steps}
@@ -243,27 +225,27 @@ class _Loop:
         metrics, images_per_second, data_wait = self.fetch(state)
         plan, growth, epoch_end, rate = self.plan, self.run.growth, None, None
         if plan.epochs.due(step):
-            epoch_end = EpochMetrics(plan.epochs.count(step), self.sums.end_epoch(), self.clock.end_epoch())
+            epoch_end = events.EpochMetrics(plan.epochs.count(step), self.sums.end_epoch(), self.clock.end_epoch())
         if self.run.learning_rate is not None:
             rate = float(self.run.learning_rate(step - 1)) * rate_factor(self.run.parts, state)
         used, self._recent = self.run.usage(images_per_second, self._recent.mean()), MeanCost()
         side = None if growth is None else growth.side(step - 1)
         left = 0 if self.run.evaluator is None else plan.validations_from(step)
         timing = (rate, images_per_second, data_wait)
-        record = StepRecord(step, plan.epoch(step), metrics, *timing, epoch_end, used, side, left)
+        record = events.StepRecord(step, plan.epoch(step), metrics, *timing, epoch_end, used, side, left)
         # At the first record, listeners open files and import libraries, which takes seconds and is not training time.
         with nullcontext() if self._logged_once else self.clock.paused():
             self.notifier.notify("step", record)
         self._logged_once, self.logged = True, {"step": step, "loss": float(metrics["loss"])}
 
-    def validate(self, step: int, state: TrainState, *, saved: bool) -> Mapping[str, float | None] | None:
+    def validate(self, step: int, state: TrainState) -> Mapping[str, float | None] | None:
         """Validate if due (point 5 of `fit`). Returns the `flat` metrics; None if no validation is due."""
         evaluator = self.run.evaluator
         if evaluator is None or not self.plan.evaluates(step):
             return None
 
         def save() -> None:
-            if not saved:
+            if self._saved_step != step:
                 self._compare(step, state)
                 self._save(step, state)
 
@@ -273,18 +255,25 @@ class _Loop:
                 self._stop(step)
 
         with self.memory.during_validation(step):
-            whole = self.way.whole(state)
+            whole, records = self.way.whole(state), list[events.EvaluationRecord]()
             checked = replace(evaluator, step=self.memory.checked(evaluator.step))
-            records = self.measure(checked, step, whole, stop_if_requested)
-        measured = flat(self.measure.last)
+            for split, each in measured_states(whole, self.run.parts).items():
+                begun = events.EvaluationRecord(step, self.plan.epoch(step), {}, 0, evaluator.num_examples, 0.0, split)
+                records.append(evaluate(checked, each, begun, self.notifier.notify, stop_if_requested))
+        self.last = {record.split: record.metrics for record in records}
+        measured = flat(self.last)
         # The user's metrics may differ between processes, but all processes must stop at the same step.
         metrics = json.loads(self.peers.from_first("validation metrics", lambda: json.dumps(measured, default=float)))
         self.early_stopping.check(metrics)
         if self.early_stopping.after(step, metrics).stops:
             save()
-        records[-1] = replace(records[-1], predictions=self.measure.predictions(whole))
+        predictions = predicted(self._predictor, whole) if self._predictor else None
+        if predictions is None:
+            self._predictor = None
+        records[-1] = replace(records[-1], predictions=predictions)
         for record in records:
-            self.notifier.notify("evaluation", record)
+            shown = {name: value for name, value in record.metrics.items() if name != "count"}
+            self.notifier.notify("evaluation", replace(record, metrics=shown))
         if self.checkpoints:
             self.checkpoints.validations.put(step, metrics)
         return metrics

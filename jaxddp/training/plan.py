@@ -44,31 +44,29 @@ class Plan:
         Raises:
             InputError: the run would have no step, or more steps than the step counter can hold.
         """
-        lengths = {"num_examples": num_examples, "batch_size": config.train.batch_size}
-        total = config.train.duration.steps(**lengths)
-        duration = Key("train.duration", config.train.duration, f'"{config.train.duration}"')
+        train, sync, least = config.train, config.train.sync_every, 'give at least "1 step"'
+        lengths = {"num_examples": num_examples, "batch_size": train.batch_size}
+        total, duration = train.duration.steps(**lengths), Key("train.duration", train.duration, f'"{train.duration}"')
         if total < 1:
-            advice = 'give at least "1 step"; `jaxddp eval WEIGHTS` measures weights without training'
+            advice = f"{least}; `jaxddp eval WEIGHTS` measures weights without training"
             raise InputError(duration, " is less than one step", advice=advice)
         if total > _MAX_STEPS:
             raise InputError(duration, f" is {total:,} steps", advice=f"at most {_MAX_STEPS:,}")
-        sync = config.train.sync_every
         if sync is not None and not sync.amount:
-            advice = 'give at least "1 step"'
-            raise InputError(Key("train.sync_every", sync, f'"{sync}"'), " is no period", advice=advice)
+            raise InputError(Key("train.sync_every", sync, f'"{sync}"'), " is no period", advice=least)
+        lengths["total_steps"] = total
 
         def cadence(every: Duration) -> Cadence:
-            return Cadence(every.examples(**lengths, total_steps=total), config.train.batch_size)
+            return Cadence(every.examples(**lengths), train.batch_size)
 
         return cls(
             **lengths,
-            total_steps=total,
             log=cadence(config.log.every),
             evaluate=cadence(config.eval.every),
             checkpoint=cadence(config.checkpoint.every),
             replicas=cadence(config.parallel.check_replicas),
-            profile=0 if config.log.profile is None else config.log.profile.steps(**lengths, total_steps=total),
-            max_bad_steps=config.train.max_bad_steps,
+            profile=0 if config.log.profile is None else config.log.profile.steps(**lengths),
+            max_bad_steps=train.max_bad_steps,
             max_substituted=max_substituted(config.data.max_bad_images, num_examples),
             sync=_NEVER if sync is None else cadence(sync),
         )
@@ -96,7 +94,7 @@ class Plan:
         images.
         """
         traced = self.traced(done)
-        ends = [*cuts, *((traced.start - 1, traced.stop - 1) if traced else ())]
+        ends = [*cuts, traced.start - 1, traced.stop - 1] if traced else cuts
         while done < self.total_steps:
             due_steps = [*ends, *(cadence.following(done) for cadence in self._cadences)]
             due = min([self.total_steps, *(step for step in due_steps if step is not None and step > done)])

@@ -19,10 +19,7 @@ from jaxddp.training.events import EvaluationRecord, Listener, RunEnd, RunStart,
 SECONDS_BETWEEN_FRAMES = 0.1
 # The colours of the curves, which are distinct on light and dark backgrounds.
 TRAIN_COLOUR, VAL_COLOUR, VAL_EMA_COLOUR = "#0072B2", "#D55E00", "#009E73"
-_STYLES = {
-    **{r"\btrain\b": TRAIN_COLOUR, r"\bval\b": VAL_COLOUR, r"\bval_ema\b": VAL_EMA_COLOUR},
-    r"^epoch +\d+": "bold",
-}
+_STYLES = {"train": TRAIN_COLOUR, "val": VAL_COLOUR, "val_ema": VAL_EMA_COLOUR, r"^epoch +\d+": "bold"}
 """The styles of words in the lines that stay on a terminal."""
 Bar = tuple[str, int, int, str, str]
 """A bar: its name, the work that is done, all work, its colour, and the text after it."""
@@ -245,7 +242,7 @@ class TerminalScreen:
 
         text = Text(line)
         for words, style in _STYLES.items():
-            text.highlight_regex(words, style)
+            text.highlight_regex(rf"\b{words}\b", style)
         self._console.print(text, soft_wrap=True)
 
     def close(self) -> None:

@@ -28,7 +28,7 @@ def page(tmp_path_factory) -> Path:
     (workdirs[3] / "metrics.jsonl").write_text((workdirs[3] / "metrics.jsonl").read_text().replace("images_per_", "i_"))
     runs = read_runs(workdirs)
     page_content = page_of(runs)
-    classes = [run_classes(run, *page_content.legend[run], outcome_of_noise(60 + run)) for run in range(3)]
+    classes = [run_classes(run, page_content.legend[run], outcome_of_noise(60 + run)) for run in range(3)]
     classes[1] = classes[1]._replace(features=feature_map(1, outcome_of_noise(61)))
     page_content = replace(page_content, classes=classes, accuracies=accuracy_tables(classes), class_faults=["none"])
     file = folder / "report.html"

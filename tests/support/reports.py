@@ -84,5 +84,5 @@ def hostile_page(folder: Path) -> Page:
     (workdir / "result.json").write_text(json.dumps({"status": HOSTILE, "step": 40}))
     runs = read_runs([workdir])
     page = page_of(runs)
-    classes = [run_classes(0, *page.legend[0], outcome_of_noise(names=(HOSTILE, "<i>b</i>", "c", "d", "e")))]
+    classes = [run_classes(0, page.legend[0], outcome_of_noise(names=(HOSTILE, "<i>b</i>", "c", "d", "e")))]
     return replace(page, classes=classes, accuracies=accuracy_tables(classes), class_faults=[HOSTILE])

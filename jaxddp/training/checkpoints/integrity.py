@@ -19,7 +19,7 @@ import stat
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -63,6 +63,8 @@ LENGTH_KEYS = (
 """The keys that determine when a run ends. A run that has ended continues if one of them changes."""
 _REQUIRED_FILES = (METADATA, "progress/metadata", "state/_METADATA", "state/manifest.ocdbt")
 """The files of Orbax that every restore needs."""
+_DAMAGES = (ValueError, KeyError, TypeError, AttributeError)
+"""The errors of damaged JSON: content that cannot be parsed, lacks an entry or has other types."""
 _SEAL = "sha256"
 _THREADS = 4
 
@@ -136,14 +138,13 @@ class StepManifest:
 
     @classmethod
     def parse(cls, data: bytes) -> "StepManifest":
-        """Read the content of the file. Raises: ValueError if the content is invalid."""
-        with _one_error():
-            content = unsealed(data)
-            files = {name: (int(entry["bytes"]), entry["sha256"]) for name, entry in content["files"].items()}
-            if any(name.startswith("/") or ".." in name.split("/") or not name.isprintable() for name in files):
-                raise ValueError("a file is not below the step's directory")
-            run = content.get("run")
-            return cls(int(content["step"]), files, None if run is None else RunIdentity(**run))
+        """Read the content of the file. Raises: one of `_DAMAGES` if the content is invalid."""
+        content = unsealed(data)
+        files = {name: (int(entry["bytes"]), entry["sha256"]) for name, entry in content["files"].items()}
+        if any(name.startswith("/") or ".." in name.split("/") or not name.isprintable() for name in files):
+            raise ValueError("a file is not below the step's directory")
+        run = content.get("run")
+        return cls(int(content["step"]), files, run and RunIdentity(**run))
 
     def encode(self) -> bytes:
         """Return the content of the file."""
@@ -155,27 +156,6 @@ class StepManifest:
         if self.run is not None and run is not None and (other := self.run.differs(run)) is not None:
             return other
         return f"its manifest is of step {self.step}" if self.step != step else None
-
-
-@dataclass
-class _Index:
-    """The content of `manifests.json`."""
-
-    steps: dict[str, str]
-    """The SHA-256 of each step's manifest."""
-    validations: list[str]
-    """The SHA-256 of `validation.json`, and of its former content while it is being replaced."""
-    run_id: str | None
-    """The id of the run of the checkpoints; None if unknown."""
-
-
-@contextmanager
-def _one_error() -> Iterator[None]:
-    """Turn the errors of content that has other types into a ValueError."""
-    try:
-        yield
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{type(error).__name__}: {error}") from None
 
 
 def sha256(data: bytes) -> str:
@@ -210,25 +190,21 @@ class Integrity:
             `directory` was resolved from a link, give the parent of the link.
 
     Attributes:
-        run: the run that the checkpoints must belong to, from config.json; None if config.json names no run.
+        run: the run that the checkpoints must belong to, and which manifests name; at first that of config.json, None
+            if config.json names no run.
         fault: the fault of the index; None if it has none.
     """
 
     def __init__(self, directory: Path, workdir: Path | None = None):
         self.directory = directory
-        self.run = self._writer = RunIdentity.in_workdir(workdir or directory.parent)
+        self.run = RunIdentity.in_workdir(workdir or directory.parent)
         self.fault: str | None = None
-        self._index = _Index({}, [], None)
-        self._foreign_validations = dict[str, str]()
+        # The SHA-256 of each step's manifest, and of `validation.json` (and its former content while it is replaced).
+        self._manifests, self._validations = dict[str, str](), list[str]()
+        self._run_id: str | None = None
         # A thread writes the manifest of a step while training goes on.
         self._lock = threading.Lock()
         self._read_index()
-
-    def set_writer(self, run: RunIdentity | None) -> None:
-        """Write manifests for this run from now on. The attribute `run` is replaced if its id differs."""
-        self._writer = run
-        if self.run is not None and run is not None and self.run.id != run.id:
-            self.run = run
 
     def write(self, step: int) -> None:
         """Hash all files of a complete checkpoint, and write its manifest and the index."""
@@ -236,22 +212,22 @@ class Integrity:
         with files.readable_errors(folder):
             digests = digests_of(folder, sorted(_names(folder)))
             hashed = {name: ((folder / name).stat().st_size, digest) for name, digest in digests}
-        content = StepManifest(step, hashed, self._writer).encode()
+        content = StepManifest(step, hashed, self.run).encode()
         files.replace(folder / MANIFEST, content)
         with self._lock:
             # Drop the steps that Orbax has removed.
             present = {str(each) for each in steps_in(self.directory)}
-            steps = self._index.steps | {str(step): sha256(content)}
-            self._index.steps = {name: digest for name, digest in steps.items() if name in present}
+            manifests = self._manifests | {str(step): sha256(content)}
+            self._manifests = {name: digest for name, digest in manifests.items() if name in present}
             self._write_index()
 
     def forget(self, step: int) -> None:
         """Remove the digest of an earlier checkpoint of a step that is about to be written."""
         with self._lock:
-            removed = self._index.steps.pop(str(step), None) is not None
+            removed = self._manifests.pop(str(step), None) is not None
             # Write the index before the first checkpoint: later, a missing index or the index of another run counts
             # as damage.
-            if removed or self._index.run_id != self._writer_id or not (self.directory / INDEX).exists():
+            if removed or self._run_id != (self.run and self.run.id) or not (self.directory / INDEX).exists():
                 self._write_index()
 
     def needs_manifest(self, step: int) -> bool:
@@ -259,14 +235,14 @@ class Integrity:
 
         A step has no manifest if the run was killed before the manifest was written.
         """
-        expected = self.fault is not None or str(step) in self._index.steps
+        expected = self.fault is not None or str(step) in self._manifests
         return expected or (self.directory / str(step) / MANIFEST).exists()
 
     def run_id(self, step: int) -> str | None:
         """Return the id of the run that the manifest of a step names; None if it names no run or is unreadable."""
-        with suppress(OSError, ValueError):
+        with suppress(OSError, *_DAMAGES):
             run = StepManifest.parse(files.read(self.directory / str(step) / MANIFEST)).run
-            return None if run is None else run.id
+            return run and run.id
         return None
 
     def check(self, step: int, *, quick: bool = False) -> str | None:
@@ -286,37 +262,36 @@ class Integrity:
             if self.needs_manifest(step):
                 return self._compare(folder, step, quick)
             return next((f"{name} is missing" for name in _REQUIRED_FILES if not (folder / name).is_file()), None)
-        except FileNotFoundError as error:
-            return f"{_below(folder, error)} is missing"
         except OSError as error:
             files.check_server(folder, error)
-            return f"{_below(folder, error)} cannot be read ({error.strerror})"
+            place, is_missing = Path(error.filename or folder), isinstance(error, FileNotFoundError)
+            name = place.relative_to(folder) if place.is_relative_to(folder) else place
+            return f"{name} is missing" if is_missing else f"{name} cannot be read ({error.strerror})"
 
     def _compare(self, folder: Path, step: int, quick: bool) -> str | None:
         content = files.read(folder / MANIFEST)
         try:
             manifest = StepManifest.parse(content)
-        except ValueError as error:
+        except _DAMAGES as error:
             return f"{MANIFEST} is damaged ({error})"
         if (other := manifest.differs(step, self.run)) is not None:
             return other
-        if self._index.steps.get(str(step), sha256(content)) != sha256(content):
+        if self._manifests.get(str(step), sha256(content)) != sha256(content):
             return f"{MANIFEST} is not the one that was written"
-        saved_files = manifest.files
-        for name, (size, _) in saved_files.items():
+        for name, (size, _) in manifest.files.items():
             status = (folder / name).stat()
             if not stat.S_ISREG(status.st_mode):
                 return f"{name} is not a regular file"
             if status.st_size != size:
                 return f"{name} has {status.st_size:,} bytes, and {size:,} were saved"
-        if extra := sorted(_names(folder) - saved_files.keys()):
+        if extra := sorted(_names(folder) - manifest.files.keys()):
             return f"{extra[0]} does not belong to it"
         if quick:
             return None
-        hashed, total = 0, sum(size for size, _ in saved_files.values())
+        hashed, total = 0, sum(size for size, _ in manifest.files.values())
         with doing(f"verifying step {step:,}", total, BYTES):
-            for name, now in digests_of(folder, list(saved_files)):
-                size, was = saved_files[name]
+            for name, now in digests_of(folder, list(manifest.files)):
+                size, was = manifest.files[name]
                 if now != was:
                     return f"{name} does not hold what was saved"
                 hashed += size
@@ -326,54 +301,50 @@ class Integrity:
     def expect_validations(self, content: bytes, present: bytes | None) -> None:
         """Accept new content of `validation.json`, which is about to be written, in addition to its present content."""
         with self._lock:
-            self._index.validations = [sha256(one) for one in (content, present) if one is not None]
-            self._write_index()
+            self._write_index([sha256(one) for one in (content, present) if one is not None])
 
     def expects_validations(self) -> bool:
         """Whether the index lists a `validation.json`."""
-        return bool(self._index.validations)
+        return bool(self._validations) and self.fault is None
 
     def fault_of_validations(self, content: bytes) -> str | None:
         """Return why the index rejects content of `validation.json`; None if the index lists this content, or none."""
-        digest, digests = sha256(content), self._index.validations
-        if digest in self._foreign_validations:
-            return f"{INDEX}, which lists it, {self._foreign_validations[digest]}"
-        return f"its SHA-256 is not that in {INDEX}" if digests and digest not in digests else None
-
-    @property
-    def _writer_id(self) -> str | None:
-        return None if self._writer is None else self._writer.id
+        is_listed = sha256(content) in self._validations
+        if self.fault is not None:
+            return f"{INDEX}, which lists it, {self.fault}" if is_listed else None
+        return None if is_listed or not self._validations else f"its SHA-256 is not that in {INDEX}"
 
     def _read_index(self) -> None:
         try:
-            with _one_error():
-                content = unsealed(files.read(self.directory / INDEX))
-                index = _Index(dict(content["steps"]), list(content["validations"]), content.get(RUN_ID))
-            if self.run is None or index.run_id in (None, self.run.id):
-                self._index = index
+            content = unsealed(files.read(self.directory / INDEX))
+            manifests, self._validations = dict(content["steps"]), list(content["validations"])
+            self._run_id = content.get(RUN_ID)
+            if self.run is None or self._run_id in (None, self.run.id):
+                self._manifests = manifests
             else:
-                self.fault = f"is of run {index.run_id}, and {CONFIG_FILE} names run {self.run.id}"
-                self._foreign_validations = dict.fromkeys(index.validations, self.fault)
+                self.fault = f"is of run {self._run_id}, and {CONFIG_FILE} names run {self.run.id}"
         except FileNotFoundError:
             if any((self.directory / str(step) / MANIFEST).exists() for step in steps_in(self.directory)):
                 self.fault = "is missing"
         except OSError as error:
             self.fault = f"cannot be read ({error.strerror})"
-        except ValueError as error:
+        except _DAMAGES as error:
             self.fault = f"is damaged ({error})"
 
-    def _write_index(self) -> None:
+    def _write_index(self, validations: list[str] | None = None) -> None:
+        """Write the index, with these digests of `validation.json`; None keeps them."""
         if self.fault is not None:
             # Rebuild the index from the manifests that are undamaged.
             for step in steps_in(self.directory):
-                with suppress(OSError, ValueError):
+                with suppress(OSError, *_DAMAGES):
                     content = files.read(self.directory / str(step) / MANIFEST)
                     if StepManifest.parse(content).differs(step, self.run) is None:
-                        self._index.steps.setdefault(str(step), sha256(content))
-            self.fault = None
-        self._index.run_id = self._writer_id
-        run = {} if self._writer_id is None else {RUN_ID: self._writer_id}
-        content = {**run, "steps": self._index.steps, "validations": self._index.validations}
+                        self._manifests.setdefault(str(step), sha256(content))
+            self.fault, self._validations = None, []
+        self._validations = self._validations if validations is None else validations
+        self._run_id = self.run and self.run.id
+        run = {RUN_ID: self._run_id} if self._run_id else {}
+        content = {**run, "steps": self._manifests, "validations": self._validations}
         files.replace(self.directory / INDEX, sealed(content))
 
 
@@ -386,21 +357,10 @@ def steps_in(directory: Path) -> list[int]:
     return sorted(int(name) for name in names if name.isascii() and name.isdecimal() and name == str(int(name)))
 
 
-def _below(folder: Path, error: OSError) -> Path:
-    """Return the file of an error, relative to the folder of a step."""
-    place = Path(error.filename or folder)
-    return place.relative_to(folder) if place.is_relative_to(folder) else place
-
-
 def _names(folder: Path) -> set[str]:
     """Return the relative paths of all files below a folder, without the manifest and without hidden files."""
-
-    def fail(error: OSError) -> None:
-        raise error
-
-    walked = os.walk(folder, onerror=fail)
-    paths = {Path(place, name).relative_to(folder).as_posix() for place, _, names in walked for name in names}
-    return {path for path in paths if not path.rpartition("/")[2].startswith(".")} - {MANIFEST}
+    found = (path for path in folder.rglob("*") if not (path.name.startswith(".") or path.is_dir()))
+    return {path.relative_to(folder).as_posix() for path in found} - {MANIFEST}
 
 
 def digests_of(folder: Path, names: list[str]) -> Iterator[tuple[str, str]]:
@@ -501,17 +461,13 @@ class ValidationFile:
         try:
             entries = files.parse_json(content, dict)
             goal = Goal.from_plain(entries.pop(_GOAL)) if _GOAL in entries else Goal()
-            metrics_by_step = {int(name): _checked(metrics) for name, metrics in entries.items()}
-        except (ValueError, TypeError, KeyError, AttributeError, ArithmeticError) as error:
+            metrics_by_step = {int(name): dict(metrics) for name, metrics in entries.items()}
+            values = (value for metrics in metrics_by_step.values() for value in metrics.values())
+            if not all(value is None or math.isfinite(value) for value in values):
+                raise ValueError("a value is not finite")
+        except (*_DAMAGES, ArithmeticError) as error:
             raise InputError(f"{self._path}: is damaged ({error}); {_ADVICE}") from None
         if self._integrity is not None and (fault := self._integrity.fault_of_validations(content)) is not None:
             raise InputError(f"{self._path}: is damaged ({fault}); {_ADVICE}")
         self._content = content
         return metrics_by_step, goal
-
-
-def _checked(metrics: Any) -> Metrics:
-    for name, value in metrics.items():
-        if value is not None and not math.isfinite(value):
-            raise ValueError(f"{name} is not finite")
-    return dict(metrics)

@@ -14,7 +14,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -328,7 +327,7 @@ def check_saved(saved: Mapping[str, Any], like: TrainState, place: str) -> None:
         raise InputError(f"{problem}checkpoint and {needed} in this run", advice=advice)
 
 
-@contextmanager
+@contextlib.contextmanager
 def writing(directory: Path) -> Iterator[None]:
     """Turn an error in writing a file in the block into an `InputError` of one line, and shorten Orbax's logs."""
     _shorten_thread_logs()
@@ -407,7 +406,7 @@ class Barrier:
             self._wait(key=key, timeout_ms=timeout_ms)
 
 
-@contextmanager
+@contextlib.contextmanager
 def reading(directory: Path) -> Iterator[None]:
     """Turn an error in reading a file in the block into an `InputError` of one line, and hide Orbax's warnings."""
     log = logging.getLogger("absl")
@@ -420,7 +419,7 @@ def reading(directory: Path) -> Iterator[None]:
         log.setLevel(before)
 
 
-@contextmanager
+@contextlib.contextmanager
 def restoring(directory: Path, step: int) -> Iterator[Path]:
     """Turn errors of a step's checkpoint in the block into InputError or Unreachable. Yields the step's directory."""
     place = directory / str(step)

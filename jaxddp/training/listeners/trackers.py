@@ -67,16 +67,15 @@ class TrackingLogger(RowListener):
     """The name of the logger, of its library, and of the package's extra that installs it."""
 
     def __init__(self, directory: Path, config: Config | None = None):
-        self._directory, self._log = directory, (config or Config()).log
+        self._directory, self._log = directory.absolute(), (config or Config()).log
         self.wants_predictions = DEFAULT_SHOWN if self._log.images is None else self._log.images
 
     @classmethod
     def of(cls, config: Config, workdir: Path) -> Self:
         """Return the logger of a config. Raises: InputError if its library is not installed."""
         if importlib.util.find_spec(cls.library) is None:
-            raise InputError(
-                Key.plain("log.to", cls.library), f": the package {not_installed(cls.library, cls.library)}"
-            )
+            missing = not_installed(cls.library, cls.library)
+            raise InputError(Key.plain("log.to", cls.library), f": the package {missing}")
         return cls(workdir, config)
 
     def start(self, run: RunStart) -> None:
@@ -93,11 +92,6 @@ class TrackingLogger(RowListener):
     def finish_open(self, recorded: Mapping[str, Any]) -> str:
         """Finish the setup after the id of the run is saved, and return the address of the run."""
         raise NotImplementedError
-
-    @property
-    def default_name(self) -> str:
-        """The default name of the run: the name of its work directory."""
-        return self._directory.absolute().name
 
 
 def saved_id(path: Path, run: RunStart) -> str | None:
@@ -121,14 +115,12 @@ def provenance(run: RunStart, folder: Path | None = None) -> dict[str, Any]:
 
     `code.…` describes the repository around `folder`, by default the current directory.
     """
-    parameters = None if run.params is None else count_parameters(run.params)
+    size = {"examples": run.num_examples, "steps": run.total_steps}
+    size |= {"parameters": None if run.params is None else count_parameters(run.params)}
     machine = {"devices": run.devices, "device_kind": run.device_kind, "processes": run.processes}
-    sections = {
-        "run": machine | {"parameters": parameters, "examples": run.num_examples, "steps": run.total_steps},
-        "versions": {package: installed_version(package) for package in _PACKAGES},
-        "code": code_version(folder or Path.cwd()),
-    }
-    return flatten({**run.config, **sections})
+    versions = {package: installed_version(package) for package in _PACKAGES}
+    code = code_version(folder or Path.cwd())
+    return flatten({**run.config, "run": machine | size, "versions": versions, "code": code})
 
 
 def code_version(folder: Path) -> dict[str, Any]:
@@ -140,9 +132,8 @@ def code_version(folder: Path) -> dict[str, Any]:
     def git(*arguments: str) -> str:
         # `git status` must not lock a repository in which somebody works.
         environment, command = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}, ["git", "-C", str(folder), *arguments]
-        return subprocess.check_output(
-            command, env=environment, stderr=subprocess.DEVNULL, text=True, timeout=_GIT_SECONDS
-        ).strip()
+        quiet = {"stderr": subprocess.DEVNULL, "text": True, "timeout": _GIT_SECONDS}
+        return subprocess.check_output(command, env=environment, **quiet).strip()
 
     try:
         commit = git("rev-parse", "HEAD")
@@ -190,9 +181,8 @@ class WandB(TrackingLogger):
 
         content = {"step": row["step"], **scalars(row)}
         if predictions is not None:
-            pairs = zip(predictions.images, predictions.captions, strict=True)
-            images = [wandb.Image(to_drawable(image), caption=caption) for image, caption in pairs]
-            content[f"{row['split']}/predictions"] = images
+            pairs = zip(map(to_drawable, predictions.images), predictions.captions, strict=True)
+            content[f"{row['split']}/predictions"] = [wandb.Image(image, caption=text) for image, text in pairs]
         self._run.log(content)
 
     def end(self, run: RunEnd) -> None:
@@ -204,8 +194,8 @@ class WandB(TrackingLogger):
         """Return defaults for variables that are not set, the settings of the config, and fixed settings."""
         defaults = {
             "WANDB_PROJECT": ("project", PROJECT),
-            "WANDB_NAME": ("run_name", self.default_name),
-            "WANDB_DIR": ("root_dir", str(self._directory.absolute())),
+            "WANDB_NAME": ("run_name", self._directory.name),
+            "WANDB_DIR": ("root_dir", str(self._directory)),
             # Otherwise the library replaces standard output and error, also those of a live display.
             "WANDB_CONSOLE": ("console", "off"),
             "WANDB_QUIET": ("quiet", True),
@@ -214,8 +204,8 @@ class WandB(TrackingLogger):
             "WANDB_FINISH_TIMEOUT": ("finish_timeout", 60),
         }
         settings = {name: value for variable, (name, value) in defaults.items() if not os.environ.get(variable)}
-        from_config = {"project": self._log.project, "run_name": self._log.name}
-        settings |= {name: value for name, value in from_config.items() if value is not None}
+        settings |= {"project": self._log.project} if self._log.project is not None else {}
+        settings |= {"run_name": self._log.name} if self._log.name is not None else {}
         # A resumed run may have another duration, and a process may train several runs.
         settings |= {"allow_val_change": True, "reinit": "create_new", "finish_timeout_raises": True}
         # "Stop run" in the browser sends SIGTERM: the run saves, and can be resumed.
@@ -289,7 +279,9 @@ class MLflow(TrackingLogger):
             existing = self._client.get_experiment_by_name(name)
             experiment = existing.experiment_id if existing else self._client.create_experiment(name)
         tags = {"mlflow.source.git.commit": commit} if commit else {}
-        return self._client.create_run(experiment, run_name=self._log.name or self.default_name, tags=tags).info.run_id
+        return self._client.create_run(
+            experiment, run_name=self._log.name or self._directory.name, tags=tags
+        ).info.run_id
 
     def _send_metrics(self) -> None:
         unsent, self._unsent, self._last_sent = self._unsent, [], time.monotonic()
@@ -345,8 +337,8 @@ class TensorBoard(RowListener):
                 file = self._directory / f"events.out.tfevents.{time.time_ns()}.{os.getpid()}"
                 self._writer = RecordWriter(files.open_regular(file, "ab"))
                 self._writer.write(Event(wall_time=time.time(), file_version="brain.Event:2").SerializeToString())
-            summary = Summary(value=values)
-            self._writer.write(Event(wall_time=time.time(), step=row["step"], summary=summary).SerializeToString())
+            event = Event(wall_time=time.time(), step=row["step"], summary=Summary(value=values))
+            self._writer.write(event.SerializeToString())
             if row["split"] != "train":
                 self._writer.flush()
 
