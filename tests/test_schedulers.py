@@ -81,12 +81,8 @@ def test_the_main_node_of_aws_batch_is_process_0(monkeypatch):
 
 
 def test_a_machines_own_address_is_reachable_for_others(monkeypatch):
-    monkeypatch.setattr(socket, "gethostbyname", lambda name: "10.1.2.3")
-    assert reachable_address() == "10.1.2.3"
-    # The name resolves to the loopback, but the machine has a route.
     chooser = MagicMock()
     chooser.__enter__().getsockname.return_value = "10.1.2.4", 40000
-    monkeypatch.setattr(socket, "gethostbyname", lambda name: "127.0.1.1")
     monkeypatch.setattr(socket, "socket", lambda *kind: chooser)
     assert reachable_address() == "10.1.2.4"
     chooser.__enter__().connect.side_effect = OSError(101, "Network is unreachable")
@@ -163,7 +159,7 @@ def test_open_mpi_5_has_another_variable_for_the_job():
         find_job(environ | {"OMPI_COMM_WORLD_LOCAL_SIZE": "1"})
 
 
-@pytest.mark.parametrize("stat", [None, "77 (a) b) S", "77 (a) b) S 1234 77"])
+@pytest.mark.parametrize("stat", [None, "77 (a) b) S 1234 77"])
 def test_the_launcher_is_the_nearest_ancestor_that_can_be_read(stat, tmp_path):
     if stat is not None:
         folder = tmp_path / str(os.getppid())
@@ -171,7 +167,7 @@ def test_the_launcher_is_the_nearest_ancestor_that_can_be_read(stat, tmp_path):
         (folder / "environ").write_bytes(b"A=1\0PMI_RANK=0\0")
         (folder / "stat").write_text(stat)
     # An ancestor of another user is the launcher.
-    assert launcher_of("PMI_RANK", tmp_path) == (1234 if stat and "1234" in stat else os.getppid())
+    assert launcher_of("PMI_RANK", tmp_path) == (1234 if stat else os.getppid())
 
 
 NODE = SKYPILOT | {"SKYPILOT_NODE_RANK": "1"}

@@ -203,8 +203,7 @@ def check_tpu_options(options: Launch, chips: Sequence[Path], environ: Environ =
         if value not in fits:
             advice = f"leave out {name}, or compute only on the CPU with --gpus 0 --processes P"
             raise InputError(f"{name} {value}: {machine}", advice=advice)
-    place = tpu.with_metadata(environ)
-    hosts, process = tpu.process_count(place), tpu.process(place)
+    process, hosts, _ = tpu.place(tpu.with_metadata(environ))
     if hosts is None:
         return
     machines = options.machines

@@ -8,7 +8,6 @@ error. One thread serves all network connections of a process.
 import asyncio
 import contextlib
 import itertools
-import os
 import select
 import socket
 import subprocess
@@ -19,12 +18,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jaxddp.core.errors import InputError, JaxddpError, Key, Preempted, Unreachable, about, error_from, plural, show
+from jaxddp.core.errors import InputError, JaxddpError, Key, Preempted, Unreachable, about, error_from, plural
 from jaxddp.core.peers import Peers, Spent
 from jaxddp.core.phases import phase
 from jaxddp.core.process_exit import end_now
-from jaxddp.job.env_variables import FILE_DESCRIPTORS, EnvValue, lookup, number
-from jaxddp.job.environment import INHERITED_SOCKET, Job
+from jaxddp.job.environment import INHERITED_SOCKET, Job, inherited
 from jaxddp.job.watchdog import Alive, Done, Left, Lost, Timeouts, Watchdog, end_process
 from jaxddp.wire.connection import Admission, Client, Connection, NetworkThread, raise_file_limit
 from jaxddp.wire.messages import (
@@ -257,10 +255,9 @@ class Leader:
         """
         # Each process has a connection to this server and one to JAX's coordinator.
         raise_file_limit(2 * self._job.num_processes)
-        inherited, deadline = lookup(os.environ, INHERITED_SOCKET), time.monotonic() + timeout
-        os.environ.pop(INHERITED_SOCKET, None)
-        if inherited is not None:
-            listener = _inherited_socket(inherited)
+        descriptor, deadline = inherited(INHERITED_SOCKET), time.monotonic() + timeout
+        if descriptor is not None:
+            listener = _inherited_socket(descriptor)
         else:
             listener = await _listen_once_resolved(self._job.host, self._job.port, deadline)
         server = await self._admission.start_server(listener, self._serve)
@@ -510,16 +507,12 @@ async def _listen_once_resolved(host: str, port: int, deadline: float) -> socket
         await asyncio.sleep(_RESOLVE_SECONDS)
 
 
-def _inherited_socket(setting: EnvValue) -> socket.socket:
-    """Return the listening socket that this process inherits from its launcher, by its file descriptor.
-
-    Raises:
-        InputError: the file descriptor does not belong to a socket.
-    """
+def _inherited_socket(descriptor: int) -> socket.socket:
+    """Return the listening socket that this process inherits. Raises InputError if it is no socket."""
     try:
-        return socket.socket(fileno=number(setting, FILE_DESCRIPTORS))
+        return socket.socket(fileno=descriptor)
     except OSError as error:
-        problem = f"{setting.variable}={show(setting.value)}: is no socket ({error.strerror})"
+        problem = f"{INHERITED_SOCKET}={descriptor}: is no socket ({error.strerror})"
         raise InputError(problem, advice="a launcher sets it for the process that it starts; unset it") from None
 
 

@@ -1,7 +1,7 @@
 """Reads environment variables. An error about a value names the variable."""
 
 import string
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from jaxddp.core.errors import InputError, show
@@ -11,8 +11,6 @@ from jaxddp.wire.messages import MOST_PROCESSES
 Environ = Mapping[str, str]
 COUNT, INDEX = Range(1, MOST_PROCESSES), Range(0, MOST_PROCESSES - 1)
 """The bounds of a number of processes, and of the id of a process."""
-FILE_DESCRIPTORS = Range(0, 2**20)
-"""The bounds of a file descriptor that one process passes on to another."""
 _LONGEST_TEXT = 1000
 
 
@@ -23,11 +21,17 @@ class EnvValue(NamedTuple):
     variable: str
 
 
-def lookup(environ: Environ, variable: str | None) -> EnvValue | None:
-    """Return the value of a variable; None if the variable is empty or not set."""
+Lookup = str | Callable[[Environ], EnvValue | None]
+"""A variable; several, separated by ", ", whose values are joined by ":"; or a function. An empty text is none."""
+
+
+def lookup(environ: Environ, source: Lookup) -> EnvValue | None:
+    """Return a value; None if a variable is empty or not set."""
+    if not isinstance(source, str):
+        return source(environ)
     # Like other programs, do not strip a no-break space.
-    value = environ.get(variable, "").strip(string.whitespace) if variable else ""
-    return EnvValue(value, variable) if value and variable else None
+    values = [environ.get(name, "").strip(string.whitespace) for name in source.split(", ")]
+    return EnvValue(":".join(values), source) if all(values) else None
 
 
 def number(setting: EnvValue, bounds: Range) -> int:

@@ -14,7 +14,8 @@ from pathlib import Path
 
 from jaxddp.core.errors import InputError, about, show
 from jaxddp.core.phases import working
-from jaxddp.job.env_variables import COUNT, FILE_DESCRIPTORS, INDEX, Environ, EnvValue, lookup, number, text
+from jaxddp.core.ranges import Range
+from jaxddp.job.env_variables import COUNT, INDEX, Environ, EnvValue, lookup, number, text
 from jaxddp.job.schedulers import EXPLICIT, SCHEDULERS, TPU, Scheduler
 from jaxddp.job.tpu import with_metadata
 from jaxddp.wire.messages import KEY, Identity, split_address
@@ -24,6 +25,7 @@ INHERITED_SOCKET = "JAXDDP_COORDINATOR_FD"
 """The environment variable with the file descriptor of the socket that the launcher already listens on."""
 STATUS_PIPE = "JAXDDP_STATUS_FD"
 """The environment variable with the file descriptor of the writable end of the pipe."""
+_FILE_DESCRIPTORS = Range(0, 2**20)
 _BEGIN, _END, _QUIT = b"+", b"-", b"!"
 """`_QUIT` means that the user's code ended the process, so a restarted process would end in the same way."""
 
@@ -81,20 +83,20 @@ def find_job(environ: Environ = os.environ, root: Path = Path("/")) -> Job | Non
             missing; or a value is invalid. The error names the variables.
         Unreachable: the metadata server of a TPU VM does not answer in time.
     """
-    alone = EXPLICIT.count(environ)
-    if alone is not None and number(alone, COUNT) == 1 and EXPLICIT.process(environ) is None:
+    alone = lookup(environ, EXPLICIT.count)
+    if alone is not None and number(alone, COUNT) == 1 and lookup(environ, EXPLICIT.process) is None:
         return None
-    if not any(scheduler.process(environ) for scheduler in SCHEDULERS[: SCHEDULERS.index(TPU)]):
+    if not any(lookup(environ, scheduler.process) for scheduler in SCHEDULERS[: SCHEDULERS.index(TPU)]):
         environ = with_metadata(environ, root)
-    schedulers = [each for each in SCHEDULERS if each.marker is None or lookup(environ, each.marker)]
-    own_scheduler = next((scheduler for scheduler in schedulers if scheduler.process(environ)), EXPLICIT)
+    schedulers = [each for each in SCHEDULERS if not each.marker or lookup(environ, each.marker)]
+    own_scheduler = next((scheduler for scheduler in schedulers if lookup(environ, scheduler.process)), EXPLICIT)
     ordered = [EXPLICIT, own_scheduler, *schedulers]
-    count = next(filter(None, (scheduler.count(environ) for scheduler in ordered)), None)
-    process = own_scheduler.process(environ)
+    count = next(filter(None, (lookup(environ, scheduler.count) for scheduler in ordered)), None)
+    process = lookup(environ, own_scheduler.process)
     num_processes = number(count, COUNT) if count else None
     if num_processes == 1 and (process is None or number(process, INDEX) == 0):
         return None
-    address = next(filter(None, (scheduler.address(environ) for scheduler in ordered)), None)
+    address = next(filter(None, (scheduler.coordinator(environ) for scheduler in ordered)), None)
     if not (address or count or process):
         return None
     if address is None or process is None or count is None or num_processes is None:
@@ -114,28 +116,27 @@ def find_job(environ: Environ = os.environ, root: Path = Path("/")) -> Job | Non
         raise InputError(f"{process.variable}={process_id}: expected 0 to {last}, for {count.variable}={num_processes}")
     with about(f"{address.variable}={show(address.value)}"):
         split_address(address.value)
-    devices = _local_devices(environ, ordered)
+    devices = lookup(environ, "JAX_LOCAL_DEVICE_IDS") or _local_rank(environ, ordered)
     parts = devices.value.split(",") if devices else []
     ids = tuple(number(EnvValue(part.strip(), devices.variable), INDEX) for part in parts) if devices else None
     settings = [setting for setting in (address, count, process, devices) if setting]
+    run_id = lookup(environ, own_scheduler.run_id)
     return Job(
         coordinator=address.value,
         num_processes=num_processes,
         process_id=process_id,
         local_device_ids=ids,
-        run_id=text(environ, RUN_ID) or own_scheduler.run_id(environ),
+        run_id=text(environ, RUN_ID) or (run_id.value if run_id else ""),
         key=text(environ, KEY),
         sources=tuple(dict.fromkeys(name for setting in settings for name in setting.variable.split(", "))),
     )
 
 
-def _local_devices(environ: Environ, schedulers: Sequence[Scheduler]) -> EnvValue | None:
-    """Return the accelerators of this process: JAX_LOCAL_DEVICE_IDS, or the accelerator with its local rank."""
-    if devices := lookup(environ, "JAX_LOCAL_DEVICE_IDS"):
-        return devices
+def _local_rank(environ: Environ, schedulers: Sequence[Scheduler]) -> EnvValue | None:
+    """Return the local rank, the number of this process's accelerator; None if it uses all that it sees."""
     for scheduler in schedulers:
-        local_rank, host_count = (lookup(environ, name) for name in scheduler.local or (None, None))
-        if local_rank is None:
+        rank, host_count = (lookup(environ, name) for name in scheduler.local)
+        if rank is None:
             continue
         # SLURM has `2(x3),1`.
         first = host_count and host_count._replace(value=re.split(r"[(,]", host_count.value)[0])
@@ -144,7 +145,7 @@ def _local_devices(environ: Environ, schedulers: Sequence[Scheduler]) -> EnvValu
         num_visible = len(visible.split(",")) if visible else 0
         # If the visible devices are fewer than the processes, the scheduler has already assigned them to this process.
         assigned = num_visible and (num_visible < num_local or scheduler.binds_gpus(environ, num_visible))
-        return None if assigned or num_local == 1 else local_rank
+        return None if assigned or num_local == 1 else rank
     return None
 
 
@@ -171,17 +172,23 @@ def _write(status: bytes) -> None:
 
 @functools.cache
 def _pipe() -> int | None:
-    found = lookup(os.environ, STATUS_PIPE)
-    # A child of this process must not write to this pipe.
-    os.environ.pop(STATUS_PIPE, None)
-    if found is None:
-        return None
-    pipe = number(found, FILE_DESCRIPTORS)
+    pipe = inherited(STATUS_PIPE)
     with contextlib.suppress(OSError):
-        if stat.S_ISFIFO(os.fstat(pipe).st_mode):
+        if pipe is not None and stat.S_ISFIFO(os.fstat(pipe).st_mode):
             os.set_blocking(pipe, False)
             return pipe
     return None
+
+
+def inherited(variable: str) -> int | None:
+    """Return the file descriptor in a variable of the launcher, and unset it, because children must not use it.
+
+    Raises:
+        InputError: the value is no file descriptor.
+    """
+    found = lookup(os.environ, variable)
+    os.environ.pop(variable, None)
+    return number(found, _FILE_DESCRIPTORS) if found else None
 
 
 class WorkStatus:

@@ -28,7 +28,7 @@ from jaxddp.core.tpu import local_chips
 from jaxddp.job.env_variables import COUNT, INDEX, Environ, EnvValue, lookup, number
 
 HOSTNAMES, WORKER = "TPU_WORKER_HOSTNAMES", "TPU_WORKER_ID"
-SLICES, SLICE, COORDINATOR = "MEGASCALE_NUM_SLICES", "MEGASCALE_SLICE_ID", "MEGASCALE_COORDINATOR_ADDRESS"
+_OF_SLICES = ("MEGASCALE_NUM_SLICES", "MEGASCALE_SLICE_ID", "MEGASCALE_COORDINATOR_ADDRESS")
 _ALONE = "local"
 """The value of TPU_PROCESS_ADDRESSES, on Kaggle for example, with which libtpu connects to no other host."""
 _NAME = r"\[[^\[\]\s]+\]|[^\[\]\s:]+"
@@ -42,7 +42,7 @@ _ENV = "tpu-env"
 
 METADATA_SECONDS = 2.0
 """The seconds for a list of questions, with the look-up of the server's name."""
-_ATTEMPTS, _PAUSE = 3, 0.1
+_PAUSE = 0.1
 _LARGEST_ANSWER, _LONGEST_PROBLEM = 2**16, 200
 _HEADERS = {"Metadata-Flavor": "Google"}
 PERIOD = 5.0
@@ -52,18 +52,18 @@ _STOPS = {_PREEMPTED: "TRUE", _MAINTENANCE: "TERMINATE_ON_HOST_MAINTENANCE"}
 _log = logging.getLogger("jaxddp.job")
 
 
-class _Hosts(NamedTuple):
-    names: list[str]
-    variable: str
+class Place(NamedTuple):
+    """The place of a host in a job on TPUs. A value is None if the host is alone, or if no variable determines it.
 
+    Attributes:
+        process: the id of this process.
+        count: the number of hosts of all slices.
+        host: the first host of slice 0.
+    """
 
-class _Slices(NamedTuple):
-    """The slices of a job. A job of one slice may have no coordinator, because its first host is process 0."""
-
-    num_slices: int
-    slice_index: int
-    coordinator: EnvValue | None
-    variables: tuple[str, ...]
+    process: EnvValue | None
+    count: EnvValue | None
+    host: EnvValue | None
 
 
 def with_metadata(environ: Environ, root: Path = Path("/")) -> Environ:
@@ -87,9 +87,10 @@ def with_metadata(environ: Environ, root: Path = Path("/")) -> Environ:
         advice = f"set {HOSTNAMES} and {WORKER}, or JAX_NUM_PROCESSES=1 for a single process"
         line = f"{attributes}, so the place of this machine in its TPU slice is not known"
         raise Unreachable(line, advice=advice) from attributes
-    values = {name: attributes[name] for name in (_NUMBER, _ENDPOINTS) if name in attributes}
-    values |= _megascale_values(attributes.get(_ENV, ""))
-    return {**environ, **{_PREFIX + name: value for name, value in values.items()}}
+    # The lines of the attribute `tpu-env` are `NAME: 'value'`. Those about several slices are used.
+    pairs = (line.partition(":") for line in attributes.get(_ENV, "").splitlines())
+    slices = {name.strip(): text.strip(" '\"") for name, _, text in pairs if name.strip() in _OF_SLICES}
+    return {**environ, **{_PREFIX + name: value for name, value in (attributes | slices).items()}}
 
 
 def accelerator_type(environ: Environ = os.environ, root: Path = Path("/")) -> str:
@@ -114,45 +115,28 @@ def _attributes(address: str) -> dict[str, str] | Unreachable:
     return {path.removeprefix("attributes/"): text for path, text in answers.items()}
 
 
-def process(environ: Environ) -> EnvValue | None:
-    """Return the id of this process; None for a single process, or without variables of TPUs.
-
-    Raises:
-        InputError: a value is invalid, or the values contradict each other.
-    """
-    worker, hosts, slices = _value(environ, WORKER) or _value(environ, _NUMBER), _hosts(environ), _slices(environ)
-    if worker is None or hosts is None:
-        # Programs outside of a slice of several hosts may set the id 0.
-        return worker if worker and worker.value != "0" else None
-    index, size = number(worker, INDEX), len(hosts.names)
-    if index >= size:
-        reason = f"because {hosts.variable} has {counted(size, 'host')}"
-        raise InputError(f"{worker.variable}={index}: expected 0 to {size - 1}, {reason}")
-    if size * slices.num_slices == 1:
-        return None
-    variable = ", ".join([worker.variable, *slices.variables])
-    return EnvValue(str(slices.slice_index * size + index), variable)
-
-
-def process_count(environ: Environ) -> EnvValue | None:
-    """Return the number of hosts of all slices; None without variables of TPUs. Raises InputError as `process` does."""
-    hosts, slices = _hosts(environ), _slices(environ)
+def place(environ: Environ) -> Place:
+    """Return the place of this host. Raises InputError if a value is invalid, or the values contradict each other."""
+    num_slices, slice_index, coordinator, variables = _slices(environ)
+    worker = _value(environ, WORKER) or _value(environ, _NUMBER)
+    hosts = _value(environ, HOSTNAMES) or _value(environ, _ENDPOINTS)
     if hosts is None:
-        return None
-    return EnvValue(str(len(hosts.names) * slices.num_slices), ", ".join([hosts.variable, *slices.variables]))
-
-
-def coordinator(environ: Environ) -> EnvValue | None:
-    """Return the first host of slice 0, without a port; None for a single host. Raises InputError as `process` does."""
-    hosts, slices = _hosts(environ), _slices(environ)
-    if slices.num_slices > 1 and slices.coordinator is not None:
-        # libtpu's own coordinator listens at the port in this value.
-        match = re.fullmatch(rf"({_NAME})(:\d+)?", slices.coordinator.value)
-        if match is None:
-            value = f"{slices.coordinator.variable}={show(slices.coordinator.value)}"
-            raise InputError(f"{value}: expected HOST or HOST:PORT, the first host of slice 0")
-        return EnvValue(match[1], slices.coordinator.variable)
-    return EnvValue(hosts.names[0], hosts.variable) if hosts and len(hosts.names) > 1 else None
+        # Programs outside of a slice of several hosts may set the id 0.
+        return Place(worker if worker and worker.value != "0" else None, None, coordinator)
+    entries = [_HOST.fullmatch(entry.strip()) for entry in hosts.value.split(",")]
+    names = [entry[1] for entry in entries if entry]
+    if len(names) < len(entries):
+        raise InputError(f"{hosts.variable}={show(hosts.value)}: expected the names of hosts, separated by commas")
+    size, process = len(names), None
+    if worker is not None:
+        index = number(worker, INDEX)
+        if index >= size:
+            reason = f"because {hosts.variable} has {counted(size, 'host')}"
+            raise InputError(f"{worker.variable}={index}: expected 0 to {size - 1}, {reason}")
+        if size * num_slices > 1:
+            process = EnvValue(str(slice_index * size + index), ", ".join([worker.variable, *variables]))
+    count = EnvValue(str(size * num_slices), ", ".join([hosts.variable, *variables]))
+    return Place(process, count, coordinator or (hosts._replace(value=names[0]) if size > 1 else None))
 
 
 def may_ask(environ: Environ, root: Path) -> bool:
@@ -169,26 +153,18 @@ def _value(environ: Environ, name: str) -> EnvValue | None:
     return lookup(environ, _PREFIX + name) if variable is None or variable.value.startswith("WARNING") else variable
 
 
-def _hosts(environ: Environ) -> _Hosts | None:
-    setting = _value(environ, HOSTNAMES) or _value(environ, _ENDPOINTS)
-    if setting is None:
-        return None
-    entries = [_HOST.fullmatch(entry.strip()) for entry in setting.value.split(",")]
-    names = [entry[1] for entry in entries if entry]
-    if len(names) < len(entries):
-        raise InputError(f"{setting.variable}={show(setting.value)}: expected the names of hosts, separated by commas")
-    return _Hosts(names, setting.variable)
+def _slices(environ: Environ) -> tuple[int, int, EnvValue | None, list[str]]:
+    """Return the number of slices, the index of this one, the first host of slice 0, and the variables of the numbers.
 
-
-def _slices(environ: Environ) -> _Slices:
-    settings = {name: _value(environ, name) for name in (SLICES, SLICE, COORDINATOR)}
-    count = settings[SLICES]
+    A job of one slice may have no such host, because the first host of the slice is process 0.
+    """
+    settings = {name: _value(environ, name) for name in _OF_SLICES}
+    count, index, coordinator = settings.values()
     num_slices = number(count, COUNT) if count else 1
     present = [setting.variable for setting in settings.values() if setting]
     if not present or (count and num_slices == 1):
-        return _Slices(1, 0, None, ())
-    index = settings[SLICE]
-    if count is None or index is None or settings[COORDINATOR] is None:
+        return 1, 0, None, []
+    if count is None or index is None or coordinator is None:
         missing = [name for name, setting in settings.items() if setting is None]
         problem = f"environment: {', '.join(present)} set but not {' and '.join(missing)}"
         raise InputError(problem, advice="several slices need all of them, and one slice needs none")
@@ -196,14 +172,12 @@ def _slices(environ: Environ) -> _Slices:
     if slice_index >= num_slices:
         expected = f"expected 0 to {num_slices - 1}, for {count.variable}={num_slices}"
         raise InputError(f"{index.variable}={slice_index}: {expected}")
-    return _Slices(num_slices, slice_index, settings[COORDINATOR], (count.variable, index.variable))
-
-
-def _megascale_values(tpu_env: str) -> dict[str, str]:
-    """Return the values about several slices in the attribute `tpu-env`, whose lines are `NAME: 'value'`."""
-    pairs = (line.partition(":") for line in tpu_env.splitlines())
-    values = {name.strip(): value.strip().strip("'\"") for name, _, value in pairs}
-    return {name: values[name] for name in (SLICES, SLICE, COORDINATOR) if values.get(name)}
+    # libtpu's own coordinator listens at the port in this value.
+    match = re.fullmatch(rf"({_NAME})(:\d+)?", coordinator.value)
+    if match is None:
+        value = f"{coordinator.variable}={show(coordinator.value)}"
+        raise InputError(f"{value}: expected HOST or HOST:PORT, the first host of slice 0")
+    return num_slices, slice_index, coordinator._replace(value=match[1]), [count.variable, index.variable]
 
 
 def metadata_server(environ: Environ) -> str:
@@ -237,37 +211,35 @@ def ask_metadata(address: str, paths: Sequence[str]) -> dict[str, str]:
     threading.Thread(target=ask, daemon=True).start()
     try:
         return answers.result(METADATA_SECONDS)
-    except TimeoutError as error:
-        # The time limit of the socket may end the thread just before the deadline.
-        raise Unreachable(f"the metadata server at {address}: no answer in time") from error
     except Exception as error:
-        problem = str(error)[:_LONGEST_PROBLEM] or type(error).__name__
+        # The time limit of the socket may end the thread just before the deadline.
+        is_late = isinstance(error, TimeoutError)
+        problem = "no answer in time" if is_late else str(error)[:_LONGEST_PROBLEM] or type(error).__name__
         raise Unreachable(f"the metadata server at {address}: {problem}") from error
 
 
-def _answer(address: str, path: str, deadline: float, attempts: int = _ATTEMPTS) -> str | None:
+def _answer(address: str, path: str, deadline: float) -> str | None:
     """Return the text of a path; None if the server does not have it. Retry after a failure until the deadline."""
     # Only TPU machines ask, and the import would delay every start.
     from http.client import NOT_FOUND, OK, HTTPConnection, HTTPException
 
-    try:
-        connection = HTTPConnection(address, timeout=max(0.01, deadline - time.monotonic()))
-        with contextlib.closing(connection):
-            connection.request("GET", f"/computeMetadata/v1/instance/{path}", headers=_HEADERS)
-            response = connection.getresponse()
+    while True:
+        try:
+            with contextlib.closing(HTTPConnection(address, timeout=max(0.01, deadline - time.monotonic()))) as server:
+                server.request("GET", f"/computeMetadata/v1/instance/{path}", headers=_HEADERS)
+                response = server.getresponse()
+                content = response.read(_LARGEST_ANSWER)
             if response.status == NOT_FOUND:
                 return None
-            content = response.read(_LARGEST_ANSWER)
             if response.status != OK:
                 raise OSError(f"status {response.status} for {path}")
             if response.headers.get("Metadata-Flavor") != "Google":
                 raise OSError(f"the answer for {path} has no header Metadata-Flavor: Google")
             return content.decode().strip()
-    except (OSError, HTTPException):
-        if attempts == 1 or time.monotonic() + _PAUSE >= deadline:
-            raise
-    time.sleep(_PAUSE)
-    return _answer(address, path, deadline, attempts - 1)
+        except (OSError, HTTPException):
+            if time.monotonic() + _PAUSE >= deadline:
+                raise
+        time.sleep(_PAUSE)
 
 
 @contextlib.contextmanager
