@@ -36,7 +36,7 @@ import jaxddp.cluster.starter as starter
 from jaxddp.core.errors import InputError, JaxddpError, first_line
 from jaxddp.job.control_plane import INHERITED_SOCKET
 from jaxddp.job.environment import KEY, RUN_ID
-from jaxddp.wire.messages import listen
+from jaxddp.job.messages import listen
 
 FORWARDED = ("JAX_PLATFORMS", "JAX_COMPILATION_CACHE_DIR", "XLA_FLAGS", "JAXDDP_CACHE", "JAXDDP_DATASETS")
 """Environment variables of this machine that are set in all processes. Other variables come from their machines."""

@@ -45,7 +45,6 @@ LAYERS = (
     Group(4, "weights"),
     Group(5, "configs"),
     Group(5, "training", "jax"),
-    Group(5, "wire"),
     # training/ receives the other processes of a job as an argument from setup/, which joins the job.
     Group(6, "job", "jax"),
     Group(8, "setup workdir", "jax optax"),
@@ -64,13 +63,12 @@ PACKAGE_INIT = "__init__"
 
 DOORS = {
     "job": {"environment", "membership"},
-    "wire": set[str](),
     # A sweep starts its runs as the launcher starts the processes of a job.
     "cluster": {"launcher", "options", "doctor.checklist", "machine", "worker", "worker_group"},
 }
 """The modules of the launcher and of the job that the trainer may import. Otherwise it sees other processes through
 `jaxddp.core.peers`."""
-SEEN = {"wire": {"core", "wire"}, "job": {"core", "wire", "job"}}
+SEEN = {"job": {"core", "job"}}
 """All that these folders import."""
 
 # Libraries that only this file may import, besides the libraries of its group.
@@ -336,7 +334,7 @@ BAD = [
     (imports_by_string, "jaxddp/engine/step.py", "__import__('clu')"),
     (doors, "jaxddp/setup/joining.py", "from jaxddp.job.control_plane import ControlPlane"),
     (doors, "jaxddp/workdir/presence.py", "def f():\n    from jaxddp.job import watchdog"),
-    (doors, "jaxddp/api.py", "import jaxddp.wire.messages"),
+    (doors, "jaxddp/api.py", "import jaxddp.job.messages"),
     (doors, "jaxddp/job/membership.py", "from jaxddp.config import Config"),
     (doors, "jaxddp/curate/pack.py", "from jaxddp.data.images.verify import verify"),
     (device_queries, "jaxddp/engine/step.py", "import jax\nn = len(jax.devices())"),

@@ -21,7 +21,7 @@ from jaxddp.cluster.worker import End, Failure
 from jaxddp.core.errors import InputError
 from jaxddp.job.control_plane import ControlPlane
 from jaxddp.job.environment import Job
-from jaxddp.wire.messages import LENGTH, Challenge, Malformed, Refusal, decode, encode
+from jaxddp.job.messages import LENGTH, Challenge, Malformed, Refusal, decode, encode
 
 
 @pytest.fixture
@@ -78,7 +78,7 @@ def test_connections_of_other_programs_do_not_disturb_launchers(server):
     ("changes", "message"),
     [
         ({"key": "guess"}, "JAXDDP_JOB_KEY differs from that of machine 0; give all machines of a job the same"),
-        ({"run_id": "another/launchers"}, "this address is used by the launchers of another job"),
+        ({"run_id": "another/launchers"}, "it serves another job"),
         ({"facts": {}}, "--nodes differs: machine 0 has '3', machine 1 on "),
         ({"machine": 7}, "--nr 7 on "),
     ],
@@ -176,9 +176,9 @@ def test_a_late_process_of_an_earlier_start_is_refused():
     job = Job(f"127.0.0.1:{free_port()}", 2, 0, run_id="name.1")
     late_job = Job(job.coordinator, 2, 1, run_id="name.0")
     with ThreadPoolExecutor(2) as pool:
-        first = pool.submit(ControlPlane.join, job, {}, 20, end=print)
+        first = pool.submit(ControlPlane, job, {}, 20, end=print)
         with pytest.raises(InputError, match="it serves another job; give each job its own port"):
-            ControlPlane.join(late_job, {}, 20)
-        second = ControlPlane.join(Job(job.coordinator, 2, 1, run_id="name.1"), {}, 20, end=print)
+            ControlPlane(late_job, {}, 20)
+        second = ControlPlane(Job(job.coordinator, 2, 1, run_id="name.1"), {}, 20, end=print)
         for plane in (second, first.result(20)):
             plane.leave()

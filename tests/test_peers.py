@@ -44,7 +44,7 @@ def job() -> Iterator[list[Peers]]:
     coordinator = f"127.0.0.1:{free_port()}"
     jobs = [Job(coordinator, COUNT, process) for process in range(COUNT)]
     with ThreadPoolExecutor(COUNT) as pool:
-        planes = list(pool.map(lambda process_job: ControlPlane.join(process_job, {}, 30, end=print), jobs))
+        planes = list(pool.map(lambda process_job: ControlPlane(process_job, {}, 30, end=print), jobs))
         yield [*planes]
         assert all(pool.map(ControlPlane.finish, planes))
         for plane in planes:

@@ -34,7 +34,7 @@ def run_first(address: str, processes: int) -> None:
     """Run process 0, and print its figures as JSON."""
     before, lost = used_resources(), threading.Event()
     begin = time.perf_counter()
-    plane = ControlPlane.join(job(address, processes, 0), FACTS, SECONDS, end=lambda loss: lost.set())
+    plane = ControlPlane(job(address, processes, 0), FACTS, SECONDS, end=lambda loss: lost.set())
     figures: Figures = {"meet": time.perf_counter() - begin}
     for name in VALUES:
         begin = time.perf_counter()
@@ -60,17 +60,15 @@ async def run_others(address: str, processes: int) -> None:
             all_lost.set()
 
     followers = [Follower(job(address, processes, process), FACTS) for process in range(1, processes)]
-    await asyncio.gather(*(follower.meet(SECONDS, Timeouts(), end) for follower in followers))
+    watchdogs = await asyncio.gather(*(follower.meet(SECONDS, Timeouts(), end) for follower in followers))
     for number, name in enumerate(VALUES):
         for process, follower in enumerate(followers, 1):
             follower.send(Value(number, name, "1" if name == VALUES[1] and process == processes // 2 else "0"))
-        answers = await asyncio.gather(*(follower.answer(number, name, SECONDS) for follower in followers))
-        assert {*answers} == {str(number * (processes // 2))}, answers[0]
+        answers = await asyncio.gather(*(follower.values(number, name, SECONDS) for follower in followers))
+        assert {value.text for values in answers for value in values} == {str(number * (processes // 2))}, answers[0]
     begin = time.perf_counter()
-    assert followers[-1].watchdog is not None
-    followers[-1].watchdog.close()
-    for connection in followers[-1].send(Value(len(VALUES), "the last", "0")):
-        connection.writer.transport.abort()
+    watchdogs[-1].close()
+    followers[-1].connections[0].writer.transport.abort()
     async with asyncio.timeout(SECONDS):
         await all_lost.wait()
     assert {loss.process for loss in losses} == {processes - 1}

@@ -28,10 +28,10 @@ from jaxddp.core.ranges import Range, whole
 from jaxddp.core.tpu import local_chips
 from jaxddp.data.batch import Division
 from jaxddp.job import tpu
+from jaxddp.job.connection import raise_file_limit
 from jaxddp.job.env_variables import Environ
 from jaxddp.job.environment import INHERITED_SOCKET, KEY, RUN_ID, Job
-from jaxddp.wire.connection import raise_file_limit
-from jaxddp.wire.messages import LOOPBACK, MOST_PROCESSES, address_of, is_loopback, listen, split_address
+from jaxddp.job.messages import LOOPBACK, MOST_PROCESSES, address_of, is_loopback, listen, split_address
 
 GENERATION = "JAXDDP_GENERATION"
 """The environment variable with the number, from 0, of the generation, which is one start of the whole job."""

@@ -8,7 +8,7 @@ from typing import Annotated, NamedTuple
 from jaxddp.config.values import HELP, check_values, checked
 from jaxddp.core.errors import InputError, about, show
 from jaxddp.core.ranges import Range, Seconds, whole
-from jaxddp.wire.messages import split_address
+from jaxddp.job.messages import split_address
 
 _EXAMPLE = "jaxddp launch --processes 2 -- train digits"
 _Machines, _ANY = Annotated[int, Range(1, 100_000)], Range(0, 10**18)

@@ -22,7 +22,7 @@ import jaxddp.core.files as files
 from jaxddp.core.errors import InputError, Preempted
 from jaxddp.core.log import say
 from jaxddp.job.environment import INHERITED_SOCKET, STATUS_PIPE, WorkStatus
-from jaxddp.wire.messages import ExitCode, Message, Number, Shown
+from jaxddp.job.messages import ExitCode, Message, Number, Shown
 
 _CHUNK = 1 << 16
 _LONGEST_LINE = 1 << 16

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from jaxddp.core.errors import InputError, show
 from jaxddp.core.ranges import Range, whole
-from jaxddp.wire.messages import MOST_PROCESSES
+from jaxddp.job.messages import MOST_PROCESSES
 
 Environ = Mapping[str, str]
 COUNT, INDEX = Range(1, MOST_PROCESSES), Range(0, MOST_PROCESSES - 1)

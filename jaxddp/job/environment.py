@@ -16,9 +16,9 @@ from jaxddp.core.errors import InputError, about, show
 from jaxddp.core.phases import working
 from jaxddp.core.ranges import Range
 from jaxddp.job.env_variables import COUNT, INDEX, Environ, EnvValue, lookup, number, text
+from jaxddp.job.messages import KEY, split_address
 from jaxddp.job.schedulers import EXPLICIT, SCHEDULERS, TPU, Scheduler
 from jaxddp.job.tpu import with_metadata
-from jaxddp.wire.messages import KEY, Identity, split_address
 
 RUN_ID = "JAXDDP_RUN_ID"
 INHERITED_SOCKET = "JAXDDP_COORDINATOR_FD"
@@ -56,11 +56,6 @@ class Job:
     def port(self) -> int:
         """The coordinator's port."""
         return split_address(self.coordinator)[1]
-
-    @property
-    def identity(self) -> Identity:
-        """The values that this process proves in the handshake."""
-        return Identity(self.process_id, self.num_processes, self.run_id, self.key)
 
     def __str__(self) -> str:
         place = f"process {self.process_id} of {self.num_processes}, coordinator {self.coordinator}"

@@ -58,7 +58,7 @@ def join(job: Job | None, *, start: float = 60, silence: float = 10, stall: floa
 
     Raises:
         Unreachable: the processes do not reach each other in time.
-        InputError: the versions or ids of the processes conflict; see `ControlPlane.join`.
+        InputError: the versions or ids of the processes conflict; see `ControlPlane`.
     """
     show_stacks_on_signal()
     if job is None or jax.distributed.is_initialized():
@@ -68,7 +68,7 @@ def join(job: Job | None, *, start: float = 60, silence: float = 10, stall: floa
             watch_alone(stall)
         return joined()
     with doing(f"meeting {job.num_processes} processes"):
-        plane = ControlPlane.join(job, _versions(), start, timeouts=Timeouts(silence, stall, shutdown))
+        plane = ControlPlane(job, _versions(), start, timeouts=Timeouts(silence, stall, shutdown))
     record_joined(plane)
     stop_watching_alone()
     sys.excepthook = functools.partial(_on_exception, plane)

@@ -17,7 +17,7 @@ from pathlib import Path
 from jaxddp.core.errors import InputError
 from jaxddp.job import tpu
 from jaxddp.job.env_variables import Environ, EnvValue, Lookup, lookup
-from jaxddp.wire.messages import LOOPBACK
+from jaxddp.job.messages import LOOPBACK
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import jaxddp.core.phases as phases
 from jaxddp.core.phases import OUTSIDE, Progress
 from jaxddp.core.process_exit import STALL_ADVICE, end_now, show_stacks
-from jaxddp.wire.connection import Connection
-from jaxddp.wire.messages import Elapsed, ExitCode, Message, Number, Shown
+from jaxddp.job.connection import Connection
+from jaxddp.job.messages import Elapsed, ExitCode, Message, Number, Shown
 
 _BEAT_SECONDS = 1.0
 

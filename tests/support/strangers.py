@@ -5,8 +5,8 @@ import json
 import socket
 
 from jaxddp.job.control_plane import Value
+from jaxddp.job.messages import LENGTH, Hello, Welcome, decode, encode
 from jaxddp.job.watchdog import Lost
-from jaxddp.wire.messages import LENGTH, Hello, Welcome, decode, encode
 
 FACTS = {"Python": "3"}
 HELLO = Hello(1, 2, "run", "there", FACTS, "nonce", "")

@@ -3,20 +3,21 @@
 import asyncio
 import contextlib
 import socket
+import time
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from jaxddp.core.errors import InputError, JaxddpError, Unreachable, about
+from jaxddp.job.connection import Admission, Client, Connection, NetworkThread
 from jaxddp.job.environment import Job
-from jaxddp.job.watchdog import Alive, Left, Lost, Timeouts, Watchdog
-from jaxddp.wire.connection import Admission, Client, Connection, NetworkThread
-from jaxddp.wire.messages import Hello, Message, Refusal, make_welcome
+from jaxddp.job.messages import Hello, Message, Refusal, make_welcome
+from jaxddp.job.watchdog import Alive, Left, Timeouts, Watchdog
 
 SILENCE_SECONDS = 10.0
 """A launcher counts as lost after this time without a message."""
 _TAKEOVER_SECONDS = SILENCE_SECONDS + 1
 """The time in which the server must detect the loss of an earlier launcher of the same machine."""
-_FLUSH_SECONDS = 2.0
+_FLUSH_SECONDS, _POLL_SECONDS = 2.0, 0.1
 _JOIN_SECONDS = 2 * SILENCE_SECONDS + 10
 
 
@@ -72,15 +73,10 @@ class Network:
 
     async def _listen(self, machine: int, host: str, connection: Connection) -> None:
         """Report that another launcher is connected, its messages, and its end."""
-        losses = list[Lost]()
-
-        def end(loss: Lost) -> None:
-            losses.append(loss)
-            connection.writer.transport.abort()
-
         # The watchdog checks only heartbeats, because launchers do not train and so cannot stall.
-        timeouts = Timeouts(SILENCE_SECONDS)
-        watchdog = Watchdog(self._job.process_id, {machine: connection}, {machine: host}, timeouts, end)
+        timeouts, transport = Timeouts(SILENCE_SECONDS), connection.writer.transport
+        ends = self._job.process_id, {machine: connection}, {machine: host}
+        watchdog = Watchdog(*ends, timeouts, lambda loss: transport.abort())
         beating = asyncio.ensure_future(watchdog.beat())
         self._connections[machine] = connection
         self._report(Event(machine, Arrived(host)))
@@ -96,7 +92,8 @@ class Network:
             watchdog.close()
             beating.cancel()
             del self._connections[machine]
-            self._report(Event(machine, Disconnected(losses[0].reason if losses else "left")))
+            loss = watchdog.loss(0)
+            self._report(Event(machine, Disconnected(loss.reason if loss else "left")))
 
 
 class LauncherServer(Network):
@@ -109,13 +106,7 @@ class LauncherServer(Network):
 
     def __init__(self, listener: socket.socket, job: Job, facts: Mapping[str, str], report: Callable[[Event], None]):
         super().__init__(job, report)
-        other_run = (
-            "this address is used by the launchers of another job; give each job its own port, and start all machines "
-            "of a job with the same --restarts and --nodes"
-        )
-        advice = "give all machines the same value"
-        self._admission = Admission(job.identity, facts, "machine", other_run=other_run, advice=advice)
-        self._closed, self._hosts = dict[int, asyncio.Event](), dict[int, str]()
+        self._admission = Admission(job, facts, "machine")
         self._server = self._thread.result(self._admission.start_server(listener, self._serve))
 
     async def _close(self, last: tuple[Message, ...]) -> None:
@@ -123,31 +114,23 @@ class LauncherServer(Network):
         await super()._close(last)
 
     async def _serve(self, connection: Connection, hello: Hello) -> None:
-        reason = self._admission.difference(hello) or await self._conflict(hello)
+        reason = self._admission.difference(hello) or await self._conflict(hello.process, hello.host)
         if reason is not None:
             connection.send(Refusal(reason))
             return
-        machine = hello.process
-        self._closed[machine], self._hosts[machine] = asyncio.Event(), hello.host
         connection.send(make_welcome(hello, self._job.key))
-        try:
-            await self._listen(machine, hello.host, connection)
-        finally:
-            self._closed.pop(machine).set()
+        await self._listen(hello.process, hello.host, connection)
 
-    async def _conflict(self, hello: Hello) -> str | None:
+    async def _conflict(self, machine: int, host: str) -> str | None:
         """Return the reason for the refusal of a launcher of this job; None if it is admitted."""
-        machine, host = hello.process, hello.host
-        if machine in self._closed:
-            # A lost launcher may be started again before its loss is detected.
-            try:
-                async with asyncio.timeout(_TAKEOVER_SECONDS):
-                    await self._closed[machine].wait()
-            except TimeoutError:
-                both = f"on {self._hosts[machine]} and on {host}"
-                return f"--nr {machine} twice: {both}; give each machine its own number"
-        if not 0 < machine < self._job.num_processes or machine in self._closed:
+        if not 0 < machine < self._job.num_processes:
             return f"--nr {machine} on {host}: give each machine its own number, 1 to {self._job.num_processes - 1}"
+        # A lost launcher may be started again before its loss is detected.
+        deadline = time.monotonic() + _TAKEOVER_SECONDS
+        while machine in self._connections:
+            if time.monotonic() > deadline:
+                return f"--nr {machine} twice: on {host} and on a connected machine; give each machine its own number"
+            await asyncio.sleep(_POLL_SECONDS)
         return None
 
 
@@ -156,9 +139,7 @@ class LauncherClient(Network):
 
     def __init__(self, job: Job, facts: Mapping[str, str], report: Callable[[Event], None]):
         super().__init__(job, report)
-        server = "the launcher of machine 0; give another port, the same on every machine"
-        started = "machine 0 started with the same --restarts and --nodes"
-        self._client = Client(job.identity, job.coordinator, facts, "machine", server=server, started=started)
+        self._client = Client(job, facts, "machine")
 
     def reach(self, seconds: float) -> None:
         """Try to connect to machine 0 for this many seconds."""

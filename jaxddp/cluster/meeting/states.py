@@ -26,7 +26,7 @@ from jaxddp.cluster.options import Launch
 from jaxddp.cluster.worker import BAD_INPUT, PREEMPTED, STOPPED_BEFORE_TRAINING, End, Failure, WorkerGroup
 from jaxddp.core.errors import JaxddpError, Unreachable, counted
 from jaxddp.core.log import say
-from jaxddp.wire.messages import ExitCode, Message, Number, ProcessCount, Shown
+from jaxddp.job.messages import ExitCode, Message, Number, ProcessCount, Shown
 
 LONGEST_DELAY = 60.0
 LONG_RUN = 600.0

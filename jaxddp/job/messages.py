@@ -22,8 +22,7 @@ import re
 import secrets
 import socket
 import typing
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
 from jaxddp.core.errors import InputError, on_screen
@@ -183,23 +182,6 @@ def _is_valid(value: Any, hint: Any) -> bool:
 
 
 @dataclass(frozen=True)
-class Identity:
-    """The values that a process proves in the handshake.
-
-    Attributes:
-        process: the id of this process, from 0. Process 0 is the server.
-        count: the number of all processes.
-        run_id: distinguishes this job from other jobs at the same address.
-        key: the secret that the processes share; empty if they have none.
-    """
-
-    process: int
-    count: int
-    run_id: str = ""
-    key: str = field(default="", repr=False)
-
-
-@dataclass(frozen=True)
 class Challenge(Message):
     """The first message on a connection, sent by the server."""
 
@@ -236,15 +218,9 @@ class Refusal(Message):
     code: ExitCode = 2
 
 
-def make_hello(identity: Identity, challenge: Challenge, facts: Mapping[str, str]) -> Hello:
-    """Return the client's answer to a challenge."""
-    hello = Hello(identity.process, identity.count, identity.run_id, socket.gethostname(), dict(facts), new_nonce(), "")
-    return dataclasses.replace(hello, proof=_proof_of_client(hello, challenge, identity.key))
-
-
-def is_proven(hello: Hello, challenge: Challenge, key: str) -> bool:
-    """Return whether a hello proves that its sender has the key."""
-    return _equal(hello.proof, _proof_of_client(hello, challenge, key))
+def proof_of_client(hello: Hello, challenge: Challenge, key: str) -> str:
+    """Return the proof that the sender of a hello has the key."""
+    return _proof(key, "process", challenge.nonce, hello.nonce, hello.process, hello.count, hello.run_id)
 
 
 def make_welcome(hello: Hello, key: str, jax_address: str = "") -> Welcome:
@@ -252,18 +228,9 @@ def make_welcome(hello: Hello, key: str, jax_address: str = "") -> Welcome:
     return Welcome(jax_address, _proof(key, "coordinator", hello.nonce, jax_address))
 
 
-def is_from_server(message: Welcome, hello: Hello, key: str) -> bool:
-    """Return whether a welcome proves that the server has the key."""
-    return _equal(message.proof, make_welcome(hello, key, message.jax_address).proof)
-
-
 def new_nonce() -> str:
     """Return a value that is used once, in a proof."""
     return secrets.token_hex(16)
-
-
-def _proof_of_client(hello: Hello, challenge: Challenge, key: str) -> str:
-    return _proof(key, "process", challenge.nonce, hello.nonce, hello.process, hello.count, hello.run_id)
 
 
 def _proof(key: str, *parts: str | int) -> str:
@@ -271,6 +238,6 @@ def _proof(key: str, *parts: str | int) -> str:
     return hmac.new(key.encode(), repr(parts).encode(), hashlib.sha256).hexdigest() if key else ""
 
 
-def _equal(one: str, other: str) -> bool:
+def is_equal(one: str, other: str) -> bool:
     """Compare two proofs in constant time, so that the time does not reveal a matching prefix."""
     return hmac.compare_digest(one.encode(), other.encode())

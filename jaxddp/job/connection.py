@@ -5,6 +5,7 @@ One thread serves all connections of a process.
 
 import asyncio
 import contextlib
+import dataclasses
 import resource
 import socket
 import threading
@@ -12,25 +13,24 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from typing import Any, TypeVar
 
-from jaxddp.core.errors import InputError, Unreachable, error_of, plural, show
-from jaxddp.wire.messages import (
+from jaxddp.core.errors import InputError, Unreachable, error_of, show
+from jaxddp.job.environment import Job
+from jaxddp.job.messages import (
     BACKLOG,
     KEY,
     LENGTH,
     PROTOCOL,
     Challenge,
     Hello,
-    Identity,
     Malformed,
     Refusal,
     Welcome,
     decode,
     encode,
-    is_from_server,
-    is_proven,
-    make_hello,
+    is_equal,
+    make_welcome,
     new_nonce,
-    split_address,
+    proof_of_client,
 )
 
 LONGEST_OF_STRANGER, LONGEST = 1 << 16, 1 << 28
@@ -40,7 +40,8 @@ _FLUSH_SECONDS = 2.0
 _OTHER_FILES = 1024
 _HELLO_SECONDS = 5.0
 _MOST_PENDING = 64
-_OTHER_KEY = KEY + " differs from that of {0} 0; give all {1} of a job the same key"
+_OTHER_KEY = KEY + " differs from that of {} 0; give all machines of a job the same key"
+_OTHER_JOB = "it serves another job; give each job its own port, and the machines of a job the same options"
 _RETRY_SECONDS, _CONNECT_SECONDS = 0.2, 5.0
 
 
@@ -123,27 +124,22 @@ def raise_file_limit(files: int) -> None:
 
 
 class Admission:
-    """Authenticates clients.
+    """Authenticates the clients of a job.
 
     Each client has 5 s to send its hello. If too many clients have not sent a hello, the oldest connection is closed.
 
     Args:
-        identity: the server's process id, run id and key. A client must have the same run id and key.
+        job: the job of the server. A client must have the same run id and key.
         facts: values by name, which must be equal in the client and the server.
-        advice: what to do if the facts differ.
         noun: the noun for a client in messages: "process" or "machine".
-        other_run: the reason for the refusal of a client with another run id.
         expected: the number of clients that may connect at once, in addition to 64 strangers.
 
     Attributes:
         num_strangers: the number of clients that were refused because of another run id or key.
     """
 
-    def __init__(
-        self, identity: Identity, facts: Mapping[str, str], noun: str, *, other_run: str, advice: str, expected: int = 0
-    ):
-        self._identity, self._facts, self._noun = identity, dict(facts), noun
-        self._other_run, self._advice = other_run, advice
+    def __init__(self, job: Job, facts: Mapping[str, str], noun: str, expected: int = 0):
+        self._job, self._facts, self._noun = job, facts, noun
         self._most_pending, self._pending = _MOST_PENDING + expected, list[asyncio.Task[None]]()
         self.num_strangers = 0
 
@@ -184,10 +180,10 @@ class Admission:
             self._pending.remove(task)
         if not isinstance(hello, Hello):
             return None
-        if hello.run_id != self._identity.run_id:
-            reason = self._other_run
-        elif self._identity.key and not is_proven(hello, challenge, self._identity.key):
-            reason = _OTHER_KEY.format(self._noun, plural(2, self._noun))
+        if hello.run_id != self._job.run_id:
+            reason = _OTHER_JOB
+        elif self._job.key and not is_equal(hello.proof, proof_of_client(hello, challenge, self._job.key)):
+            reason = _OTHER_KEY.format(self._noun)
         else:
             return hello
         self.num_strangers += 1
@@ -196,14 +192,13 @@ class Admission:
 
     def difference(self, hello: Hello) -> str | None:
         """Return a line about the first fact that differs between a client and the server; None if all are equal."""
-        client = f"{self._noun} {hello.process} on {hello.host}"
-        if hello.proof and not self._identity.key:
-            return f"{KEY} is set in {client}, and not in {self._noun} 0; set it in all"
+        server, client = f"{self._noun} 0", f"{self._noun} {hello.process} on {hello.host}"
+        if hello.proof and not self._job.key:
+            return f"{KEY} is set in {client}, and not in {server}; set it in all"
         for name, value in self._facts.items():
             if hello.facts.get(name) != value:
-                other = show(hello.facts.get(name))
-                values = f"{self._noun} 0 has {show(value)}, {client} has {other}"
-                return f"{name} differs: {values}; {self._advice}"
+                values = f"{server} has {show(value)}, {client} has {show(hello.facts.get(name))}"
+                return f"{name} differs: {values}; it must be the same on every machine"
         return None
 
 
@@ -211,18 +206,13 @@ class Client:
     """Joins a job.
 
     Args:
-        coordinator: the `host:port` of the server.
+        job: the job of this process.
         facts: values by name, which must be equal in the client and the server.
         noun: the noun for a client in messages: "process" or "machine".
-        server: the server's description in the error about another program at its address, followed by advice.
-        started: what must have been started, in the error about a server that is not reached.
     """
 
-    def __init__(
-        self, identity: Identity, coordinator: str, facts: Mapping[str, str], noun: str, *, server: str, started: str
-    ):
-        self._identity, self._address, self._facts, self._noun = identity, split_address(coordinator), facts, noun
-        self._wrong_server, self._started = f"the program at this address is not {server}", started
+    def __init__(self, job: Job, facts: Mapping[str, str], noun: str):
+        self._job, self._facts, self._noun = job, facts, noun
 
     async def connect(self, seconds: float, greet: Callable[[Connection], Awaitable[T]]) -> T:
         """Connect to the server, and return the result of `greet` for the connection.
@@ -241,7 +231,7 @@ class Client:
         while (remaining := deadline - time.monotonic()) > 0:
             try:
                 async with asyncio.timeout(min(remaining, _CONNECT_SECONDS)):
-                    connection = Connection(*await asyncio.open_connection(*self._address))
+                    connection = Connection(*await asyncio.open_connection(self._job.host, self._job.port))
                 try:
                     return await greet(connection)
                 except BaseException:
@@ -252,11 +242,11 @@ class Client:
             except OSError as error:
                 reason = error.strerror or str(error) or reason
             except UnicodeError:
-                raise InputError(f"there is no host {self._address[0]!r}; give its name or address") from None
+                raise InputError(f"there is no host {self._job.host!r}; give its name or address") from None
             await asyncio.sleep(min(_RETRY_SECONDS, remaining))
-        client = f"{self._noun} {self._identity.process}"
-        advice = f"is the address right, {self._started}, and the port open?"
-        raise Unreachable(f"{client} could not reach it in {seconds:g} s ({reason})", advice=advice)
+        problem = f"{self._noun} {self._job.process_id} could not reach it in {seconds:g} s ({reason})"
+        advice = f"is the address right, {self._noun} 0 started with the same options, and the port open?"
+        raise Unreachable(problem, advice=advice)
 
     async def challenge(self, connection: Connection) -> Challenge:
         """Return the server's first message.
@@ -265,9 +255,9 @@ class Client:
             ConnectionResetError: the server closed the connection.
             InputError: the server uses another protocol.
         """
-        challenge = await self._receive(connection)
-        if not isinstance(challenge, Challenge) or challenge.protocol != PROTOCOL:
-            raise InputError(self._wrong_server)
+        challenge = await self._receive(connection, Challenge)
+        if challenge.protocol != PROTOCOL:
+            raise self._wrong_server()
         return challenge
 
     async def join(self, connection: Connection, challenge: Challenge) -> str:
@@ -278,22 +268,29 @@ class Client:
             InputError, Unreachable: the server refused this client, for the reason in the message.
             InputError: the server has another key.
         """
-        own_hello = make_hello(self._identity, challenge, self._facts)
-        connection.send(own_hello)
-        answer = await self._receive(connection)
-        if isinstance(answer, Refusal):
-            raise error_of(answer.code, answer.reason)
-        if not isinstance(answer, Welcome):
-            raise InputError(self._wrong_server)
-        if not is_from_server(answer, own_hello, self._identity.key):
-            raise InputError(_OTHER_KEY.format(self._noun, plural(2, self._noun)))
+        job = self._job
+        hello = Hello(
+            job.process_id, job.num_processes, job.run_id, socket.gethostname(), dict(self._facts), new_nonce(), ""
+        )
+        connection.send(dataclasses.replace(hello, proof=proof_of_client(hello, challenge, job.key)))
+        answer = await self._receive(connection, Welcome)
+        if not is_equal(answer.proof, make_welcome(hello, job.key, answer.jax_address).proof):
+            raise InputError(_OTHER_KEY.format(self._noun))
         return answer.jax_address
 
-    async def _receive(self, connection: Connection) -> Any:
+    async def _receive(self, connection: Connection, kind: type[T]) -> T:
         try:
             message = await connection.receive(LONGEST_OF_STRANGER)
         except Malformed:
-            raise InputError(self._wrong_server) from None
+            raise self._wrong_server() from None
         if message is None:
             raise ConnectionResetError("it closed the connection")
+        if isinstance(message, Refusal):
+            raise error_of(message.code, message.reason)
+        if not isinstance(message, kind):
+            raise self._wrong_server()
         return message
+
+    def _wrong_server(self) -> InputError:
+        advice = "give another port, the same on every machine"
+        return InputError(f"the program at this address is not {self._noun} 0 of a job", advice=advice)
