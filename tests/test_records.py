@@ -72,7 +72,8 @@ def table(tmp_path: Path) -> ExampleTable:
     offset = np.stack([record_offsets(file) for file in files], axis=1).ravel()
     names = np.array([str(row).encode() for row in range(NUM_EXAMPLES)])
     label = (np.arange(NUM_EXAMPLES) % 3).astype(np.int32)
-    return ExampleTable(RecordFiles(tmp_path), names, path, label, ("a", "b", "c"), ("a", "b", "c"), (0, 1, 2), offset)
+    names_of_classes = ("a", "b", "c")
+    return ExampleTable(RecordFiles(LocalFiles(tmp_path)), names, path, label, names_of_classes, offset=offset)
 
 
 def batches_of(table: ExampleTable) -> list:
@@ -101,7 +102,7 @@ def test_a_label_is_found_among_other_features(tmp_path_factory: pytest.TempPath
     """The other features of a record, and their order, do not matter."""
     records = [serialized(**{name: OTHERS[name] for name in names}, label=label) for label in labels]
     file = write_records(tmp_path_factory.mktemp("records") / "some", records)
-    offsets, actual = RecordFiles(file.parent).labels("some", len(labels), "label")
+    offsets, actual = RecordFiles(LocalFiles(file.parent)).labels("some", len(labels), "label")
     assert actual.tolist() == labels and offsets.tolist() == record_offsets(file).tolist()
 
 
@@ -127,7 +128,7 @@ def test_a_forged_length_does_not_allocate(tmp_path: Path, length: int):
     with pytest.raises(InputError, match="some: no complete record at byte 0"):
         record_offsets(tmp_path / "some")
     with pytest.raises(InputError, match="some: no complete record at byte 0"):
-        RecordFiles(tmp_path).read(b"some", 0)
+        RecordFiles(LocalFiles(tmp_path)).read(b"some", 0)
 
 
 @pytest.mark.slow
@@ -156,7 +157,7 @@ def test_an_error_names_a_record_without_the_feature(table: ExampleTable, tmp_pa
         with pytest.raises(InputError, match="record at byte 0: holds no single value of the feature 'image'"):
             only.read(0)
         with pytest.raises(InputError, match="record at byte 0: no value of the feature 'no'|no serialized Example"):
-            RecordFiles(tmp_path).labels("0.tfrecord", 1, "no")
+            RecordFiles(LocalFiles(tmp_path)).labels("0.tfrecord", 1, "no")
     with pytest.raises(InputError, match="record at byte 0: holds no single value of the feature 'image'"):
         list(only.eval_batches(EvalOrder(1, 1), DATA))
 

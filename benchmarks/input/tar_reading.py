@@ -3,9 +3,8 @@
     python benchmarks/input/tar_reading.py
     python benchmarks/input/tar_reading.py --bytes 110000 --images 2000
 
-There are three ways: `TarFiles.in_graph`, a Python function in the graph; TensorFlow's data set of records of a fixed
-length, one for each image; and 32 threads that call `TarFiles.read`. Each prints microseconds for an image: the best of
-three rounds, and its CPU time.
+There are two ways: TensorFlow's data set of records of a fixed length, one for each image; and 32 threads that call
+`TarFiles.read`. Each prints microseconds for an image: the best of three rounds, and its CPU time.
 """
 
 import argparse
@@ -63,8 +62,7 @@ def main() -> None:
             samples, _ = find_samples(opened, size, str(file))
         print(f"index: {(time.process_time() - start) / arguments.images * 1e6:.0f} us of CPU time for each sample")
         store = TarFiles(LocalFiles(Path(folder)), {b"shard.tar": samples})
-        order, path, op = np.random.default_rng(1).permutation(arguments.images), os.fsencode(file), store.in_graph()
-        assert op is not None
+        order, path = np.random.default_rng(1).permutation(arguments.images), os.fsencode(file)
 
         def fixed_length(offset: Any, length: Any) -> Any:
             head = offset + BLOCK
@@ -84,7 +82,6 @@ def main() -> None:
                 list(pool.map(lambda row: len(store.read(b"shard.tar", int(samples.offset[row]))), order.tolist()))
 
         ways = {
-            "Python function in the graph": lambda: read_in_graph(lambda at, _: op(path, at), samples, order),
             "records of a fixed length": lambda: read_in_graph(fixed_length, samples, order),
             "32 threads": threads,
         }

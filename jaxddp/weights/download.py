@@ -72,9 +72,7 @@ def download(name: str, digest: str, *, offline: bool = False) -> Path:
                 "with a network, and save it there"
             )
         files.create(path.parent)
-        RETRY_POLICY.call(
-            url, lambda until: files.replace(path, _chunks(url, digest, until)), RETRY_POLICY.deadline, _ADVICE
-        )
+        RETRY_POLICY.call(url, lambda until: files.replace(path, _chunks(url, digest, until)), _ADVICE)
     return path
 
 
@@ -207,7 +205,7 @@ def fetch(place: HubFile, *, offline: bool = False) -> Path:
         return path
 
     with host_lock(place.repo.replace("/", "--")), doing(f"fetching {place}"):
-        return _RETRY_POLICY.call(str(place), attempt, _RETRY_POLICY.deadline, LOG_IN)
+        return _RETRY_POLICY.call(str(place), attempt, LOG_IN)
 
 
 def _download(library: Any, place: HubFile, until: float, *, offline: bool, **options: Any) -> Path:

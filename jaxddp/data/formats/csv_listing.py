@@ -28,8 +28,8 @@ from jaxddp.data.faults import Refuse, check_distinct, find_repeats, index_of_co
 from jaxddp.data.format import LocalFormat, Match
 from jaxddp.data.formats.splits import SPLITS
 from jaxddp.data.source import ClassSelection, Split
-from jaxddp.data.storage.root import TextFile, open_root
-from jaxddp.data.storage.store import links_out
+from jaxddp.data.storage.root import FolderFile, open_root
+from jaxddp.data.storage.store import LocalFiles
 from jaxddp.data.table import ExampleTable
 
 SEPARATOR = ";"
@@ -97,7 +97,7 @@ def read_paths(file: Path) -> ExampleTable:
 
 
 def sound_rows(
-    table: ExampleTable, file: TextFile, lines: Sequence[int], refuse: Refuse, classes: ClassSelection = None
+    table: ExampleTable, file: FolderFile, lines: Sequence[int], refuse: Refuse, classes: ClassSelection = None
 ) -> ExampleTable:
     """Return the rows of some classes whose id is new and whose path is within the root. The others are rejected.
 
@@ -110,7 +110,7 @@ def sound_rows(
         name, line = show(os.fsdecode(table.id[row])), lines[first]
         refuse(f"{file}:{lines[row]}: {name} is listed on line {line} already; write one row for each image")
     chosen = table.without([row for row, _ in repeated]).select(classes)
-    faults = links_out(chosen.store.root, chosen.path) if chosen.store.root else []
+    faults = LocalFiles(chosen.store.root).faults(chosen.path, links_only=True) if chosen.store.root else []
     for row, fault in faults:
         line = lines[int(np.flatnonzero(table.id == chosen.id[row])[0])]
         refuse(f"{file}:{line}: {fault}; put the file itself into the root, or remove the row")
@@ -123,7 +123,7 @@ class _Row(NamedTuple):
     labels: list[str]
 
 
-def _read_rows(file: TextFile, refuse: Refuse, columns: Sequence[Sequence[str]] = (_PATHS, _LABELS)) -> list[_Row]:
+def _read_rows(file: FolderFile, refuse: Refuse, columns: Sequence[Sequence[str]] = (_PATHS, _LABELS)) -> list[_Row]:
     rows = []
     for line, path, *cells in csv_rows(file, columns, refuse):
         labels = [name.strip() for cell in cells for name in cell.split(SEPARATOR)]
@@ -192,7 +192,7 @@ FORMATS.add("csv_listing")(
 )
 
 
-def csv_rows(file: TextFile, columns: Sequence[Sequence[str]], refuse: Refuse = raise_fault) -> Iterator[list]:
+def csv_rows(file: FolderFile, columns: Sequence[Sequence[str]], refuse: Refuse = raise_fault) -> Iterator[list]:
     """Yield [line number, *fields of the columns] for every row that is neither blank nor rejected.
 
     Commas, semicolons or tabs separate the fields: the first of these with which the header has the columns.
@@ -255,8 +255,8 @@ def _folded(name: str) -> str:
     return name.casefold().replace("_", "")
 
 
-def check_utf8(texts: Iterable[str], file: TextFile, line: int) -> None:
-    """Check that a line is UTF-8. `TextFile.text` has decoded other bytes to lone surrogates. Raises: InputError."""
+def check_utf8(texts: Iterable[str], file: FolderFile, line: int) -> None:
+    """Check that a line is UTF-8. `FolderFile.text` has decoded other bytes to lone surrogates. Raises: InputError."""
     for text in texts:
         if text.isascii():
             continue

@@ -24,7 +24,7 @@ from jaxddp.data.faults import Refuse, check_distinct, find_repeats, pass_faults
 from jaxddp.data.format import LocalFormat, Match
 from jaxddp.data.formats.splits import SPLITS
 from jaxddp.data.source import Split
-from jaxddp.data.storage.root import TextFile
+from jaxddp.data.storage.root import FolderFile
 from jaxddp.data.storage.store import LocalFiles, link_out
 from jaxddp.data.table import ExampleTable
 
@@ -187,7 +187,7 @@ def _may_hold_labels(path: Path, ids: np.ndarray, classes: Sequence[str]) -> boo
     """
     if path.suffix.lower() in (".xls", ".xlsx", ".parquet"):
         return re.match(r"(labels|annotations|train|val|metadata)\.", path.name.lower()) is not None
-    head = TextFile(LocalFiles(path.parent), path.name).text()[:_HEAD]
+    head = FolderFile(LocalFiles(path.parent), path.name).text()[:_HEAD]
     # A name may hold spaces, or commas within quotes, so a field is divided in each of these ways.
     fields = {*re.findall(r'"([^"\n]*)"', head), *re.split(r'[\n\t,;"]', head), *re.split(r"[^\w./\\-]+", head)}
     words = {re.split(r"[/\\]", field.strip())[-1] for field in fields}

@@ -20,7 +20,7 @@ from jaxddp.data.faults import Refuse, check_distinct, pass_faults_to, raise_fau
 from jaxddp.data.format import Match, Place
 from jaxddp.data.formats.csv_listing import check_utf8, csv_rows, sound_rows
 from jaxddp.data.source import ClassSelection, Split
-from jaxddp.data.storage.root import DataRoot, DatasetEntry, TextFile, find_dataset, is_url, open_root
+from jaxddp.data.storage.root import DataRoot, DatasetEntry, FolderFile, find_dataset, is_url, open_root
 from jaxddp.data.storage.shards import SHARDS
 from jaxddp.data.table import ExampleTable
 
@@ -159,7 +159,7 @@ class SolutionFiles:
 FORMATS.add("ilsvrc")(SolutionFiles())
 
 
-def read_mapping(file: TextFile, refuse: Refuse = raise_fault) -> dict[str, str]:
+def read_mapping(file: FolderFile, refuse: Refuse = raise_fault) -> dict[str, str]:
     """Read `LOC_synset_mapping.txt`: a dict from synset to readable name, in the order of the labels.
 
     These are rejected: a line that is not UTF-8; and a synset that is listed twice, looks like another synset, or is
@@ -187,7 +187,7 @@ def read_mapping(file: TextFile, refuse: Refuse = raise_fault) -> dict[str, str]
 
 
 def _read_rows(
-    file: TextFile, synsets: Iterable[str] | None, refuse: Refuse
+    file: FolderFile, synsets: Iterable[str] | None, refuse: Refuse
 ) -> tuple[np.ndarray, np.ndarray, list[int]]:
     """Read a solution file; if `synsets` is None, only its column ImageId.
 

@@ -21,6 +21,7 @@ from jaxddp.data.formats.array_files import as_input_errors, check_names
 from jaxddp.data.formats.numpy_files import unpack_array
 from jaxddp.data.source import Split
 from jaxddp.data.storage.shards import RecordFiles
+from jaxddp.data.storage.store import LocalFiles
 from jaxddp.data.table import ExampleTable
 
 MANIFEST = "packed.json"
@@ -56,7 +57,7 @@ def read_packed(root: Path, split: Split, refuse: Refuse = raise_fault) -> Examp
     image_id, label, shard, offset = _columns(root / f"{split}.npz", len(names))
     check_distinct(manifest["classes"]["ids"], lambda name: str(root / MANIFEST), refuse)
     table = ExampleTable(
-        RecordFiles(root, FEATURE),
+        RecordFiles(LocalFiles(root), FEATURE),
         image_id,
         names[shard],
         label,

@@ -27,7 +27,8 @@ from jaxddp.data.formats.array_files import check_names
 from jaxddp.data.formats.splits import ShardFormat
 from jaxddp.data.source import Split
 from jaxddp.data.storage import tables
-from jaxddp.data.storage.shards import ShardFile, record_columns
+from jaxddp.data.storage.root import FolderFile
+from jaxddp.data.storage.shards import record_columns
 from jaxddp.data.storage.tables import (
     MAX_CACHED,
     WRITE_AGAIN,
@@ -53,7 +54,7 @@ def read_parquet(place: Place, split: Split, shards: dict[Split, list[str]]) -> 
     """
     assert place.shards is not None
     folder, refuse = place.shards[0], place.refuse
-    parts = [ShardFile(folder, path) for path in shards[split]]
+    parts = [FolderFile(folder, path) for path in shards[split]]
     with pass_faults_to(refuse):
         _check_parts(parts)
     columns, parts = _find_columns(parts, refuse)
@@ -62,14 +63,14 @@ def read_parquet(place: Place, split: Split, shards: dict[Split, list[str]]) -> 
         raise InputError(f"{place.address}: no rows in its {split} split; give each image a row")
 
     def cells_of(one: Split) -> list[LabelCells]:
-        others = [ShardFile(folder, path) for path in shards.get(one, ())]
+        others = [FolderFile(folder, path) for path in shards.get(one, ())]
         return [*(cells if one == split else _cells_by_file(others, columns, refuse)).values()]
 
     classes = tables.find_classes(columns.names, cells_of, place.address, refuse)
     labels = [tables.class_indices(file_cells, classes, refuse) for file_cells in cells.values()]
     in_folder = np.array([os.fsencode(file.path) for file in cells])
     example_id, path_of_row, offset = record_columns(in_folder, [len(file_cells) for file_cells in labels])
-    if (total := sum(file.size for file in cells)) > MAX_CACHED:
+    if (total := sum(folder.state(file.path)[0] for file in cells)) > MAX_CACHED:
         _log.warning(
             f"{folder.name()}: the files hold {size(total)}; {size(MAX_CACHED)} of the column {columns.image} stay in "
             "memory, and each other image is read with its whole row group; training from a copy by `jaxddp data "
@@ -79,7 +80,7 @@ def read_parquet(place: Place, split: Split, shards: dict[Split, list[str]]) -> 
     return ExampleTable(store, example_id, path_of_row, np.concatenate(labels), classes.names, offset=offset)
 
 
-def _check_parts(files: list[ShardFile]) -> None:
+def _check_parts(files: list[FolderFile]) -> None:
     """Check names like `train-00000-of-00002`. Raises: InputError if a part is missing or occurs twice."""
     parts: dict[tuple[str, int], list[int]] = defaultdict(list)
     for file in files:
@@ -93,7 +94,7 @@ def _check_parts(files: list[ShardFile]) -> None:
             raise InputError(f"{_parent(files[0])}: {found} of {name}-*.parquet; keep the files of one data set")
 
 
-def _find_columns(files: list[ShardFile], refuse: Refuse) -> tuple[TableColumns, list[ShardFile]]:
+def _find_columns(files: list[FolderFile], refuse: Refuse) -> tuple[TableColumns, list[FolderFile]]:
     """Return the columns of the first readable file, and the files without the unreadable ones before it.
 
     Raises: InputError if no file can be read.
@@ -104,7 +105,7 @@ def _find_columns(files: list[ShardFile], refuse: Refuse) -> tuple[TableColumns,
     raise InputError(f"{_parent(files[0])}: none of {counted(len(files), 'file')} can be read; {WRITE_AGAIN}")
 
 
-def _columns_of_file(file: ShardFile) -> TableColumns:
+def _columns_of_file(file: FolderFile) -> TableColumns:
     import pyarrow
 
     with open_parquet(file) as parquet:
@@ -140,16 +141,16 @@ def _class_names(schema: Any) -> dict[str, tuple[str, ...]]:
     return {name: tuple(of_column) for name, of_column in names.items() if name in schema.names and of_column}
 
 
-def _cells_by_file(files: list[ShardFile], columns: TableColumns, refuse: Refuse) -> dict[ShardFile, LabelCells]:
+def _cells_by_file(files: list[FolderFile], columns: TableColumns, refuse: Refuse) -> dict[FolderFile, LabelCells]:
     """Return the labels of each file that can be read."""
-    cells: dict[ShardFile, LabelCells] = {}
+    cells: dict[FolderFile, LabelCells] = {}
     for file in files:
         with pass_faults_to(refuse):
             cells[file] = _read_cells(file, columns, refuse)
     return cells
 
 
-def _read_cells(file: ShardFile, columns: TableColumns, refuse: Refuse) -> LabelCells:
+def _read_cells(file: FolderFile, columns: TableColumns, refuse: Refuse) -> LabelCells:
     import pyarrow
 
     column = columns.label
@@ -164,7 +165,7 @@ def _read_cells(file: ShardFile, columns: TableColumns, refuse: Refuse) -> Label
     return tables.label_cells(values, file, column, refuse)
 
 
-def _parent(file: ShardFile) -> str:
+def _parent(file: FolderFile) -> str:
     return file.folder.name(file.path.rpartition("/")[0])
 
 

@@ -21,8 +21,7 @@ from jaxddp.config import DataConfig
 from jaxddp.core.errors import InputError, Key, counted, nearest, show
 from jaxddp.data.format import Match, Place
 from jaxddp.data.source import Split
-from jaxddp.data.storage.root import Folder
-from jaxddp.data.storage.shards import with_cache
+from jaxddp.data.storage.root import Folder, with_cache
 from jaxddp.data.storage.tables import REFUSED
 from jaxddp.data.table import ExampleTable
 

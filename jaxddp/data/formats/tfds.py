@@ -161,12 +161,12 @@ def _feature_names(root: Path, features: Mapping[str, Any]) -> tuple[str, str]:
 def _open_store(builder: Any, split: str, lengths: Mapping[str, int], image: str) -> RecordFiles | ArrayRecords:
     tfds, root, kind = _import_tfds(), Path(builder.data_dir), builder.info.file_format.value
     if kind == "tfrecord":
-        return RecordFiles(root, image)
+        return RecordFiles(LocalFiles(root), image)
     if kind != "array_record":
         raise InputError(f"{root}: files of the format {kind}; prepare the data set as tfrecord or array_record")
     source = builder.as_data_source(split, deserialize_method=tfds.decode.DeserializeMethod.RAW_BYTES)
     starts = accumulate(lengths.values(), initial=0)
-    return ArrayRecords(root, source, dict(zip(map(os.fsencode, lengths), starts, strict=False)), image)
+    return ArrayRecords(LocalFiles(root), source, dict(zip(map(os.fsencode, lengths), starts, strict=False)), image)
 
 
 class PreparedSets:

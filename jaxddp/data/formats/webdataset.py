@@ -44,7 +44,7 @@ def read_tars(place: Place, split: Split, shards: dict[Split, list[str]]) -> Exa
         with pass_faults_to(raise_fault if other == "train" else lambda fault: None):
             every[other] = load_or_build_samples(folder, shards[other], lambda fault: None)
     cells = {one: [_cells(folder, path, part) for path, part in parts.items()] for one, parts in every.items()}
-    words = {label for of_split in cells.values() for one in of_split for label in {*one.labels.tolist()}}
+    words = {label for of_split in cells.values() for one in of_split for label in one.labels}
     if names := _names_in_file(folder):
         # A mistyped label does not turn the other labels into names.
         classes = Classes(names, numbered=words.isdisjoint(names))
@@ -64,11 +64,9 @@ def read_tars(place: Place, split: Split, shards: dict[Split, list[str]]) -> Exa
 
 def _cells(folder: Folder, path: str, samples: Samples) -> LabelCells:
     texts = [text.decode() for text in samples.label.tolist()]
-    labels = np.array(texts, np.int64 if all(map(_NUMBER.fullmatch, texts)) else object)
+    labels = [*map(int, texts)] if all(map(_NUMBER.fullmatch, texts)) else texts
     keys = samples.key.tolist()
-    return LabelCells(
-        labels, np.ones(len(texts), bool), lambda row: f"{folder.name(path)}, sample {keys[row].decode()}"
-    )
+    return LabelCells(labels, lambda row: f"{folder.name(path)}, sample {keys[row].decode()}")
 
 
 def _names_in_file(folder: Folder) -> tuple[str, ...]:

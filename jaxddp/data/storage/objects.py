@@ -25,8 +25,6 @@ T = TypeVar("T")
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 8.0
 # Requests to the key services of Amazon's and Google's machines; obstore makes them only if no keys are set.
 _KEY_SERVICE = re.compile("/latest/api/token|/latest/meta-data/|/computeMetadata/")
-# Listing waits for the server, and a training set has a thousand folders of two pages each.
-_THREADS = 32
 # The deadline of a text file, which may have tens of MB, as a multiple of an image's deadline.
 _TEXT_FACTOR = 10
 # The least number of bytes that a file requests at a time. The headers of small images come together.
@@ -58,7 +56,7 @@ class RetryPolicy:
     """Seconds without a byte after which a try ends; the last try may end this long after the deadline."""
     tries: int = 10
 
-    def call(self, name: str, attempt: Callable[[float], T], deadline: float, advice: str) -> T:
+    def call(self, name: str, attempt: Callable[[float], T], advice: str, times: int = 1) -> T:
         """Return the result of `attempt`, which is called again after a temporary failure.
 
         The pauses between tries double. Each pause is shortened by up to a half at random, so many hosts do not retry
@@ -67,8 +65,8 @@ class RetryPolicy:
         Args:
             name: the object to fetch, for messages.
             attempt: a function that takes the time, as of time.monotonic(), by which it should return or raise.
-            deadline: the seconds for all tries; it replaces the attribute, because text files need more time.
             advice: the advice in the message of a permanent failure, and of an incomplete answer.
+            times: a factor of the deadline, because text files need more time.
 
         Raises:
             FileNotFoundError: the attempt raised it.
@@ -79,47 +77,50 @@ class RetryPolicy:
         while True:
             tries += 1
             try:
-                return attempt(start + deadline)
+                return attempt(start + times * self.deadline)
             except (FileNotFoundError, InputError) as error:
-                if "NoSuchBucket" in str(error):
-                    raise InputError(f"{name}: no such bucket; {advice}") from None
-                raise
+                if "NoSuchBucket" not in str(error):
+                    raise
+                kind, reason = InputError, "no such bucket"
             except Exception as error:
-                is_temporary, reason = classify_error(error)
-                has_body = isinstance(error, IncompleteResponse) or "IncompleteBody" in str(error)
-            if not is_temporary:
+                kind, reason = classify_error(error)
+            if kind is InputError:
                 raise InputError(f"{name}: {reason}; {advice}")
             pause = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** (tries - 1)) * random.uniform(0.5, 1)
             elapsed = time.monotonic() - start
-            if tries >= self.tries or elapsed + pause > deadline:
+            if tries >= self.tries or elapsed + pause > times * self.deadline:
                 spent = f"{elapsed:.0f} s and {counted(tries, 'try')}"
-                if has_body:
+                if kind is IncompleteResponse:
                     raise Unreachable(f"{name}: {reason} (after {spent}); start again, or {advice}")
                 advice = "check that the store and the network are up, and start again"
                 raise Unreachable(f"{name}: no answer in {spent}, the last: {reason}; {advice}")
             time.sleep(pause)
 
 
-def classify_error(error: Exception) -> tuple[bool, str]:
-    """Return whether a failure is temporary, and its cause in a few words, from the text of obstore's error."""
+def classify_error(error: Exception) -> tuple[type[Exception], str]:
+    """Return the kind of a failure, and its cause in a few words, from the text of obstore's error.
+
+    The kind is `InputError` for a permanent failure, `IncompleteResponse`, or `TemporaryFailure`.
+    """
     if isinstance(error, TemporaryFailure):
-        return True, str(error)
+        return type(error), str(error)
     text, _, detail = str(error).partition("Debug source:")
     keys = "no credentials are set, and the machine has none: " if _KEY_SERVICE.search(text) else ""
     if status := re.search(r"status code: (\d+)( [\w ]+)?", text):
         code = re.search(r"<Code>(\w+)</Code>", text)
         is_temporary = status[1].startswith("5") or status[1] in ("408", "429")
-        return is_temporary, keys + status[1] + (status[2] or "") + (f" ({code[1]})" if code else "")
+        reason = keys + status[1] + (status[2] or "") + (f" ({code[1]})" if code else "")
+        return TemporaryFailure if is_temporary else InputError, reason
     if "BadScheme" in detail:
-        return False, "plain http is not allowed unless AWS_ALLOW_HTTP=true is set"
+        return InputError, "plain http is not allowed unless AWS_ALLOW_HTTP=true is set"
     if "HTTP error" not in text:
-        return False, show(re.sub(r"^Generic \w+ error: ", "", text.strip()))
+        return InputError, show(re.sub(r"^Generic \w+ error: ", "", text.strip()))
     if "kind: Timeout" in detail:
-        return True, f"{keys}no data arrived"
+        return TemporaryFailure, f"{keys}no data arrived"
     if "IncompleteBody" in detail:
-        return True, "the answer was cut short"
+        return IncompleteResponse, "the answer was cut short"
     message = re.search(r'(?:message|error): "([^"]+)"', detail)
-    return True, keys + (message[1] if message else text.strip().rpartition(" - ")[2])
+    return TemporaryFailure, keys + (message[1] if message else text.strip().rpartition(" - ")[2])
 
 
 _RETRY_POLICY = RetryPolicy()
@@ -197,10 +198,12 @@ class Objects:
     def states(self, folder: str) -> dict[str, tuple[int, str]]:
         """Return the `state` of each object directly in a folder, by path. Raises: see `read`."""
 
-        def listed(_: float) -> list[Any]:
-            return self._client.list_with_delimiter(folder or None)["objects"]
-
-        return {one["path"]: _state(one) for one in self._in_time(f"{self.name(folder).rstrip('/')}/", listed)}
+        listed = self.retry_policy.call(
+            f"{self.name(folder).rstrip('/')}/",
+            lambda _: self._client.list_with_delimiter(folder or None)["objects"],
+            _ADVICE[self._scheme],
+        )
+        return {one["path"]: _state(one) for one in listed}
 
     def _listing(self, folder: str) -> dict[str, tuple[int, str]]:
         """Return the `states` of a folder, which are kept."""
@@ -216,17 +219,15 @@ class Objects:
 
         Raises: the errors of `read`, for a folder.
         """
-        if not self.can_list:
-            return []
 
-        def unusable(folder: bytes, rows: dict[bytes, int]) -> list[Fault]:
-            states = self.states(os.fsdecode(folder)).items()
-            found = {os.fsencode(path).rpartition(b"/")[2]: size for path, (size, _) in states}
-            absent = "the image is missing" if found else "the image's folder is missing"
-            faulty = [(row, name) for name, row in rows.items() if not found.get(name)]
-            return [(row, "the image is empty" if name in found else absent) for row, name in faulty]
+        def look(folder: bytes, rows: dict[bytes, int]) -> dict[int, str | None]:
+            sizes = {os.fsencode(path): size for path, (size, _) in self.states(os.fsdecode(folder)).items()}
+            if not sizes:
+                raise FileNotFoundError
+            found = {row: sizes.get(bytes(paths[row])) for row in rows.values()}
+            return {row: None if size else "the image is empty" for row, size in found.items() if size is not None}
 
-        return faults_by_folder(paths, unusable, _THREADS)
+        return faults_by_folder(paths, look) if self.can_list else []
 
     def _download(self, key: str, until: float) -> bytes:
         answer, chunks = self._client.get(key), list[bytes]()
@@ -244,27 +245,24 @@ class Objects:
         """Return the result of `attempt(key, until)` for an object; see `RetryPolicy.call`."""
         name, key = self.name(path), os.fsdecode(path)
         _check_key(name, key)
-        return self._in_time(name, lambda until: attempt(key, until), times)
-
-    def _in_time(self, name: str, attempt: Callable[[float], T], times: int = 1) -> T:
-        return self.retry_policy.call(name, attempt, times * self.retry_policy.deadline, _ADVICE[self._scheme])
+        return self.retry_policy.call(name, lambda until: attempt(key, until), _ADVICE[self._scheme], times)
 
     @cached_property
     def _client(self) -> Any:
         from obstore import store
 
-        allow_http = self._scheme == "http" or os.environ.get("AWS_ALLOW_HTTP", "").lower() in ("1", "true", "yes")
-        options: Any = {
-            "allow_http": allow_http,
+        client_options = {
+            "allow_http": self._scheme == "http"
+            or os.environ.get("AWS_ALLOW_HTTP", "").lower() in ("1", "true", "yes"),
             "connect_timeout": f"{round(1000 * min(5, self.retry_policy.read_timeout))}ms",
             "read_timeout": f"{round(1000 * self.retry_policy.read_timeout)}ms",
             "timeout": f"{round(1000 * _TEXT_FACTOR * self.retry_policy.deadline)}ms",
-            "pool_max_idle_per_host": str(_THREADS),
+            "pool_max_idle_per_host": "32",
         }
-        # Retries of obstore would multiply with those of `RetryPolicy`, and ignore its deadline.
-        retries: Any = {"max_retries": 0}
         kind = {"s3": store.S3Store, "gs": store.GCSStore}.get(self._scheme, store.HTTPStore)
-        return kind.from_url(self.url, client_options=options, retry_config=retries)
+        # Retries of obstore would multiply with those of `RetryPolicy`, and ignore its deadline.
+        options: Any = {"client_options": client_options, "retry_config": {"max_retries": 0}}
+        return kind.from_url(self.url, **options)
 
     @property
     def _scheme(self) -> str:

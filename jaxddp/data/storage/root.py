@@ -4,7 +4,7 @@ The catalog `datasets.toml` maps each name to a path or URL, for one machine or 
 is an example.
 """
 
-import codecs
+import json
 import os
 import re
 import tomllib
@@ -13,10 +13,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
 from os import PathLike
 from pathlib import Path
-from typing import Any
 
 import jaxddp.core.files as files
-from jaxddp.core.errors import InputError, JaxddpError, Option, about, nearest, show
+from jaxddp.core.errors import InputError, JaxddpError, Key, Option, about, nearest, show
 from jaxddp.data.faults import check_distinct
 from jaxddp.data.storage.objects import Objects
 from jaxddp.data.storage.store import CachedStore, LocalFiles, Store
@@ -35,14 +34,20 @@ Both have these members: `root`, None for a URL; `can_list`, false for a plain w
 
 
 @dataclass(frozen=True)
-class TextFile:
-    """A text file of a folder; `str(file)` is its readable name."""
+class FolderFile:
+    """A file of a folder; `str(file)` is its readable name."""
 
     folder: Folder
     path: str
+    """The path in the folder."""
 
     def __str__(self) -> str:
         return self.folder.name(self.path)
+
+    @property
+    def name(self) -> str:
+        """The last part of the path."""
+        return self.path.rpartition("/")[2]
 
     def text(self) -> str:
         """Return the text of UTF-8, with or without a byte order mark, or of UTF-16, as Excel writes it.
@@ -53,21 +58,14 @@ class TextFile:
         """
         try:
             content = self.folder.read_text(self.path)
-            encoding = _utf16(content[:2])
-            return content.decode(encoding or "utf-8-sig", "strict" if encoding else "surrogateescape")
+            encoding = json.detect_encoding(content)
+            return content.decode(encoding, "surrogateescape" if encoding.startswith("utf-8") else "strict")
         except FileNotFoundError:
             raise InputError(f"{self}: no such file{_hint(self)}") from None
         except UnicodeDecodeError as error:
             raise InputError(f"{self}: damaged UTF-16 ({error.reason}); save the file as UTF-8") from None
         except OSError as error:
             raise InputError(f"{self}: cannot be read ({error.strerror}); give a readable text file") from None
-
-
-def _utf16(first: bytes) -> str | None:
-    """Return the encoding of a text that begins with two bytes, if it is UTF-16; the first character may be a mark."""
-    if first in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
-        return "utf-16"
-    return {b"": None, first[1:]: "utf-16-le", first[:1]: "utf-16-be"}.get(b"\0")
 
 
 @dataclass(frozen=True)
@@ -77,10 +75,10 @@ class DataRoot:
     folder: Folder
     store: Store
 
-    def file(self, name: str | PathLike[str]) -> TextFile:
+    def file(self, name: str | PathLike[str]) -> FolderFile:
         """Return a text file, by its name relative to the root or its absolute path on this machine."""
         path = os.fspath(name)
-        return TextFile(LocalFiles(Path("/")) if os.path.isabs(path) else self.folder, path)
+        return FolderFile(LocalFiles(Path("/")) if os.path.isabs(path) else self.folder, path)
 
 
 def is_url(root: str) -> bool:
@@ -117,15 +115,27 @@ def open_root(root: str | PathLike[str], file_name: str, cache: str | PathLike[s
             directory.
     """
     if is_url(os.fspath(root)):
-        objects = Objects.open_url(os.fspath(root))
-        return DataRoot(objects, objects if cache is None else CachedStore(objects, cache))
-    path = files.expanded(root).absolute()
-    if not path.is_dir():
-        state = "is not a directory" if path.exists() else "no such directory"
-        raise InputError(f"{path}: {state}; give the directory that holds {file_name}{nearest_beside(path)}")
-    if cache is not None:
-        raise InputError(f"{path}: images of a directory are read in place; leave out the cache {cache}")
-    return DataRoot(LocalFiles(path), LocalFiles(path))
+        folder: Folder = Objects.open_url(os.fspath(root))
+    else:
+        folder = LocalFiles(path := files.expanded(root).absolute())
+        if not path.is_dir():
+            state = "is not a directory" if path.exists() else "no such directory"
+            raise InputError(f"{path}: {state}; give the directory that holds {file_name}{nearest_beside(path)}")
+    return DataRoot(folder, with_cache(folder, folder, cache))
+
+
+def with_cache(store: Store, folder: Folder, cache: str | PathLike[str] | None) -> Store:
+    """Return a store that keeps the images of a URL in the folder `cache`; the same store if `cache` is None.
+
+    Raises:
+        InputError: the files are on this machine.
+    """
+    if cache is None:
+        return store
+    if folder.root is not None:
+        fault = f": {folder.name()} is on this machine and read in place"
+        raise InputError(Key("data.local_cache", cache), fault, advice=("leave ", Key("data.local_cache"), " out"))
+    return CachedStore(store, cache)
 
 
 def folder_of(address: str) -> Folder:
@@ -133,20 +143,19 @@ def folder_of(address: str) -> Folder:
     return Objects.open_url(address) if is_url(address) else LocalFiles(files.expanded(address).absolute())
 
 
-def _hint(missing: TextFile) -> str:
+def _hint(missing: FolderFile) -> str:
     """Return a hint about a missing file, for the end of an error message."""
-    if missing.folder.root is None:
-        folder, _, name = missing.path.rpartition("/")
-        beside: list[str] = []
-        # Permission to read an object does not include permission to list.
-        with suppress(JaxddpError):
-            beside = missing.folder.files(folder)
-        return nearest(name, [path.rpartition("/")[2] for path in beside]) or "; check the URL"
-    path = missing.folder.root / missing.path
-    # Archives often unpack one level deeper.
-    nearby = [path.parent.parent / path.name, *sorted(path.parent.glob(f"*/{path.name}"))]
-    folder = next((other.parent for other in nearby if other.is_file()), None)
-    return f"; it is in {folder}: give that directory instead" if folder else nearest_beside(path) or "; check the path"
+    if missing.folder.root is not None:
+        # Archives often unpack one level deeper.
+        path = missing.folder.root / missing.path
+        nearby = [path.parent.parent / path.name, *sorted(path.parent.glob(f"*/{path.name}"))]
+        if found := [other.parent for other in nearby if other.is_file()]:
+            return f"; it is in {found[0]}: give that directory instead"
+    beside: list[str] = []
+    # Permission to read an object does not include permission to list.
+    with suppress(JaxddpError):
+        beside = missing.folder.files(missing.path.rpartition("/")[0])
+    return nearest(missing.name, [path.rpartition("/")[2] for path in beside]) or "; check the path"
 
 
 def nearest_beside(path: Path) -> str:
@@ -174,19 +183,28 @@ def resolve(name: str) -> DatasetEntry:
             value is not a string.
     """
     catalog = _catalog_path()
-    tables = _read(catalog)
+    missing = (
+        *(f"no such file; create it, set {CATALOG_VARIABLE} to another catalog, or give ", Option("data.path")),
+        " a path instead of a data set's name",
+    )
+    with files.reading(catalog, "give a readable TOML file", missing=missing):
+        content = files.read(catalog)
+    try:
+        tables = tomllib.loads(content.decode("utf-8-sig"))
+    # The errors of tomllib and of bytes that are not UTF-8.
+    except ValueError as error:
+        raise InputError(f"{catalog}: not TOML in UTF-8: {error}; correct it") from None
     check_distinct(tables, lambda name: str(catalog))
     if name not in tables:
         names = ", ".join(tables) or "none"
         raise InputError(f"{catalog}: no data set {show(name)}{nearest(name, tables)}; it has: {names}")
-    table = tables[name]
-    if not isinstance(table, dict):
-        raise InputError(f'{catalog}: {name} is {show(table)}; write a heading [{name}] and below it path = "..."')
-    _check_keys(table, f"{catalog}: {name}")
+    table, keys = tables[name], [field.name for field in fields(DatasetEntry)]
+    is_entry = isinstance(table, dict) and all(isinstance(value, str) and value.strip() for value in table.values())
+    if not is_entry or "path" not in table or not {*table} <= {*keys}:
+        advice = f'write [{name}], below it path = "..." and, if needed, {", ".join(keys[1:])}, all of them texts'
+        raise InputError(f"{catalog}: {name} is {show(table)}; {advice}")
     path = table["path"]
-    if not is_address(path):
-        path = str(catalog.parent / files.expanded(path))
-    return DatasetEntry(**table | {"path": path})
+    return DatasetEntry(**table | {"path": path if is_address(path) else str(catalog.parent / files.expanded(path))})
 
 
 def find_dataset(place: str | os.PathLike[str]) -> DatasetEntry:
@@ -205,28 +223,3 @@ def find_dataset(place: str | os.PathLike[str]) -> DatasetEntry:
 
 def _catalog_path() -> Path:
     return files.expanded(os.environ.get(CATALOG_VARIABLE) or CATALOG_FILE).absolute()
-
-
-def _read(catalog: Path) -> dict[str, Any]:
-    missing = (
-        *(f"no such file; create it, set {CATALOG_VARIABLE} to another catalog, or give ", Option("data.path")),
-        " a path instead of a data set's name",
-    )
-    try:
-        with files.reading(catalog, "give a readable TOML file", missing=missing):
-            return tomllib.loads(files.read(catalog).decode("utf-8-sig"))
-    except UnicodeDecodeError:
-        raise InputError(f"{catalog}: not UTF-8; save the file as UTF-8") from None
-    except tomllib.TOMLDecodeError as error:
-        raise InputError(f"{catalog}: not TOML: {error}; correct it") from None
-
-
-def _check_keys(table: dict[str, Any], where: str) -> None:
-    keys = [field.name for field in fields(DatasetEntry)]
-    for key, value in table.items():
-        if key not in keys:
-            raise InputError(f"{where}.{key}: unknown key{nearest(key, keys)}; the keys are {', '.join(keys)}")
-        if not isinstance(value, str) or not value.strip():
-            raise InputError(f"{where}.{key}: is {show(value)}; give a string that is not empty")
-    if "path" not in table:
-        raise InputError(f'{where}: no path; add path = "DIRECTORY"')

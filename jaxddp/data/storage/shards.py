@@ -16,7 +16,6 @@ import logging
 import os
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,16 +24,14 @@ from typing import Any, BinaryIO, Literal
 import numpy as np
 
 import jaxddp.core.files as files
-from jaxddp.core.errors import InputError, Key, counted
-from jaxddp.core.phases import doing, moved, reached
+from jaxddp.core.errors import InputError, counted
+from jaxddp.core.phases import doing, reached
+from jaxddp.core.threads import map_in_threads
 from jaxddp.data.faults import Refuse
 from jaxddp.data.storage.root import Folder
 from jaxddp.data.storage.store import (
-    CachedStore,
-    Fault,
     LocalFiles,
-    Store,
-    faults_of_shards,
+    ShardStore,
     name_of_folder,
     read_sealed,
     write_sealed,
@@ -52,28 +49,6 @@ _log = logging.getLogger("jaxddp.data")
 SHARDS = (".tar", ".parquet")
 
 
-@dataclass(frozen=True)
-class ShardFile:
-    """One file of a folder; `str` returns its readable name."""
-
-    folder: Folder
-    path: str
-    """The path in the folder."""
-
-    def __str__(self) -> str:
-        return self.folder.name(self.path)
-
-    @property
-    def name(self) -> str:
-        """The last part of the path."""
-        return self.path.rpartition("/")[2]
-
-    @property
-    def size(self) -> int:
-        """The size in bytes. Raises: OSError, or an error of the store."""
-        return self.folder.state(self.path)[0]
-
-
 def split_address(address: str) -> tuple[str, str]:
     """Return (folder, pattern) of an address: the parts before and after the last slash that no pattern precedes.
 
@@ -84,22 +59,6 @@ def split_address(address: str) -> tuple[str, str]:
         return address, ""
     folder, slash, _ = address[:special].rpartition("/")
     return folder or slash or ".", address[len(folder) + len(slash) :]
-
-
-def with_cache(store: Store, folder: Folder, cache: str | None) -> Store:
-    """Return a store that keeps the images of a URL in the folder `cache`; the same store if `cache` is None.
-
-    Raises:
-        InputError: the files are on this machine.
-    """
-    if cache is None:
-        return store
-    if folder.root is not None:
-        advice = ("leave ", Key("data.local_cache"), " out")
-        raise InputError(
-            Key("data.local_cache", cache), f": {folder.name()} is on this machine and read in place", advice=advice
-        )
-    return CachedStore(store, cache)
 
 
 def load_or_build_index(
@@ -131,42 +90,34 @@ def load_or_build_index(
     stamp = json.dumps([_FORMAT, about, *states.items()])
     cached = files.cache_folder() / f"{name_of_folder(folder.root or folder.name())}-{name}.jaxddp-index"
     places = [cached] if folder.root is None else [folder.root / f"{name}.jaxddp-index", cached]
-    columns: dict[str, Columns] = {}
+
+    def read_in_thread(path: str) -> tuple[Columns | None, list[str]]:
+        try:
+            with files.reading(folder.name(path), "make it a readable file"):
+                return read(path, states[path][0])
+        except InputError as error:
+            return None, [str(error)]
+
     with files.in_turn(cached.with_suffix(".lock"), _SECONDS, "indexing the same files"):
         if (saved := next(filter(None, (_load(place, stamp) for place in places)), None)) is not None:
             ends = np.cumsum(saved[_COUNT])[:-1]
             parts = {column: np.split(values, ends) for column, values in saved.items() if column != _COUNT}
             return {path: {name: part[row] for name, part in parts.items()} for row, path in enumerate(states)}
-        has_faults = len(states) < len(paths)
-        for path, result, faults in _read(folder, states, read):
-            has_faults |= bool(faults)
-            for fault in faults:
-                refuse(fault)
-            if result is not None:
-                columns[path] = result
+        columns, has_faults = dict[str, Columns](), len(states) < len(paths)
+        with doing(f"indexing {counted(len(states), 'file')}, once", len(states), "file"):
+            results = map_in_threads(read_in_thread, states, _THREADS)
+            for done, (path, (part, faults)) in enumerate(zip(states, results, strict=True), 1):
+                reached(done)
+                has_faults |= bool(faults)
+                for fault in faults:
+                    refuse(fault)
+                if part is not None:
+                    columns[path] = part
         if not columns:
             raise InputError(f"{folder.name()}: none of {counted(len(paths), 'file')} can be used; repair one")
         if not has_faults:
             _save(places, stamp, [*columns.values()])
     return columns
-
-
-def _read(
-    folder: Folder, states: Mapping[str, tuple[int, str]], read: Callable[[str, int], tuple[Columns, list[str]]]
-) -> Iterator[tuple[str, Columns | None, list[str]]]:
-    def in_thread(path: str) -> tuple[str, Columns | None, list[str]]:
-        try:
-            with files.reading(folder.name(path), "make it a readable file"):
-                return path, *read(path, states[path][0])
-        except InputError as error:
-            return path, None, [str(error)]
-
-    total = counted(len(states), "file")
-    with ThreadPoolExecutor(_THREADS) as pool, doing(f"indexing {total}, once", len(states), "file"):
-        for done, result in enumerate(pool.map(in_thread, states), 1):
-            reached(done)
-            moved()
-            yield result
 
 
 def _load(place: Path, stamp: str) -> Columns | None:
@@ -193,44 +144,41 @@ def _save(places: Sequence[Path], stamp: str, parts: Sequence[Columns]) -> None:
 
 
 MAKE_OR_INDEX_AGAIN = "make the files again, or remove their index"
-_MAKE_AGAIN = "make the files again"
-
 _HEAD, _TAIL = 12, 4
 
 
 @dataclass(frozen=True)
-class RecordFiles:
-    """TFRecord files below a directory; one feature of each record is the encoded image."""
+class RecordFiles(ShardStore):
+    """TFRecord files of a folder on this machine; one feature of each record is the encoded image."""
 
-    root: Path
+    folder: LocalFiles
     feature: str = "image"
 
     def name(self, path: bytes | str, offset: int = 0) -> str:
-        return f"{self.root / os.fsdecode(path)}, record at byte {offset}"
+        return f"{self.folder.name(path)}, record at byte {offset}"
 
     def read(self, path: bytes, offset: int = 0) -> bytes:
         # TensorFlow takes seconds to import, and is needed only to read single records.
         from jaxddp.data.stream.tensorflow_cpu import tf
 
-        file, name = self.root / os.fsdecode(path), self.name(path, offset)
+        file, name = self.folder.name(path), self.name(path, offset)
         with _open_records(file) as records:
             # TensorFlow allocates as many bytes as the header states. `_end` first compares this with the file size.
             _end(records, offset, file)
         try:
             return _record_image(os.fsencode(file), tf.constant(offset, tf.int64), self.feature).numpy()
         except tf.errors.DataLossError:
-            raise InputError(f"{name}: damaged, its checksum is wrong; {MAKE_OR_INDEX_AGAIN}") from None
+            fault = "damaged, its checksum is wrong"
         except tf.errors.InvalidArgumentError:
             fault = f"holds no single value of the feature {self.feature!r}"
-            raise InputError(f"{name}: {fault}; {MAKE_OR_INDEX_AGAIN}") from None
+        raise InputError(f"{name}: {fault}; {MAKE_OR_INDEX_AGAIN}")
 
     def in_graph(self) -> Callable[[Any, Any], Any]:
         return _reader(self.feature)
 
     def labels(self, path: str, length: int, feature: str) -> tuple[np.ndarray, np.ndarray]:
         """Return offsets and an integer feature of all records of a file, int64[length] each. Raises: InputError."""
-        file = self.root / path
-        offsets = record_offsets(file)
+        offsets = record_offsets(file := self.folder.name(path))
         if len(offsets) != length:
             raise InputError(f"{file}: {len(offsets)} records in place of {length}; {MAKE_OR_INDEX_AGAIN}")
         labels = np.empty(length, np.int64)
@@ -238,18 +186,15 @@ class RecordFiles:
             for row, offset in enumerate(offsets.tolist()):
                 end = _end(records, offset, file)
                 data = records.read(end - offset - _HEAD - _TAIL)
-                labels[row] = _value(data, feature, "int64_list", self.name(path, offset), MAKE_OR_INDEX_AGAIN)
+                labels[row] = _value(data, feature, "int64_list", self.name(path, offset))
         return offsets, labels
-
-    def faults(self, paths: np.ndarray, identity: np.ndarray | None = None) -> list[Fault]:
-        return faults_of_shards(LocalFiles(self.root), paths, identity)
 
 
 @dataclass(frozen=True)
-class ArrayRecords:
-    """ArrayRecord files below a directory. An offset is a record's number in its file."""
+class ArrayRecords(ShardStore):
+    """ArrayRecord files of a folder on this machine. An offset is a record's number in its file."""
 
-    root: Path
+    folder: LocalFiles
     source: Any
     """The serialized Examples of all files, by number; threads may share it."""
     first: Mapping[bytes, int]
@@ -258,21 +203,15 @@ class ArrayRecords:
     """The name of the feature with the encoded image."""
 
     def name(self, path: bytes, offset: int = 0) -> str:
-        return f"{self.root / os.fsdecode(path)}, record {offset}"
+        return f"{self.folder.name(path)}, record {offset}"
 
     def read(self, path: bytes, offset: int = 0) -> bytes:
         return self._value(path, offset, self.feature, "bytes_list")
-
-    # TensorFlow cannot read ArrayRecord files.
-    def in_graph(self) -> None: ...
 
     def labels(self, path: str, length: int, feature: str) -> tuple[np.ndarray, np.ndarray]:
         """Return offsets and an integer feature; see `RecordFiles.labels`."""
         file = os.fsencode(path)
         return np.arange(length), np.array([self._value(file, row, feature, "int64_list") for row in range(length)])
-
-    def faults(self, paths: np.ndarray, identity: np.ndarray | None = None) -> list[Fault]:
-        return faults_of_shards(LocalFiles(self.root), paths, identity)
 
     def _value(self, path: bytes, offset: int, feature: str, kind: Literal["bytes_list", "int64_list"]) -> Any:
         name = self.name(path, offset)
@@ -280,11 +219,11 @@ class ArrayRecords:
             data = self.source[self.first[path] + offset]
         # The reader is written in C++ and raises RuntimeError for every fault of a file.
         except RuntimeError as error:
-            raise InputError(f"{name}: cannot be read ({error}); {_MAKE_AGAIN}") from None
-        return _value(data, feature, kind, name, _MAKE_AGAIN)
+            raise InputError(f"{name}: cannot be read ({error}); {MAKE_OR_INDEX_AGAIN}") from None
+        return _value(data, feature, kind, name)
 
 
-def record_offsets(file: Path) -> np.ndarray:
+def record_offsets(file: Path | str) -> np.ndarray:
     """Return the first byte of each record of a TFRecord file, int64[N], from its headers. Raises: InputError."""
     offsets, offset = [], 0
     with _open_records(file) as records:
@@ -316,7 +255,7 @@ def _record_image(file: Any, offset: Any, feature: str) -> Any:
     return tf.io.parse_single_example(serialized, {feature: tf.io.FixedLenFeature([], tf.string)})[feature]
 
 
-def _value(data: bytes, feature: str, kind: Literal["bytes_list", "int64_list"], name: str, advice: str) -> Any:
+def _value(data: bytes, feature: str, kind: Literal["bytes_list", "int64_list"], name: str) -> Any:
     """Return the first value of a feature of a serialized Example. Raises: InputError."""
     # TensorFlow takes seconds to import.
     from google.protobuf.message import DecodeError
@@ -326,10 +265,10 @@ def _value(data: bytes, feature: str, kind: Literal["bytes_list", "int64_list"],
     try:
         example = tf.train.Example.FromString(data)
     except DecodeError:
-        raise InputError(f"{name}: no serialized Example; {advice}") from None
+        raise InputError(f"{name}: no serialized Example; {MAKE_OR_INDEX_AGAIN}") from None
     values = getattr(example.features.feature[feature], kind).value
     if not values:
-        raise InputError(f"{name}: no value of the feature {feature!r}; {advice}")
+        raise InputError(f"{name}: no value of the feature {feature!r}; {MAKE_OR_INDEX_AGAIN}")
     return values[0]
 
 
@@ -348,7 +287,7 @@ def record_columns(files: np.ndarray, lengths: Sequence[int]) -> tuple[np.ndarra
     return np.strings.add(np.strings.add(path, b"__"), number.astype("S")), path, number
 
 
-def _end(records: BinaryIO, offset: int, file: Path) -> int:
+def _end(records: BinaryIO, offset: int, file: Path | str) -> int:
     """Return the end of the record at an offset, from its header. The file position is then after the header."""
     size = os.fstat(records.fileno()).st_size
     records.seek(offset)
@@ -361,7 +300,7 @@ def _end(records: BinaryIO, offset: int, file: Path) -> int:
 
 
 @contextmanager
-def _open_records(file: Path) -> Iterator[BinaryIO]:
+def _open_records(file: Path | str) -> Iterator[BinaryIO]:
     # Do not buffer: most reads are of a header, and megabytes follow each header.
     with files.reading(file, MAKE_OR_INDEX_AGAIN), files.open_regular(file, buffering=0) as records:
         yield records

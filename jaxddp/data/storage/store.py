@@ -7,7 +7,7 @@ import stat
 import threading
 import uuid
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -22,10 +22,9 @@ import jaxddp.core.files as files
 
 Fault = tuple[int, str]
 """A row, and a clause that describes the fault of its image."""
-# Listing folders mostly waits for the disk or a server.
-_THREADS = 16
+# Listing waits for the disk or a server, and a training set of a server has a thousand folders of two pages each.
+_THREADS = 32
 _log = logging.getLogger("jaxddp.data")
-_warning_lock = threading.Lock()
 _DIGEST = 32
 
 
@@ -69,19 +68,33 @@ class Store(Protocol):
 
 
 def faults_by_folder(
-    paths: np.ndarray, find_faults: Callable[[bytes, dict[bytes, int]], Iterable[Fault]], threads: int
+    paths: np.ndarray, look: Callable[[bytes, dict[bytes, int]], dict[int, str | None]], *, missing_too: bool = True
 ) -> list[Fault]:
-    """Return the faults that `find_faults` finds in each folder of `paths`, bytes 'S'[N], all different.
+    """Return the faults of the images `paths`, bytes 'S'[N], all different. Each folder is looked at once.
 
     Args:
-        find_faults: a function of a folder and a dict from its file names to rows; it returns faults.
+        look: a function of a folder and a dict from its file names to rows. It returns the rows whose files exist, with
+            their faults, and raises an OSError if the folder cannot be read.
+        missing_too: whether a missing image is a fault.
     """
     folders: dict[bytes, dict[bytes, int]] = defaultdict(dict)
     for row, path in enumerate(paths.tolist()):
         folder, _, name = path.rpartition(b"/")
         folders[folder][name] = row
-    with ThreadPoolExecutor(threads) as pool:
-        return sorted(chain.from_iterable(pool.map(lambda item: list(find_faults(*item)), folders.items())))
+
+    def faults_of(folder: bytes) -> list[Fault]:
+        absent, found = "the image is missing", dict[int, str | None]()
+        try:
+            found = look(folder, folders[folder])
+        except FileNotFoundError:
+            absent = "the image's folder is missing"
+        except OSError as error:
+            absent = f"the image's folder cannot be read ({error.strerror})"
+        faults = ((row, found.get(row, absent if missing_too else None)) for row in folders[folder].values())
+        return [(row, fault) for row, fault in faults if fault]
+
+    with ThreadPoolExecutor(_THREADS) as pool:
+        return sorted(chain.from_iterable(pool.map(faults_of, folders)))
 
 
 @dataclass(frozen=True)
@@ -124,13 +137,22 @@ class LocalFiles:
     def in_graph(self) -> Callable[[Any, Any], Any]:
         return _read_op
 
-    def faults(self, paths: np.ndarray, identity: np.ndarray | None = None) -> list[Fault]:
+    def faults(self, paths: np.ndarray, identity: np.ndarray | None = None, *, links_only: bool = False) -> list[Fault]:
         """Return the faults of `Store.faults`, and also images that are not regular files or are outside the root.
 
-        All paths must be different.
+        The root may be a link, and links may lead anywhere within it. All paths must be different.
+
+        Args:
+            links_only: whether to return only the links out of the root. The listing of a folder shows which entries
+                are links, without a system call for each entry.
         """
+        real_root = os.path.realpath(os.fsencode(self.root))
 
         def fault_of(row: int, entry: os.DirEntry[bytes]) -> str | None:
+            if entry.is_symlink() and (fault := link_out(entry.path, real_root)):
+                return fault
+            if links_only:
+                return None
             try:
                 status = entry.stat()
             except OSError as error:
@@ -138,33 +160,39 @@ class LocalFiles:
             if not stat.S_ISREG(status.st_mode):
                 return "the image is not a regular file"
             if identity is not None:
-                identity[row] = _identity(bytes(paths[row]), status)
+                identity[row] = identity_of(bytes(paths[row]), status)
             return None if status.st_size else "the image is empty"
 
-        return _faults(self.root, paths, fault_of, missing_too=True)
+        def look(folder: bytes, rows: dict[bytes, int]) -> dict[int, str | None]:
+            place = os.path.join(os.fsencode(self.root), folder)
+            if fault := link_out(place, real_root):
+                return dict.fromkeys(rows.values(), fault)
+            with os.scandir(place) as entries:
+                return {rows[entry.name]: fault_of(rows[entry.name], entry) for entry in entries if entry.name in rows}
+
+        return faults_by_folder(paths, look, missing_too=not links_only)
 
 
-def faults_of_shards(store: Any, paths: np.ndarray, identity: np.ndarray | None = None) -> list[Fault]:
-    """Return the faults of `Store.faults` for files that hold many images: the files in `paths` repeat.
+class ShardStore:
+    """What all stores of large files that hold many images have in common; TensorFlow cannot read most such files."""
 
-    Args:
-        store: the store of the files themselves, which checks each of them as if it were an image.
-    """
-    shards, inverse = np.unique(paths, return_inverse=True)
-    of_shard = None if identity is None else np.zeros(len(shards), np.uint64)
-    wrong = {row: fault.replace("the image", "its file") for row, fault in store.faults(shards, of_shard)}
-    if identity is not None and of_shard is not None:
-        identity[:] = of_shard[inverse]
-    return [(row, wrong[shard]) for row, shard in enumerate(inverse.tolist()) if shard in wrong]
+    folder: Any
+    """The `Folder` of the files. It checks each file as if the file were an image."""
 
+    @property
+    def root(self) -> Path | None:
+        return self.folder.root
 
-def links_out(root: Path, paths: np.ndarray) -> list[Fault]:
-    """Return the rows of bytes 'S'[N] whose image, or a folder above it, is a symbolic link out of the root.
+    def in_graph(self) -> Callable[[Any, Any], Any] | None:
+        return None
 
-    The root itself may be a link, and links may lead anywhere within the root. Missing files are ignored. Each folder
-    is listed once, because the listing shows which entries are links without a system call for each entry.
-    """
-    return _faults(root, paths, lambda row, entry: None, missing_too=False)
+    def faults(self, paths: np.ndarray, identity: np.ndarray | None = None) -> list[Fault]:
+        shards, inverse = np.unique(paths, return_inverse=True)
+        of_shard = np.zeros(len(shards), np.uint64)
+        wrong = {row: fault.replace("the image", "its file") for row, fault in self.folder.faults(shards, of_shard)}
+        if identity is not None:
+            identity[:] = of_shard[inverse]
+        return [(row, wrong[shard]) for row, shard in enumerate(inverse.tolist()) if shard in wrong]
 
 
 def check_regular(folder: Path, advice: str) -> None:
@@ -180,37 +208,8 @@ def _read_op(path: Any, offset: Any) -> Any:
     return tf.io.read_file(path)
 
 
-def _faults(
-    root: Path, paths: np.ndarray, fault_of: Callable[[int, os.DirEntry[bytes]], str | None], *, missing_too: bool
-) -> list[Fault]:
-    """Return the links out of the root, the faults that `fault_of` finds in other files, and perhaps missing files."""
-    root_bytes, real_root = os.fsencode(root), os.path.realpath(os.fsencode(root))
-
-    def in_folder(folder: bytes, rows: dict[bytes, int]) -> Iterator[Fault]:
-        place, absent, missing = os.path.join(root_bytes, folder), "the image is missing", dict(rows)
-        if fault := link_out(place, real_root):
-            yield from ((row, fault) for row in rows.values())
-            return
-        try:
-            with os.scandir(place) as entries:
-                for entry in entries:
-                    row = missing.pop(entry.name, None)
-                    if row is None:
-                        continue
-                    fault = entry.is_symlink() and link_out(entry.path, real_root)
-                    if fault := fault or fault_of(row, entry):
-                        yield row, fault
-        except FileNotFoundError:
-            absent = "the image's folder is missing"
-        except OSError as error:
-            absent = f"the image's folder cannot be read ({error.strerror})"
-        if missing_too:
-            yield from ((row, absent) for row in missing.values())
-
-    return faults_by_folder(paths, in_folder, _THREADS)
-
-
-def _identity(path: bytes, status: os.stat_result) -> int:
+def identity_of(path: bytes, status: os.stat_result) -> int:
+    """Return a number other than 0 that depends on a path, a size and the times of change."""
     # Programs can set the time of the last modification back, but not the time of the last status change.
     text = b"%d %d %d %b" % (status.st_size, status.st_mtime_ns, status.st_ctime_ns, path)
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest()) or 1
@@ -227,8 +226,8 @@ def link_out(path: bytes, real_root: bytes) -> str | None:
 class CachedStore:
     """A store that keeps each fetched image in a folder for the next time.
 
-    A file holds the image, followed by the SHA-256 of the image's name and bytes, so a damaged file is detected and the
-    image fetched again. Several processes may share the folder, which is made if it does not exist.
+    A file holds the SHA-256 of the image's name and bytes, the name, and the image, so a damaged file is detected and
+    the image fetched again. Several processes may share the folder, which is made if it does not exist.
 
     Files are never removed, and never compared with the store again. So the folder needs room for the data set, and
     the user must empty it when images change but keep their names. If the folder cannot be written, for example because
@@ -242,22 +241,27 @@ class CachedStore:
     def __init__(self, store: Store, folder: str | PathLike[str]):
         self.store = store
         self.folder = files.create(files.expanded(folder).absolute())
-        self._can_write = True
+        # The lock is never released after the folder could not be written, so the warning is logged once.
+        self._full = threading.Lock()
 
     def name(self, path: bytes, offset: int = 0) -> str:
         return self.store.name(path, offset)
 
     def read(self, path: bytes, offset: int = 0) -> bytes:
-        name = os.fsencode(self.name(path, offset))
+        name = os.fsencode(self.name(path, offset)) + b"\n"
         key = hashlib.sha256(name).hexdigest()
         file = self.folder / key[:2] / key
         with suppress(OSError):
-            content = files.read(file)
-            if content[-_DIGEST:] == _digest(name, content[:-_DIGEST]):
-                return content[:-_DIGEST]
+            if (content := read_sealed(file) or b"").startswith(name):
+                return content.removeprefix(name)
         data = self.store.read(path, offset)
-        if self._can_write:
-            self._save(file, data + _digest(name, data))
+        try:
+            if not self._full.locked():
+                write_sealed(file, name + data)
+        except OSError as error:
+            if self._full.acquire(blocking=False):
+                advice = "no more images are kept there, so free some space or name another folder"
+                _log.warning(f"{self.folder}: cannot be written ({error.strerror}); {advice}")
         return data
 
     # TensorFlow's ops would not write the images to the cache folder.
@@ -266,33 +270,21 @@ class CachedStore:
     def faults(self, paths: np.ndarray, identity: np.ndarray | None = None) -> list[Fault]:
         return self.store.faults(paths)
 
-    def _save(self, file: Path, content: bytes) -> None:
-        try:
-            write_atomically(file, content)
-        except OSError as error:
-            with _warning_lock:
-                is_first, self._can_write = self._can_write, False
-            if is_first:
-                advice = "no more images are kept there, so free some space or name another folder"
-                _log.warning(f"{self.folder}: cannot be written ({error.strerror}); {advice}")
 
+def write_sealed(file: Path, content: bytes) -> None:
+    """Write a file with the SHA-256 of its content at the beginning, for `read_sealed`.
 
-def write_atomically(file: Path, content: bytes) -> None:
-    """Write a file atomically; other processes may read or write it at the same time. Raises: OSError."""
+    The file is replaced atomically. Other processes may read or write it at the same time. Raises: OSError.
+    """
     unfinished = file.with_name(f".{uuid.uuid4().hex}")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        unfinished.write_bytes(content)
+        unfinished.write_bytes(hashlib.sha256(content).digest() + content)
         os.replace(unfinished, file)
     finally:
         # After the rename, the unfinished file no longer exists.
         with suppress(OSError):
             unfinished.unlink()
-
-
-def write_sealed(file: Path, content: bytes) -> None:
-    """Write a file atomically, with the SHA-256 of its content at the beginning, for `read_sealed`."""
-    write_atomically(file, hashlib.sha256(content).digest() + content)
 
 
 def read_sealed(file: Path) -> bytes | None:
@@ -306,7 +298,3 @@ def name_of_folder(folder: Path | str) -> str:
     """Return 16 hex digits that identify a folder, the same for every path of the folder, or a URL."""
     place = os.path.realpath(folder) if isinstance(folder, Path) else folder
     return hashlib.sha256(os.fsencode(place)).hexdigest()[:16]
-
-
-def _digest(name: bytes, data: bytes) -> bytes:
-    return hashlib.sha256(b"%d\n%b%b" % (len(name), name, data)).digest()

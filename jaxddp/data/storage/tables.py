@@ -13,16 +13,16 @@ label or labels or, if no column is, is the only one with class names. Labels ar
 
 import functools
 import hashlib
+import operator
 import os
 import sys
 import threading
 import time
 from bisect import bisect_right
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import contextmanager, suppress
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -46,9 +46,8 @@ from jaxddp.core.phases import doing, moved
 from jaxddp.data.faults import Refuse, check_distinct, index_of_column
 from jaxddp.data.formats.array_files import numbered_names
 from jaxddp.data.source import Split
-from jaxddp.data.storage.root import Folder
-from jaxddp.data.storage.shards import ShardFile
-from jaxddp.data.storage.store import Fault, check_regular, faults_of_shards
+from jaxddp.data.storage.root import Folder, FolderFile
+from jaxddp.data.storage.store import Fault, ShardStore, check_regular, identity_of
 
 MAX_CACHED = 1 << 30
 """The largest size of all row groups in memory, in bytes."""
@@ -61,7 +60,7 @@ _SECONDS = 6 * 3600.0
 _PAUSE = 0.5
 
 
-class ParquetFiles:
+class ParquetFiles(ShardStore):
     """Parquet files below a directory or a URL. An offset is the number of a row in its file.
 
     Args:
@@ -71,99 +70,65 @@ class ParquetFiles:
     """
 
     def __init__(self, folder: Folder, column: str, max_cached: int = MAX_CACHED):
-        self.folder, self.column = folder, column
-        self._groups = _RowGroups(max_cached)
+        self.folder, self.column, self._max_cached = folder, column, max_cached
         self._layouts: dict[bytes, tuple[list[int], list[int]]] = {}
-
-    @property
-    def root(self) -> Path | None:
-        return self.folder.root
+        # The group that was used last is at the end.
+        self._groups: OrderedDict[tuple[bytes, int], Any] = OrderedDict()
+        self._locks = defaultdict[tuple[bytes, int], threading.Lock](threading.Lock)
+        self._being_read, self._changed = 0, threading.Condition()
 
     def name(self, path: bytes, offset: int = 0) -> str:
         return f"{self.folder.name(os.fsdecode(path))}, row {offset}"
 
     def read(self, path: bytes, offset: int = 0) -> bytes:
-        file = ShardFile(self.folder, os.fsdecode(path))
         if path not in self._layouts:
             # Two threads may compute the same lists at the same time, which does no harm.
-            self._layouts[path] = _layout(file)
-        starts, of_groups = self._layouts[path]
+            self._layouts[path] = self._layout(path)
+        starts, sizes = self._layouts[path]
         number = bisect_right(starts, offset) - 1
-        cells = self._groups.get((path, number), of_groups[number], lambda: self._cells(file, number))
-        cell = cells[offset - starts[number]].as_py()
+        cell = self._group(path, number, sizes[number])[offset - starts[number]].as_py()
         if not cell or not cell["bytes"]:
-            raise InputError(
-                f"{self.name(path, offset)}: {self.column!r} holds no bytes; write the images into the file"
-            )
+            fault = f"{self.column!r} holds no bytes; write the images into the file"
+            raise InputError(f"{self.name(path, offset)}: {fault}")
         return cell["bytes"]
 
-    # TensorFlow cannot read Parquet files.
-    def in_graph(self) -> None: ...
+    def _layout(self, path: bytes) -> tuple[list[int], list[int]]:
+        """Return the first row of each row group, and its size in bytes without compression."""
+        with open_parquet(FolderFile(self.folder, os.fsdecode(path))) as parquet:
+            groups = [parquet.metadata.row_group(number) for number in range(parquet.num_row_groups)]
+        starts = accumulate((group.num_rows for group in groups[:-1]), initial=0)
+        return [*starts], [group.total_byte_size for group in groups]
 
-    def faults(self, paths: np.ndarray, identity: np.ndarray | None = None) -> list[Fault]:
-        return faults_of_shards(self.folder, paths, identity)
-
-    def _cells(self, file: ShardFile, number: int) -> Any:
-        with open_parquet(file) as parquet, as_input_errors(file):
-            return parquet.read_row_group(number, columns=[f"{self.column}.bytes"]).column(0)
-
-
-@dataclass(eq=False)
-class _Group:
-    lock: Any = field(default_factory=threading.Lock)
-    cells: Any = None
-    """The column of structs; None until the group is read."""
-
-
-class _RowGroups:
-    """The most recently used row groups: at most `max_cached` bytes, or one group that is larger."""
-
-    def __init__(self, max_cached: int):
-        self._max_cached, self._being_read = max_cached, 0
-        self._groups: OrderedDict[tuple[bytes, int], _Group] = OrderedDict()
-        self._changed = threading.Condition()
-
-    def get(self, key: tuple[bytes, int], size: int, read: Callable[[], Any]) -> Any:
-        with self._changed:
-            group = self._groups.setdefault(key, _Group())
-            self._groups.move_to_end(key)
-        # The first thread reads the group; other threads that need it wait.
-        with group.lock:
-            if group.cells is None:
+    def _group(self, path: bytes, number: int, size: int) -> Any:
+        """Return the cells of a row group. The first thread reads the group; other threads that need it wait."""
+        key = path, number
+        with self._locks[key]:
+            if (cells := self._groups.pop(key, None)) is None:
                 with self._changed:
                     # The groups that are being read have at most `max_cached` bytes together with another group.
                     self._changed.wait_for(lambda: not self._being_read or self._being_read + size <= self._max_cached)
                     self._being_read += size
                 try:
-                    group.cells = read()
+                    cells = self._cells(path, number)
                 finally:
                     with self._changed:
                         self._being_read -= size
                         self._changed.notify_all()
-                        self._forget(group)
-            return group.cells
+                with self._changed:
+                    cached = cells.nbytes + sum(group.nbytes for group in [*self._groups.values()])
+                    while self._groups and cached > self._max_cached:
+                        cached -= self._groups.popitem(last=False)[1].nbytes
+            self._groups[key] = cells
+            return cells
 
-    def _forget(self, new: _Group) -> None:
-        """Forget the groups that were not used for longest, but no group that is being read."""
-        cached = sum(group.cells.nbytes for group in self._groups.values() if group.cells is not None)
-        for key, group in [*self._groups.items()]:
-            if cached <= self._max_cached:
-                return
-            if group is not new and group.cells is not None:
-                cached -= group.cells.nbytes
-                del self._groups[key]
-
-
-def _layout(file: ShardFile) -> tuple[list[int], list[int]]:
-    """Return the first row of each row group, and its size in bytes without compression."""
-    with open_parquet(file) as parquet:
-        groups = [parquet.metadata.row_group(number) for number in range(parquet.num_row_groups)]
-    starts = accumulate((group.num_rows for group in groups[:-1]), initial=0)
-    return [*starts], [group.total_byte_size for group in groups]
+    def _cells(self, path: bytes, number: int) -> Any:
+        file = FolderFile(self.folder, os.fsdecode(path))
+        with open_parquet(file) as parquet, as_input_errors(file):
+            return parquet.read_row_group(number, columns=[f"{self.column}.bytes"]).column(0)
 
 
 @contextmanager
-def open_parquet(file: ShardFile) -> Iterator[Any]:
+def open_parquet(file: FolderFile) -> Iterator[Any]:
     """Open a `pyarrow.parquet.ParquetFile`. Raises: InputError if it is damaged, or pyarrow is missing."""
     try:
         import pyarrow.parquet
@@ -183,7 +148,7 @@ def open_parquet(file: ShardFile) -> Iterator[Any]:
 
 
 @contextmanager
-def as_input_errors(file: ShardFile) -> Iterator[None]:
+def as_input_errors(file: FolderFile) -> Iterator[None]:
     """Turn an error of pyarrow in the block into an `InputError` about the file."""
     import pyarrow
 
@@ -199,7 +164,7 @@ def as_input_errors(file: ShardFile) -> Iterator[None]:
         raise InputError(f"{file}: damaged, or not a Parquet file ({reason}); {WRITE_AGAIN}") from None
 
 
-class ArrowRows:
+class ArrowRows(ShardStore):
     """The images of one split. An offset is the number of a row.
 
     Args:
@@ -209,7 +174,7 @@ class ArrowRows:
     """
 
     def __init__(self, where: str, rows: Any, arrow_files: Sequence[Path]):
-        self.where, self._rows, self._files = where, rows, [*arrow_files]
+        self.where, self._rows, self._files = where, rows, arrow_files
 
     @property
     def root(self) -> Path | None:
@@ -228,19 +193,12 @@ class ArrowRows:
         with files.reading(f"{name}, {cell['path']}", "make it a readable file", missing="missing image; put it back"):
             return files.read(cell["path"])
 
-    # TensorFlow cannot read Arrow's tables.
-    def in_graph(self) -> None: ...
-
     def faults(self, paths: np.ndarray, identity: np.ndarray | None = None) -> list[Fault]:
-        digest = hashlib.blake2b(digest_size=8)
-        for file in self._files:
-            try:
-                status = file.stat()
-            except OSError as error:
-                return [(row, f"its file {file} cannot be read ({error.strerror})") for row in range(len(paths))]
-            digest.update(f"{file.name} {status.st_size} {status.st_mtime_ns} {status.st_ctime_ns}\n".encode())
-        if identity is not None and self._files:
-            identity[:] = int.from_bytes(digest.digest()) or 1
+        # Without its files, a table that is mapped into memory can still be read.
+        with suppress(OSError):
+            of_files = [identity_of(os.fsencode(file.name), file.stat()) for file in self._files]
+            if identity is not None and of_files:
+                identity[:] = functools.reduce(operator.xor, of_files) or 1
         return []
 
 
@@ -274,25 +232,18 @@ def is_saved(folder: Path) -> bool:
 
 def open_saved(folder: Path) -> Mapping[str, Any]:
     """Return the splits that `save_to_disk` wrote to a folder; a data set alone is "train". Raises: InputError."""
-    datasets = import_datasets(str(folder))
+    datasets, where = import_datasets(str(folder)), folder
     check_regular(folder, "save the data set again")
     try:
+        # The messages of Arrow do not name the damaged file.
+        for where in sorted(folder.rglob("*.arrow")):
+            datasets.Dataset.from_file(str(where))
+        where = folder
         opened = datasets.load_from_disk(str(folder))
     # The library documents no types of errors for damaged files.
     except Exception as error:
-        where = _damaged_file(datasets, folder) or folder
         raise InputError(f"{where}: cannot be opened ({_reason(error)}); save the data set again") from None
     return opened if isinstance(opened, dict) else {"train": opened}
-
-
-def _damaged_file(datasets: Any, folder: Path) -> Path | None:
-    """Return the first file of a saved data set that cannot be read. The messages of Arrow do not name it."""
-    for file in sorted(folder.rglob("*.arrow")):
-        try:
-            datasets.Dataset.from_file(str(file))
-        except Exception:
-            return file
-    return None
 
 
 @functools.lru_cache(maxsize=4)
@@ -384,10 +335,8 @@ class Classes(NamedTuple):
 class LabelCells(NamedTuple):
     """The labels of one table or shard."""
 
-    labels: np.ndarray
-    """int64[N], or an object array of str."""
-    sound: np.ndarray
-    """bool[N], true for each row that was not rejected."""
+    labels: Sequence[int | str | None]
+    """None for a rejected row."""
     name: Callable[[int], str]
     """Returns a readable name of a row, for messages."""
 
@@ -403,16 +352,17 @@ def choose_columns(where: str, names: Sequence[str], images: Sequence[str], clas
 
     Raises: InputError if there is no such column, or another column has the same name.
     """
-    image = next((name for name in _IMAGES if name in images), images[0] if len(images) == 1 else None)
-    label = next((name for name in _LABELS if name in names), classes[0] if len(classes) == 1 else None)
-    if image is None or label is None:
-        kind = "images (structs with a field bytes)" if image is None else "labels"
-        expected = _IMAGES if image is None else _LABELS
-        found = ", ".join(names)
-        raise InputError(f"{where}: no column of {kind}; its columns are {found}; call one {' or '.join(expected)}")
-    for name in (image, label):
-        index_of_column(names, name, where)
-    return image, label
+
+    def choose(kind: str, usual: Sequence[str], among: Sequence[str], typed: Sequence[str]) -> str:
+        found = [name for name in usual if name in among] or typed
+        if len(found) != 1 and found is typed:
+            columns = f"its columns are {', '.join(names)}; call one {' or '.join(usual)}"
+            raise InputError(f"{where}: no column of {kind}; {columns}")
+        index_of_column(names, found[0], where)
+        return found[0]
+
+    image = choose("images (structs with a field bytes)", _IMAGES, images, images)
+    return image, choose("labels", _LABELS, names, classes)
 
 
 def label_cells(values: Any, where: object, column: str, refuse: Refuse) -> LabelCells:
@@ -422,17 +372,14 @@ def label_cells(values: Any, where: object, column: str, refuse: Refuse) -> Labe
     """
     import pyarrow
 
-    kinds, sound = pyarrow.types, ~values.is_null().to_numpy(zero_copy_only=False)
-    if kinds.is_integer(values.type):
-        labels = values.fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
-    elif kinds.is_string(values.type) or kinds.is_large_string(values.type):
-        labels = values.fill_null("").to_numpy(zero_copy_only=False)
-        sound &= np.array([bool(label.strip()) for label in labels.tolist()], bool)
-    else:
+    kinds = pyarrow.types
+    if not any(is_kind(values.type) for is_kind in (kinds.is_integer, kinds.is_string, kinds.is_large_string)):
         raise InputError(f"{where}: {column} is of {values.type}; give one integer or one string per row")
-    cells = LabelCells(labels, sound, lambda row: f"{where}, row {row}")
-    for row in np.flatnonzero(~sound).tolist():
-        refuse(f"{cells.name(row)}: no {column}; give each row one, or leave the row out")
+    labels = [None if label is None or not str(label).strip() else label for label in values.to_pylist()]
+    cells = LabelCells(labels, lambda row: f"{where}, row {row}")
+    for row, label in enumerate(labels):
+        if label is None:
+            refuse(f"{cells.name(row)}: no {column}; give each row one, or leave the row out")
     return cells
 
 
@@ -450,19 +397,18 @@ def find_classes(
     """
     if names:
         return Classes(names, numbered=True)
-    train = cells_of("train")
-    if all(cells.labels.dtype != object for cells in train):
-        labels = [one.labels[one.sound] for one in (*train, *cells_of("val"))]
-        with about(where):
-            return Classes(numbered_names(*labels), numbered=True)
-    first: dict[str, str] = {}
-    for cells in train:
-        for row in np.flatnonzero(cells.sound).tolist():
-            label = str(cells.labels[row])
-            if label not in first and label != _UNKNOWN:
+    first: dict[int | str, str] = {}
+    for cells in cells_of("train"):
+        for row, label in enumerate(cells.labels):
+            if label is not None and label not in first:
                 first[label] = cells.name(row)
-    check_distinct(first, first.__getitem__, refuse)
-    return Classes(tuple(sorted(first)), numbered=False)
+    if not any(isinstance(label, str) for label in first):
+        val = (label for cells in cells_of("val") for label in cells.labels if isinstance(label, int))
+        with about(where):
+            return Classes(numbered_names(np.array([max([*first, *val], default=0)])), numbered=True)
+    places = {str(label): place for label, place in first.items() if str(label) != _UNKNOWN}
+    check_distinct(places, places.__getitem__, refuse)
+    return Classes(tuple(sorted(places)), numbered=False)
 
 
 def class_indices(cells: LabelCells, classes: Classes, refuse: Refuse) -> np.ndarray:
@@ -473,11 +419,12 @@ def class_indices(cells: LabelCells, classes: Classes, refuse: Refuse) -> np.nda
     names = classes.names
     index = {name: label for label, name in enumerate(map(str, range(len(names))) if classes.numbered else names)}
     index[_UNKNOWN] = -1
-    indices = {label: index.get(str(label), REFUSED) for label in {*cells.labels.tolist()}}
-    labels = np.array([indices[label] for label in cells.labels.tolist()], np.int32)
-    for row in np.flatnonzero(cells.sound & (labels == REFUSED)).tolist():
-        label = cells.labels.item(row)
-        hint = nearest(label, names) if isinstance(label, str) else ""
-        known = counted(len(names), "class")
-        refuse(f"{cells.name(row)}: label {show(label)} is none of the {known}{hint}; correct it")
-    return np.where(cells.sound, labels, REFUSED).astype(np.int32)
+    labels = np.full(len(cells.labels), REFUSED, np.int32)
+    for row, label in enumerate(cells.labels):
+        if str(label) in index and label is not None:
+            labels[row] = index[str(label)]
+        elif label is not None:
+            hint = nearest(label, names) if isinstance(label, str) else ""
+            known = counted(len(names), "class")
+            refuse(f"{cells.name(row)}: label {show(label)} is none of the {known}{hint}; correct it")
+    return labels

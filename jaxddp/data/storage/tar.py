@@ -6,12 +6,12 @@ file `json` with a field `label` or `cls`. The offset of an image is the positio
 """
 
 import hashlib
+import io
+import itertools
 import os
 import tarfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
@@ -21,7 +21,7 @@ from jaxddp.core.errors import InputError, counted, show
 from jaxddp.data.faults import Refuse
 from jaxddp.data.storage.root import Folder
 from jaxddp.data.storage.shards import Columns, load_or_build_index
-from jaxddp.data.storage.store import Fault, faults_of_shards
+from jaxddp.data.storage.store import ShardStore
 
 IMAGES = frozenset({"jpg", "jpeg", "jpe", "jfif", "png", "webp", "tif", "tiff", "bmp", "ppm", "pgm"})
 _LABEL_FIELDS = ("label", "cls")
@@ -50,50 +50,14 @@ class Samples(NamedTuple):
 _KINDS = ("S", "S", np.int64, np.int64, "S")
 
 
-@dataclass
-class _Sample:
-    key: str
-    images: list[tarfile.TarInfo] = field(default_factory=list)
-    label: str | None = None
-    fields: list[str] = field(default_factory=list)
-    """The suffixes of all files of the sample."""
-
-    def add(self, suffix: str, member: tarfile.TarInfo, tar: tarfile.TarFile) -> None:
-        # A label in a file of its own has precedence over one among other fields.
-        is_label = suffix == "cls" or (suffix == "json" and "cls" not in self.fields)
-        self.fields.append(suffix)
-        if suffix in IMAGES:
-            self.images.append(member)
-        elif is_label and member.isreg() and member.size <= _LONGEST:
-            content = tar.extractfile(member)
-            self.label = _label(content.read() if content else b"", suffix) or self.label
-
-    def row(self) -> tuple[bytes, bytes, int, int, bytes]:
-        """Return the columns of `Samples`. Raises: InputError if the sample cannot be used."""
-        if len(self.images) > 1:
-            names = " and ".join(show(image.name) for image in self.images[:2])
-            raise InputError(f"has two images, {names}; keep one image per sample")
-        if not self.images:
-            raise InputError(f"has no image of a supported type, but .{', .'.join(self.fields)}; {_ADVICE}")
-        (image,) = self.images
-        if not image.isreg() or image.issparse() or "size" in image.pax_headers or not image.size:
-            raise InputError(f"its image {show(image.name)} is empty, or a link or sparse file; {_ADVICE}")
-        if self.label is None:
-            raise InputError(f"has no label; add {show(self.key + '.cls')}, or a field label to its json")
-        try:
-            key, label = self.key.encode(), self.label.encode()
-        except UnicodeEncodeError:
-            raise InputError("its key is not UTF-8; rename it") from None
-        return key, image.name[len(self.key) + 1 :].encode(), image.offset_data - BLOCK, image.size, label
-
-
-def find_samples(file: BinaryIO, size: int, name: str) -> tuple[Samples, list[str]]:
+def find_samples(file: Any, size: int, name: str) -> tuple[Samples, list[str]]:
     """Read the headers and the labels of a shard; no image is read.
 
     Long names are read in the formats of GNU and POSIX (pax). Folders, and files whose names begin with a dot, are
     ignored.
 
     Args:
+        file: a binary file; its reads need not be buffered.
         size: the size of the shard in bytes.
         name: a readable name of the shard, for messages.
 
@@ -102,14 +66,16 @@ def find_samples(file: BinaryIO, size: int, name: str) -> tuple[Samples, list[st
     rows: dict[str, tuple[bytes, bytes, int, int, bytes] | None] = {}
     faults: list[str] = []
     try:
-        for sample in _samples(file, size):
-            try:
-                if sample.key in rows:
-                    raise InputError("its key is that of an earlier sample; give each sample a key of its own")
-                rows[sample.key] = None
-                rows[sample.key] = sample.row()
-            except InputError as error:
-                faults.append(f"{name}, sample {sample.key}: {error}")
+        with tarfile.open(fileobj=_Bounded(file, BLOCK), mode="r:", errors="surrogateescape") as tar:
+            for key, group in itertools.groupby(_members(tar, file, size), _key):
+                members = [*group]
+                try:
+                    if key in rows:
+                        raise InputError("its key is that of an earlier sample; give each sample a key of its own")
+                    rows[key] = None
+                    rows[key] = _row(key, members, tar)
+                except InputError as error:
+                    faults.append(f"{name}, sample {key}: {error}")
     except InputError as error:
         faults.append(f"{name}: {error}")
     # For damaged extended headers, `tarfile` also raises these errors.
@@ -121,57 +87,67 @@ def find_samples(file: BinaryIO, size: int, name: str) -> tuple[Samples, list[st
     return Samples(*map(np.array, columns, _KINDS)), faults
 
 
-def _samples(file: BinaryIO, size: int) -> Iterator[_Sample]:
-    """Yield the samples of a tar file. Raises: InputError, or an error of `tarfile`, if the file is damaged."""
-    sample = _Sample("")
-    end = 0
-    bounded: Any = _Bounded(file)
-    with tarfile.open(fileobj=bounded, mode="r:", errors="surrogateescape") as tar:
-        while (member := tar.next()) is not None:
-            # The archive would keep all its members in memory.
-            tar.members.clear()  # pyright: ignore[reportAttributeAccessIssue]: typeshed lacks it
-            # A header may have a negative size, also in an extended header. `tarfile` then reads the same headers for
-            # ever (CVE-2025-8194).
-            if member.size < 0 or tar.offset <= end:
-                raise InputError(f"damaged: {show(member.name)} has {member.size:,} bytes; {WRITE_AGAIN}")
-            end = tar.offset
-            folder, slash, last = member.name.rpartition("/")
-            first, _, suffix = last.partition(".")
-            key, is_file = folder + slash + first, bool(first) and not member.isdir()
-            if is_file and key != sample.key:
-                if sample.key:
-                    yield sample
-                sample = _Sample(key)
-            if end > size:
-                raise InputError(f"cut short in {show(member.name)}, at byte {size:,}; {WRITE_AGAIN}")
-            if is_file:
-                sample.add(suffix.lower(), member, tar)
-        # The last sample before damage may lack its image or its label. `tarfile` stops at a damaged or zeroed header
-        # without an error, so only zeros may follow.
-        file.seek(tar.offset)
-        block = file.read(tarfile.RECORDSIZE)
-        if block.strip(b"\0") or len(block) < BLOCK:
-            raise InputError(f"damaged: no header of a file at byte {tar.offset:,} of {size:,}; {WRITE_AGAIN}")
-        if sample.key:
-            yield sample
-
-
-@dataclass(frozen=True)
-class _Bounded:
+class _Bounded(io.BufferedReader):
     """A file for `tarfile`, which reads extended headers at once, with the size that a header states."""
 
-    file: BinaryIO
-
-    def read(self, size: int) -> bytes:
-        if not 0 <= size <= _LONGEST:
+    def read(self, size: int | None = -1) -> bytes:
+        if size is None or not 0 <= size <= _LONGEST:
             raise InputError(f"damaged: an extended header of {size:,} bytes; {WRITE_AGAIN}")
-        return self.file.read(size)
+        return super().read(size)
 
-    def seek(self, offset: int) -> int:
-        return self.file.seek(offset)
 
-    def tell(self) -> int:
-        return self.file.tell()
+def _key(member: tarfile.TarInfo) -> str:
+    folder, slash, last = member.name.rpartition("/")
+    return folder + slash + last.partition(".")[0]
+
+
+def _members(tar: tarfile.TarFile, file: BinaryIO, size: int) -> Iterator[tarfile.TarInfo]:
+    """Yield the files of a tar file. Raises: InputError, or an error of `tarfile`, if the tar file is damaged."""
+    end = 0
+    while (member := tar.next()) is not None:
+        # The archive would keep all its members in memory.
+        tar.members.clear()  # pyright: ignore[reportAttributeAccessIssue]: typeshed lacks it
+        # A header may have a negative size, also in an extended header. `tarfile` then reads the same headers for
+        # ever (CVE-2025-8194).
+        if member.size < 0 or tar.offset <= end:
+            raise InputError(f"damaged: {show(member.name)} has {member.size:,} bytes; {WRITE_AGAIN}")
+        end = tar.offset
+        if end > size:
+            raise InputError(f"cut short in {show(member.name)}, at byte {size:,}; {WRITE_AGAIN}")
+        if not member.isdir() and not member.name.rpartition("/")[2].startswith("."):
+            yield member
+    # The last sample before damage may lack its image or its label. `tarfile` stops at a damaged or zeroed header
+    # without an error, so only zeros may follow.
+    file.seek(tar.offset)
+    block = file.read(tarfile.RECORDSIZE)
+    if block.strip(b"\0") or len(block) < BLOCK:
+        raise InputError(f"damaged: no header of a file at byte {tar.offset:,} of {size:,}; {WRITE_AGAIN}")
+
+
+def _row(key: str, members: Sequence[tarfile.TarInfo], tar: tarfile.TarFile) -> tuple[bytes, bytes, int, int, bytes]:
+    """Return the columns of `Samples` for the files of a sample. Raises: InputError if the sample cannot be used."""
+    suffixes = [member.name[len(key) + 1 :].lower() for member in members]
+    images = [member for member, suffix in zip(members, suffixes, strict=True) if suffix in IMAGES]
+    if len(images) > 1:
+        names = " and ".join(show(image.name) for image in images[:2])
+        raise InputError(f"has two images, {names}; keep one image per sample")
+    if not images:
+        raise InputError(f"has no image of a supported type, but .{', .'.join(suffixes)}; {_ADVICE}")
+    (image,) = images
+    if not image.isreg() or image.issparse() or "size" in image.pax_headers or not image.size:
+        raise InputError(f"its image {show(image.name)} is empty, or a link or sparse file; {_ADVICE}")
+    label = None
+    # A label in a file of its own has precedence over one among other fields.
+    for kind in ("json", "cls"):
+        for member, suffix in zip(members, suffixes, strict=True):
+            if suffix == kind and member.isreg() and member.size <= _LONGEST and (file := tar.extractfile(member)):
+                label = _label(file.read(), kind) or label
+    if label is None:
+        raise InputError(f"has no label; add {show(key + '.cls')}, or a field label to its json")
+    try:
+        return key.encode(), image.name[len(key) + 1 :].encode(), image.offset_data - BLOCK, image.size, label.encode()
+    except UnicodeEncodeError:
+        raise InputError("its key is not UTF-8; rename it") from None
 
 
 def _label(content: bytes, suffix: str) -> str | None:
@@ -189,7 +165,7 @@ def _label(content: bytes, suffix: str) -> str | None:
     return None
 
 
-class TarFiles:
+class TarFiles(ShardStore):
     """Tar files in a folder, or below a URL. An offset is the position of an image's header in its file.
 
     Args:
@@ -198,10 +174,6 @@ class TarFiles:
 
     def __init__(self, folder: Folder, samples: Mapping[bytes, Samples]):
         self.folder, self._samples = folder, samples
-
-    @property
-    def root(self) -> Path | None:
-        return self.folder.root
 
     def name(self, path: bytes, offset: int = 0) -> str:
         samples, row = self._samples[path], self._row(path, offset)
@@ -218,34 +190,8 @@ class TarFiles:
             raise InputError(f"{name}: cut short; {WRITE_AGAIN}")
         return data[BLOCK:]
 
-    def in_graph(self) -> Callable[[Any, Any], Any] | None:
-        return None if self.root is None else _read_op
-
-    def faults(self, paths: np.ndarray, identity: np.ndarray | None = None) -> list[Fault]:
-        return faults_of_shards(self.folder, paths, identity)
-
     def _row(self, path: bytes, offset: int) -> int:
         return int(np.searchsorted(self._samples[path].offset, offset))
-
-
-def _read_op(path: Any, offset: Any) -> Any:
-    """Read one image with a Python function, because TensorFlow has no op that reads a range of bytes."""
-    from jaxddp.data.stream.tensorflow_cpu import tf
-
-    return tf.ensure_shape(tf.numpy_function(_read_image, [path, offset], tf.string), [])
-
-
-def _read_image(path: bytes, offset: np.int64) -> bytes:
-    """Return the image whose header is at an offset; no bytes if it cannot be read.
-
-    TensorFlow would print the traceback of an error. No bytes are no image, so `TarFiles.read` then finds the fault.
-    """
-    with suppress(OSError), files.open_regular(os.fsdecode(path), buffering=0) as file:
-        length = _length(os.pread(file.fileno(), BLOCK, int(offset))) or 0
-        # The size of a damaged header may be larger than the memory.
-        length = min(length, os.fstat(file.fileno()).st_size)
-        return os.pread(file.fileno(), length, int(offset) + BLOCK) if length > 0 else b""
-    return b""
 
 
 def _length(data: bytes) -> int | None:
