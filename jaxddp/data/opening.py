@@ -69,12 +69,15 @@ def open_full_splits(data: DataConfig) -> dict[str, SourceTable]:
 
     Raises: see `open_splits` and `compare_with_manifest`.
     """
-    splits = open_splits(data)
-    if data.verify == "manifest":
-        file = find_manifest(_place(data).address, data.manifest)
-        with doing(f"reading {file.name}"):
-            splits = compare_with_manifest(splits, ImageManifest.read(file), data)
-    return splits
+    return _compared(open_splits(data), _place(data))
+
+
+def _compared(splits: Mapping[str, SourceTable], place: Place) -> dict[str, SourceTable]:
+    if place.data.verify != "manifest":
+        return {**splits}
+    file = find_manifest(place.address, place.data.manifest)
+    with doing(f"reading {file.name}"):
+        return compare_with_manifest(splits, ImageManifest.read(file), place.data)
 
 
 def _with_equal_labels(splits: Mapping[str, SourceTable]) -> dict[str, SourceTable]:
@@ -97,20 +100,25 @@ def _reading() -> Iterator[None]:
         yield
 
 
-@_reading()
 def open_validation_split(data: DataConfig) -> SourceTable:
     """Open the validation split without its limit, or all images if there is none. The training split may be missing.
 
     Raises: see `open_full_splits`.
     """
-    place = _place(data)
-    if data.verify == "manifest" or data.val_share is not None:
-        return open_full_splits(data)["val"]
-    return _open_labelled(place, "val" if _format_of(place).divided(place) else "train")
+    return _open_labelled(_place(data))
 
 
-def _open_labelled(place: Place, split: Split) -> SourceTable:
-    return _with_equal_labels({split: _format_of(place).open(place, split)})[split]
+@_reading()
+def _open_labelled(place: Place, split: Split | None = None) -> SourceTable:
+    """Open one split, without the other one if that is possible; by default, as `open_validation_split`."""
+    data_format = _format_of(place)
+    is_divided = data_format.divided(place)
+    if place.data.val_share is not None:
+        return open_full_splits(place.data)[split or "val"]
+    if split == "val" and not is_divided:
+        raise InputError(f"--split val: {place.address} has no validation split; leave it out for all images")
+    split = (split or "val") if is_divided else "train"
+    return _compared(_with_equal_labels({split: data_format.open(place, split)}), place)[split]
 
 
 @_reading()
@@ -131,17 +139,13 @@ def open_splits(data: DataConfig, refuse: Refuse = raise_fault) -> dict[str, Sou
     data_format, where = _format_of(place), place.local or place.address
     if data_format.divided(place):
         if data.val_share is not None:
-            raise InputError(
-                Key("data.val_share", data.val_share, f"{data.val_share:g}"),
-                f": {where} has its own validation split",
-                advice=("leave ", Key("data.val_share"), " out, which is for data without this split"),
-            )
+            key = Key("data.val_share", data.val_share, f"{data.val_share:g}")
+            advice = ("leave ", Key("data.val_share"), " out, which is for data without this split")
+            raise InputError(key, f": {where} has its own validation split", advice=advice)
         return _with_equal_labels(_open_each_split(data_format, place, str(where)))
     if data.val_share is None:
-        raise InputError(
-            f"{where}: has no validation split",
-            advice=("give ", Key("data.val_share"), ", such as 0.1 to hold out a tenth of each class"),
-        )
+        advice = ("give ", Key("data.val_share"), ", such as 0.1 to hold out a tenth of each class")
+        raise InputError(f"{where}: has no validation split", advice=advice)
     whole = cast(ExampleTable, data_format.open(place, "train"))
     return _with_equal_labels({**held_out(whole, data.val_share, str(where))})
 
@@ -195,12 +199,7 @@ def open_one_split(paths: Sequence[str], data: DataConfig, split: Split | None =
         if split is not None:
             raise InputError(f"--split {split}: {path} is no data set with splits; leave it out")
         return open_inputs(paths)
-    if _format_of(place).divided(place) or place.data.val_share is not None:
-        return cast(SourceTable, open_full_splits(place.data)[split or "val"])
-    if split == "val":
-        raise InputError(f"--split val: {path} has no validation split; leave it out for all images")
-    with doing("reading the data set"):
-        return _open_labelled(place, "train")
+    return _open_labelled(place, split)
 
 
 def _whole_place(path: str, data: DataConfig) -> Place:
@@ -226,12 +225,9 @@ def _has_classes(place: Place) -> bool:
 
 def _place(data: DataConfig) -> Place:
     for key in data.keys_of_process:
-        value = getattr(data, key)
-        raise InputError(
-            Key(f"data.{key}", value),
-            " names data of each process, and one process reads them here",
-            advice=f"give the data of one process, such as {data.of_process(0).path}",
-        )
+        fault = " names data of each process, and one process reads them here"
+        advice = f"give the data of one process, such as {data.of_process(0).path}"
+        raise InputError(Key(f"data.{key}", getattr(data, key)), fault, advice=advice)
     if (data.path is None) == (data.name is None):
         raise InputError(
             *("data: give one of ", Key("data.path"), " (a folder, a URL or tfds:NAME) and ", Key("data.name")),
@@ -363,12 +359,9 @@ def few_labels(table: SourceTable, per_class: int, seed: int = 0) -> SourceTable
     counts = labels.counts
     if (least := int(counts.min())) < per_class:
         name = show(labels.ids[int(counts.argmin())])
+        fault = f": there {'is' if least == 1 else 'are'} {counted(least, 'example')} of class {name}"
         advice = f"give at most {least}" if least else ("leave it out, by ", Key("data.classes"))
-        raise InputError(
-            Key("data.labels_per_class", per_class),
-            f": there {'is' if least == 1 else 'are'} {counted(least, 'example')} of class {name}",
-            advice=advice,
-        )
+        raise InputError(Key("data.labels_per_class", per_class), fault, advice=advice)
     by_class = np.argsort(labels.values, kind="stable")[-counts.sum() :]
     ends = np.cumsum(counts)
     chosen = [
