@@ -172,7 +172,7 @@ def test_replace_changes_only_the_named_keys():
     ("change", "key", "nearest"),
     [
         ({"trian": {"batch_size": 8}}, "trian", "train"),
-        ({"train": {"batchsize": 8}}, "train.batchsize", "batch_size"),
+        ({"train": {"batchsize": 8}}, "train.batchsize", "train.batch_size"),
     ],
 )
 def test_an_unknown_key_gets_the_nearest_key_as_a_suggestion(change, key, nearest):

@@ -36,6 +36,7 @@ Names = Annotated[tuple[str, ...], _names_of]
 _LONGEST_TEXT = 4096
 """The maximum length of a path."""
 TRUTHS = {"true": True, "false": False}
+_NUMBERS: dict[Any, type] = {int: numbers.Integral, float: numbers.Real}
 _READERS: dict[Any, Callable[[str], Any]] = {
     int: whole_number,
     float: real_number,
@@ -70,24 +71,21 @@ def replaced(node: Any, changes: dict[str, Any], prefix: str = "", root: Any = N
         InputError: a key is unknown (the message suggests the nearest one), or a value has the wrong type or is out of
             range.
     """
-    hints, root = _hints(type(node)), node if root is None else root
-    values = {}
+    hints, root, values = _hints(type(node)), root or node, {}
     for key, value in changes.items():
         if key not in hints:
-            known = [name for name, _ in keys_of(type(root))]
-            similar = similar_keys(prefix + key, known)
-            # A key of this name in another section is more likely than a key with a similar name in this section.
-            elsewhere = similar and (not nearest(key, hints) or all(name.endswith(f".{key}") for name in similar))
-            suggestion = f"did you mean {' or '.join(map(repr, similar))}? " if elsewhere else nearest(key, hints)
+            similar = "" if prefix else nearest(key, hints)
+            if not similar and (keys := similar_keys(prefix + key, dict(keys_of(type(root))))):
+                similar = f"did you mean {' or '.join(map(repr, keys))}?"
             unknown = Key(prefix + key, rendered=repr(prefix + key))
-            names = f"{suggestion} there are: {', '.join(sorted(hints))}".lstrip(", ")
+            names = f"{similar} there are: {', '.join(sorted(hints))}".lstrip(", ")
             raise InputError("unknown config key ", unknown, advice=names)
-        if is_tree(hints[key]):
-            if not isinstance(value, dict):
-                raise InputError(Key(prefix + key, value), ": give a dict of its keys to change")
+        if not is_tree(hints[key]):
+            values[key] = checked(value, hints[key], prefix + key)
+        elif isinstance(value, dict):
             values[key] = replaced(getattr(node, key), value, f"{prefix}{key}.", root)
         else:
-            values[key] = checked(value, hints[key], prefix + key)
+            raise InputError(Key(prefix + key, value), ": give a dict of its keys to change")
     return dataclasses.replace(node, **values)
 
 
@@ -163,8 +161,7 @@ def checked(value: Any, hint: Any, key: str, whole_hint: Any = None) -> Any:
     Raises:
         InputError: the value is invalid. The message names the key, the value, and what is expected.
     """
-    origin, args = typing.get_origin(hint), typing.get_args(hint)
-    whole_hint = hint if whole_hint is None else whole_hint
+    origin, args, whole_hint = typing.get_origin(hint), typing.get_args(hint), whole_hint or hint
     if origin is Annotated:
         for convert in filter(callable, args[1:]):
             value = convert(value)
@@ -175,31 +172,27 @@ def checked(value: Any, hint: Any, key: str, whole_hint: Any = None) -> Any:
         return value
     if origin in (types.UnionType, typing.Union):
         return None if value is None else checked(value, args[0], key)
-    if origin is Literal:
-        if value in args:
-            return value
-        suggestion = nearest(value, map(str, args)) if isinstance(value, str) else ""
-        raise InputError(Key(key, value), f": expected {_description(whole_hint)}{suggestion}")
+    if origin is Literal and value in args:
+        return value
     if origin is tuple and isinstance(value, list | tuple) and (args[-1] is ... or len(value) == len(args)):
         return tuple(checked(item, args[0], key) for item in value)
     if hint is Duration and isinstance(value, str):
         with about(Key(key)):
             return Duration.parse(value)
     # NumPy's numbers are accepted, too.
-    if hint is int and isinstance(value, numbers.Integral) and not isinstance(value, bool):
-        return int(value)
-    if hint is float and isinstance(value, numbers.Real) and not isinstance(value, bool):
+    if hint in _NUMBERS and isinstance(value, _NUMBERS[hint]) and not isinstance(value, bool):
         with contextlib.suppress(OverflowError):
-            return float(value)
+            return hint(value)
     if hint is Path and isinstance(value, str | Path):
         return Path(check_path(value, key))
     if hint is str and isinstance(value, Path):
         value = str(value)
     if hint is str and isinstance(value, str) and not (0 < len(value) <= _LONGEST_TEXT and "\0" not in value):
         raise InputError(Key(key, value), f": expected text of 1 to {_LONGEST_TEXT:,} characters")
-    if origin is None and hint not in (int, float) and isinstance(value, hint):
+    if origin is None and hint not in _NUMBERS and isinstance(value, hint):
         return value
-    raise InputError(Key(key, value), f": expected {_description(whole_hint)}")
+    suggestion = nearest(value, map(str, args)) if origin is Literal and isinstance(value, str) else ""
+    raise InputError(Key(key, value), f": expected {_description(whole_hint)}{suggestion}")
 
 
 def read(content: str | list[str] | None, hint: Any, key: str) -> Any:
@@ -214,12 +207,13 @@ def read(content: str | list[str] | None, hint: Any, key: str) -> Any:
         InputError: the text is no value of this type, or the value is out of range.
     """
     kind: Any = bare(hint)
-    if content is not None and typing.get_origin(kind) is tuple:
-        part = typing.get_args(kind)[0]
+    if typing.get_origin(kind) is tuple:
+        kind = typing.get_args(kind)[0]
         # A list of names can be a single name: `to: jsonl`.
-        words = [content] if isinstance(content, str) and part is str else content
-        return checked([converted(word, part) for word in words] if isinstance(words, list) else words, hint, key)
-    return checked(converted(content, kind) if isinstance(content, str) else content, hint, key)
+        content = [content] if isinstance(content, str) and kind is str else content
+    if isinstance(content, list):
+        return checked([converted(word, kind) for word in content], hint, key)
+    return checked(content if content is None else converted(content, kind), hint, key)
 
 
 def converted(text: str, hint: Any) -> Any:
@@ -252,14 +246,25 @@ Tree = TypeVar("Tree")
 
 
 class _Observed:
-    """A base of dataclasses that adds the name of a key to `_read[0]` when it is read. `_read[1]` is its prefix."""
+    """A base of dataclasses whose keys are those of another node. The name of each key that is read is recorded.
+
+    `_observed` holds the node, the set of the names, and their prefix.
+    """
 
     def __getattribute__(self, name: str) -> Any:
-        value, attributes = object.__getattribute__(self, name), object.__getattribute__(self, "__dict__")
-        if "_read" in attributes and name in _hints(type(self).__bases__[1]) and not isinstance(value, _Observed):
-            read, prefix = attributes["_read"]
-            read.add(prefix + name)
+        node, read, prefix = object.__getattribute__(self, "__dict__")["_observed"]
+        if name not in _hints(type(node)):
+            return object.__getattribute__(self, name)
+        value = getattr(node, name)
+        if is_tree(type(value)):
+            return observed(value, read, f"{prefix}{name}.")
+        read.add(prefix + name)
         return value
+
+    @property
+    def __class__(self) -> type:  # pyright: ignore[reportIncompatibleMethodOverride]
+        # `dataclasses.replace` creates an object of this class.
+        return type(unobserved(self))
 
     def replace(self, **changes: Any) -> Any:
         """Return a changed copy, which is observed, too."""
@@ -292,29 +297,20 @@ def observed(node: Tree, read: set[str], prefix: str = "") -> Tree:
         read: the set that receives the names, such as "train.batch_size".
         prefix: the beginning of the names of the node's keys, such as "train.".
     """
-    kind: Any = type(node)
-    copy = object.__new__(_observed_type(kind))
-    for name, hint in _hints(kind).items():
-        value = getattr(node, name)
-        vars(copy)[name] = observed(value, read, f"{prefix}{name}.") if is_tree(hint) else value
-    vars(copy)["_read"] = read, prefix
+    copy = object.__new__(_observed_type(type(node)))
+    object.__getattribute__(copy, "__dict__")["_observed"] = node, read, prefix
     return copy
 
 
 def observed_like(section: Any, node: Tree) -> Tree:
     """Return a dataclass of some keys of a section. It is observed if the section is, under the same prefix."""
     # `dataclasses.replace` reads all keys, and its result has no set to add them to.
-    return observed(node, *vars(section)["_read"]) if "_read" in vars(section) else node
+    return observed(node, *vars(section)["_observed"][1:]) if isinstance(section, _Observed) else node
 
 
 def unobserved(node: Any) -> Any:
-    """Return a copy of an observed node that records nothing. Other objects are returned unchanged."""
-    if not isinstance(node, _Observed):
-        return node
-    kind = type(node).__bases__[1]
-    copy = object.__new__(kind)
-    vars(copy).update({name: unobserved(vars(node)[name]) for name in _hints(kind)})
-    return copy
+    """Return the node of an observed copy. Other objects are returned unchanged."""
+    return vars(node)["_observed"][0] if isinstance(node, _Observed) else node
 
 
 def flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -363,7 +359,8 @@ def similar_keys(name: str, known: Iterable[str]) -> list[str]:
     The result has several keys only if the last part of each is the last part of the name. A key is found by
     its short form ("train.lr"), by its last part ("weight_decay"), or despite a typo ("train.duratoin").
     """
-    keys, name = list(known), name.replace("-", "_")
+    # Matching takes quadratic time, and no key is this long.
+    keys, name = list(known), name.replace("-", "_")[:_MAX_LENGTH]
     last = name.rpartition(".")[2]
     if (short := (SHORT | _FOREIGN_NAMES).get(last)) in keys:
         return [short]
@@ -371,9 +368,6 @@ def similar_keys(name: str, known: Iterable[str]) -> list[str]:
         return [f"{name}.name"]
     if exact := [key for key in keys if f".{key}".endswith(f".{name}")] or [key for key in keys if _last(key) == last]:
         return exact[:_MAX_KEYS]
-    # Matching takes quadratic time, and no key is this long.
-    if len(name) > _MAX_LENGTH:
-        return []
     if close := get_close_matches(name, keys, n=1, cutoff=_MIN_SIMILARITY):
         return close
     last_parts = [*SHORT, *(part for part in map(_last, keys) if len(part) > _MAX_IGNORED)]
