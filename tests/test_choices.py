@@ -36,7 +36,7 @@ from jaxddp.config.registry import (
     needs,
     resolved,
 )
-from jaxddp.config.values import bare, flatten, keys_of
+from jaxddp.config.values import bare, flatten, keys_of, plain
 from jaxddp.core.duration import Duration
 from jaxddp.core.errors import InputError
 from jaxddp.engine.parts.configured import configured_parts
@@ -99,7 +99,7 @@ def test_a_key_is_read_or_rejected_with_the_choices_that_read_it(kind, name):
             continue
         with pytest.raises(InputError) as error:
             check_read(config)
-        message = f"{key}={value!r} is read by {kind.key}={', '.join(readers)}, and not by {name}; leave it out"
+        message = f"{key}={plain(value)!r} is read by {kind.key}={', '.join(readers)}, and not by {name}; leave it out"
         assert str(error.value) == message
 
 

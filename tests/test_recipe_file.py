@@ -219,7 +219,7 @@ def test_a_built_in_recipe_with_hooks_is_kept_by_its_run_and_inherited(folder):
     (folder / "mine.py").write_text(child)
     recipe = read_recipe("mine.py")
     assert recipe.hooks.keys() == {"get_initialize", "get_optimizer"}
-    assert [*recipe.files()] == ["mine.py"] and recipe.sources.root == folder
+    assert [*recipe.files()] == ["mine.py"] and recipe.root == folder
 
 
 @pytest.mark.slow

@@ -45,7 +45,7 @@ from jaxddp.core.errors import HelpPrinted, InputError
 from jaxddp.core.phases import phase
 from jaxddp.core.process_exit import watch_alone
 from jaxddp.recipe.file import RecipeFile, read_recipe
-from jaxddp.recipe.sources import CONFIG_FILE, RecipeSources, config_names, recipe_path
+from jaxddp.recipe.sources import CONFIG_FILE, config_names, recipe_path
 
 STYLE = (tyro.conf.PositionalMetavarFromFieldName,)
 """Positional arguments have the names of their fields: RUN, IMAGES."""
@@ -159,7 +159,7 @@ def parse_weights(command: type[Command], prog: str, arguments: list[str]) -> tu
     Returns: see `parse_recipe`. The config has the settings of the weights, as far as they are known.
     """
     name = arguments[0]
-    file = RecipeFile(Config().replace(model={"weights": name}), Path(name), RecipeSources(Path(name)))
+    file = RecipeFile(Config().replace(model={"weights": name}), Path(name))
     return _overridden(command, prog, arguments, file, option(arguments[1:], "--model.weights") or name)
 
 
@@ -182,7 +182,7 @@ def _overridden(
     prog, rest, options = f"{prog} {arguments[0]}", arguments[1:], options_of(command)
     entries = by_key(rest, options)
     set_keys = {key for key, _ in entries}
-    file = file.set_by_command(set_keys & dict(keys_of(Config)).keys())
+    file = file.layered(set_keys & dict(keys_of(Config)).keys(), {})
     if weights:
         from jaxddp.workdir.signature import with_settings_of_weights
 

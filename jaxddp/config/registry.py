@@ -165,9 +165,8 @@ class Registry:
 
     def unread_keys(self, name: str) -> dict[str, list[str]]:
         """Return the keys of `readers` that a choice does not read; none for an unknown name."""
-        if name not in self.names():
-            return {}
-        return {key: names for key, names in self.readers().items() if name not in names}
+        unread = {key: names for key, names in self.readers().items() if name not in names}
+        return unread if name in self.names() else {}
 
     def complete(self, section: type[T]) -> type[T]:
         """Add the settings of all choices to the class of a section, with the default None.
@@ -280,10 +279,10 @@ def reset_unread(config: Any, set_keys: Collection[str], hooks: Collection[str] 
     """
     kinds = [kind for kind in CHOICES if kind.key in set_keys and kind.hook not in hooks]
     unread = {key for kind in kinds for key in kind.unread_keys(attrgetter(kind.key)(config))}
-    config = _with(config, {key: None for key in unread if key not in set_keys})
+    config = replaced(config, nested({key: None for key in unread if key not in set_keys}))
     of_tree, default = needs(type(config)), type(config)()
     lost = [key for key in without_effect(config, hooks) if key not in set_keys and of_tree[key].key in set_keys]
-    return _with(config, {key: attrgetter(key)(default) for key in lost})
+    return replaced(config, nested({key: attrgetter(key)(default) for key in lost}))
 
 
 def unread_keys(config: Any, hooks: Collection[str] = ()) -> dict[str, Words]:
@@ -298,39 +297,32 @@ def unread_keys(config: Any, hooks: Collection[str] = ()) -> dict[str, Words]:
 
 def without_effect(config: Any, hooks: Collection[str] = ()) -> dict[str, Words]:
     """Return the keys that are set without the key that they need, each with the text that follows it in a message."""
-    default, set_by_hooks = type(config)(), keys_of_choices([kind.key for kind in CHOICES if kind.hook in hooks])
-    reasons: dict[str, Words] = {}
+    set_by_hooks = keys_of_choices([kind.key for kind in CHOICES if kind.hook in hooks])
+    values, unset = flatten(plain(config)), flatten(plain(type(config)()))
+    chosen, reasons = resolved(values, hooks), dict[str, Words]()
     for key, need in needs(type(config)).items():
-        value, unset = attrgetter(key)(config), attrgetter(key)(default)
-        if key not in set_by_hooks and value != unset and (unset is not None or value):
-            other = attrgetter(need.key)(config)
-            if other is None and need.key in keys_of_choices():
-                other = resolved(flatten(config.to_dict()), hooks)[need.key]
-            if not need.is_met(other):
-                reasons[key] = need.reason_unmet(other)
+        is_set = values[key] != unset[key] and (unset[key] is not None or values[key])
+        if is_set and key not in set_by_hooks and not need.is_met(other := chosen[need.key]):
+            reasons[key] = need.reason_unmet(other)
     return reasons
 
 
-def _leave_out(keys: Sequence[str]) -> str:
-    return f"leave {'it' if len(keys) == 1 else 'them'} out"
-
-
-def check_read(config: Any, hooks: Collection[str] = (), advise: Callable[[Sequence[str]], str] = _leave_out) -> None:
+def check_read(config: Any, hooks: Collection[str] = (), advise: Callable[[Sequence[str]], str] | None = None) -> None:
     """Check that every key that is set has an effect: its choice reads it, and the key that it needs is set.
 
     Args:
         hooks: names of the recipe's hooks, each of which replaces a choice and may read any key.
-        advise: a function that returns the advice of the message for the keys without effect.
+        advise: a function that returns the advice of the message for the keys without effect; by default, to leave
+            them out.
 
     Raises:
         InputError: a key has no effect. The message names it, its value, and the key that decides its effect.
     """
     unread = {key: why for key, why in unread_keys(config, hooks).items() if attrgetter(key)(config) is not None}
-    reasons = unread | {key: why for key, why in without_effect(config, hooks).items() if key not in unread}
-    values = {key: attrgetter(key)(config) for key in reasons}
-    problems = [(Key(key, value if key in unread else plain(value)), reasons[key]) for key, value in values.items()]
-    if problems:
-        raise InputError(*joined("; ", problems), advice=advise([*reasons]))
+    if reasons := unread | {key: why for key, why in without_effect(config, hooks).items() if key not in unread}:
+        problems = [(Key(key, plain(attrgetter(key)(config))), why) for key, why in reasons.items()]
+        advice = advise([*reasons]) if advise else f"leave {'it' if len(reasons) == 1 else 'them'} out"
+        raise InputError(*joined("; ", problems), advice=advice)
 
 
 def resolved(settings: Mapping[str, Any], hooks: Collection[str] = ()) -> dict[str, Any]:
@@ -343,13 +335,11 @@ def resolved(settings: Mapping[str, Any], hooks: Collection[str] = ()) -> dict[s
         hooks: names of the recipe's hooks, each of which replaces a choice and may read all of its keys.
     """
     values = dict(settings)
-    for kind in CHOICES:
-        if (name := values.get(kind.key)) is None:
-            continue
-        own, all_read = kind.keys_read(name), kind.hook in hooks or name not in kind.names()
-        for key in kind.readers():
-            if values.get(key) is None or not (all_read or key in own):
-                values[key] = plain(own[key].default) if key in own else None
+    for kind in (kind for kind in CHOICES if values.get(kind.key) is not None):
+        own, name = kind.keys_read(values[kind.key]), values[kind.key]
+        unread = () if kind.hook in hooks else kind.unread_keys(name)
+        defaults = {key: plain(field.default) for key, field in own.items() if values.get(key) is None}
+        values |= dict.fromkeys({*kind.readers()} - values.keys() | {*unread}) | defaults
     return values
 
 
@@ -362,11 +352,4 @@ def effective_settings(tree: type, settings: Mapping[str, Any], hooks: Collectio
 
 def with_defaults(config: Any) -> Any:
     """Return a config with the defaults of the choices that it names in place of None, as hooks receive it."""
-    chosen = [kind.keys_read(attrgetter(kind.key)(config)) for kind in CHOICES]
-    defaults = {key: field.default for fields in chosen for key, field in fields.items()}
-    return _with(config, {key: value for key, value in defaults.items() if attrgetter(key)(config) is None})
-
-
-def _with(config: Any, values: Mapping[str, Any]) -> Any:
-    """Return a copy of a config with other values, by dotted keys."""
-    return replaced(config, nested(dict(values))) if values else config
+    return replaced(config, nested(resolved(flatten(plain(config)), [kind.hook for kind in CHOICES])))

@@ -19,7 +19,7 @@ import hashlib
 import inspect
 import os
 import traceback
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
@@ -28,22 +28,13 @@ from types import ModuleType
 from typing import Any
 
 import jaxddp.core.files as files
+import jaxddp.recipe.text as text
 from jaxddp.config.registry import keys_of_choices, replaced_hooks, with_defaults
 from jaxddp.config.tree import Config
 from jaxddp.config.values import flatten, observed
 from jaxddp.core.errors import InputError, about, choices, show, with_keys_of_file
 from jaxddp.core.user_code import is_ctrl_c, place_of
-from jaxddp.recipe.sources import (
-    CONFIG_FILE,
-    TEXT_FILES,
-    RecipeSources,
-    is_built_in,
-    is_name,
-    modules_in,
-    recipe_path,
-    run_as_module,
-)
-from jaxddp.recipe.text import TextRecipe
+from jaxddp.recipe.sources import CONFIG_FILE, TEXT_FILES, is_built_in, is_name, modules_in, recipe_path, run_as_module
 
 COPY_FOLDER = "recipe"
 """The folder in a work directory that holds a copy of the recipe's files."""
@@ -194,6 +185,8 @@ class RecipeFile:
             Python object.
         stored_digest: the digest in config.json of the run's copy of the recipe's files; None if there is no copy.
         taken: the keys that a command takes from the run that provides the initial weights.
+        recipes: the recipe file itself, then the recipe files that it loaded by path.
+        modules: the modules in the folders of these files that were imported while the files ran.
         notice: a log line about the source of settings that are not from the recipe file; empty for none.
         origins: for a recipe file in YAML or JSON, the file and line, or the base, that sets a key.
         set_keys: the keys that must have an effect: the keys that the last layer with hooks sets, and the keys that
@@ -203,8 +196,9 @@ class RecipeFile:
 
     config: Config
     path: Path
-    sources: RecipeSources
     hooks: Mapping[str, Hook] = field(default_factory=dict)
+    recipes: tuple[Path, ...] = ()
+    modules: frozenset[Path] = frozenset()
     is_run: bool = False
     has_network: bool = True
     stored_digest: str | None = None
@@ -214,11 +208,15 @@ class RecipeFile:
     set_keys: frozenset[str] = frozenset()
     replaced: tuple[str, ...] = ()
 
-    def set_by_command(self, keys: Collection[str]) -> "RecipeFile":
-        """Return the recipe for a command that sets keys. A key such as `optimizer.name` replaces the recipe's hook."""
-        replaced = replaced_hooks(self.hooks, keys)
-        set_keys = frozenset() if replaced else self.set_keys - keys_of_choices(keys)
-        return replace(self.without(replaced), set_keys=set_keys | frozenset(keys))
+    def layered(self, keys: Collection[str], hooks: Mapping[str, Hook]) -> "RecipeFile":
+        """Return the recipe with a further layer, a file or a command, which sets keys and has hooks of its own.
+
+        Its hooks replace inherited hooks, and so does a name, such as `optimizer.name`, that it sets.
+        """
+        named = replaced_hooks(self.hooks, keys)
+        inherited = frozenset() if named or hooks else self.set_keys - keys_of_choices(keys)
+        file = self.without(named - hooks.keys())
+        return replace(file, hooks={**file.hooks, **hooks}, set_keys=inherited | frozenset(keys))
 
     def without(self, names: Collection[str]) -> "RecipeFile":
         """Return the recipe without the hooks of these names."""
@@ -231,23 +229,33 @@ class RecipeFile:
             problem = "the run came from Python and its config does not name the network"
             raise InputError(f"{self.path}: {problem}", advice=advice)
 
-    def files(self) -> dict[str, bytes]:
-        """Return the content of every Python file of the recipe, by its path below `sources.root`.
+    @property
+    def root(self) -> Path:
+        """The folder that the names of the recipe's files are relative to."""
+        return Path(os.path.commonpath([file.parent for file in self.recipes]))
 
-        Files that the recipe loads by name are left out. Without hooks the result is empty, because the config is the
-        whole recipe.
+    def files(self) -> dict[str, bytes]:
+        """Return the content of every Python file of the recipe, by its path below `root`.
+
+        Files that the recipe loads by name are left out. Modules that were imported after the recipe ran are included.
+        Without hooks the result is empty, because the config is the whole recipe.
         """
-        return self.sources.read() if self.hooks else {}
+        if not self.hooks:
+            return {}
+        imported = {file for path in self.recipes for file in modules_in(path.parent).values()}
+        paths = sorted({*self.recipes, *self.modules, *imported})
+        return {os.path.relpath(path, self.root): path.read_bytes() for path in paths}
 
     def entry(self) -> dict[str, Any] | None:
         """Return the entry of config.json that describes the hooks; None without hooks."""
-        digest = self.digest()
-        return {"file": self.sources.main, "digest": digest, "hooks": sorted(self.hooks)} if digest else None
+        if (digest := self.digest()) is None:
+            return None
+        return {"file": os.path.relpath(self.recipes[0], self.root), "digest": digest, "hooks": sorted(self.hooks)}
 
     def check_copy(self) -> None:
         """Raise `InputError` if a run's copy of its recipe differs from the digest in its config.json."""
         if self.stored_digest not in (None, self.digest()):
-            raise InputError(f"{self.sources.root}: the run's copy of its recipe has changed; restore it")
+            raise InputError(f"{self.root}: the run's copy of its recipe has changed; restore it")
 
     def digest(self) -> str | None:
         """Return the SHA-256 of `files`, as hex; None if there are no files."""
@@ -257,44 +265,8 @@ class RecipeFile:
         return digest.hexdigest() if files else None
 
 
-@dataclass
-class _Reading:
-    """A recipe file that is running, and what it has loaded so far."""
-
-    path: Path
-    config: Config = field(default_factory=Config)
-    hooks: dict[str, Hook] = field(default_factory=dict)
-    set_keys: frozenset[str] = frozenset()
-    recipes: list[Path] = field(default_factory=list)
-    modules: set[Path] = field(default_factory=set)
-
-    def record_modules(self) -> None:
-        """Record the modules from the file's folder that are imported so far."""
-        self.modules |= {file for _, file in modules_in(self.path.parent)}
-
-    def finished(
-        self, path: Path, config: Config, keys: Collection[str], own_hooks: Mapping[str, Hook], **fields: Any
-    ) -> RecipeFile:
-        """Return the recipe of the file, which sets keys of what it has loaded.
-
-        Its own hooks replace inherited hooks, and so does a name, such as `optimizer.name`, that it sets.
-        """
-        named = replaced_hooks(self.hooks, keys)
-        hooks = {name: hook for name, hook in self.hooks.items() if name not in named} | dict(own_hooks)
-        set_keys = frozenset(keys) | (frozenset() if named or own_hooks else self.set_keys - keys_of_choices(keys))
-        # A recipe that loads this one begins with none of its keys set.
-        config = replace(config)
-        return RecipeFile(config, path, self.sources(), hooks, set_keys=set_keys, **fields)
-
-    def sources(self) -> RecipeSources:
-        """Return the files of the recipe."""
-        recipes = tuple(dict.fromkeys([self.path, *self.recipes]))
-        root = Path(os.path.commonpath([file.parent for file in recipes]))
-        return RecipeSources(root, recipes, frozenset(self.modules))
-
-
-_readings: ContextVar[tuple[_Reading, ...]] = ContextVar("readings", default=())
-"""The stack of running recipe files. Each file was loaded by the file before it."""
+_readings: ContextVar[Sequence[RecipeFile]] = ContextVar("readings", default=())
+"""The stack of running recipe files, each with what it has loaded so far. Each was loaded by the file before it."""
 
 
 def load(name_or_path: str | Path) -> Config:
@@ -324,20 +296,27 @@ def read_recipe(name_or_path: str | Path) -> RecipeFile:
         InputError: the file does not exist or raises an error, `get_config()` returns no `Config`, a hook has the wrong
             signature, or a `get_…` function is no hook.
     """
-    outer = next(reversed(_readings.get()), None)
-    path = recipe_path(name_or_path, Path() if outer is None else outer.path.parent)
-    by_name = is_name(name_or_path) and path.suffix == ".py"
-    if outer is not None:
+    readings: Any = _readings.get()
+    path = recipe_path(name_or_path, readings[-1].path.parent if readings else Path())
+    if readings:
         # Record the modules now, because the other recipe may replace them by its modules of the same names.
-        outer.record_modules()
+        readings[-1] = _with_modules(readings[-1])
     recipe = _read_run(path) if _is_of_run(path) else _read_file(path)
-    if outer is not None:
-        outer.config, outer.set_keys = recipe.config, outer.set_keys | recipe.set_keys
-        outer.hooks |= recipe.hooks
-        if not by_name:
-            outer.recipes += recipe.sources.recipes
-            outer.modules |= recipe.sources.modules
+    # A recipe that loads this one begins with none of its keys set.
+    recipe = replace(recipe, config=replace(recipe.config))
+    if readings:
+        outer = readings[-1]
+        loaded = {"set_keys": outer.set_keys | recipe.set_keys, "hooks": {**outer.hooks, **recipe.hooks}}
+        if not is_name(name_or_path) or path.suffix != ".py":
+            loaded["recipes"] = tuple(dict.fromkeys([*outer.recipes, *recipe.recipes]))
+            loaded["modules"] = outer.modules | recipe.modules
+        readings[-1] = replace(outer, config=recipe.config, **loaded)
     return recipe
+
+
+def _with_modules(recipe: RecipeFile) -> RecipeFile:
+    """Return a running recipe with the modules from its folder that are imported so far."""
+    return replace(recipe, modules=recipe.modules.union(modules_in(recipe.path.parent).values()))
 
 
 def read_config(path: Path) -> tuple[Config, dict[str, Any]]:
@@ -368,68 +347,63 @@ def _is_of_run(path: Path) -> bool:
 def _read_run(path: Path) -> RecipeFile:
     """Return the recipe of a run: the config in its config.json, and the hooks in its copy of the recipe."""
     config, content = read_config(path)
-    of_run: dict[str, Any] = {"config": config, "path": path, "is_run": True, "has_network": "model" in content}
+    of_run = {"config": config, "path": path, "is_run": True, "has_network": "model" in content}
     match content.get("recipe") or {}:
-        case {"file": str(file), "digest": str(digest), "hooks": [*names]}:
-            root = path.parent / COPY_FOLDER
+        case {"file": str(name), "digest": str(digest), "hooks": [*hooks]}:
+            file = path.parent / COPY_FOLDER / name
         case {**entry} if not entry:
-            return RecipeFile(**of_run, sources=RecipeSources(path.parent))
+            return RecipeFile(**of_run)
         case entry:
             raise InputError(f"{path}: its recipe is {show(entry)}; restore the file, or give the recipe file itself")
-    if not (root / file).is_file():
-        missing = f"{root / file}: the run's copy of its recipe is missing"
-        raise InputError(f"{missing}; restore it, or give the recipe file itself")
-    recipe = _read_file(root / file)
+    if not file.is_file():
+        problem = "the run's copy of its recipe is missing; restore it, or give the recipe file itself"
+        raise InputError(f"{file}: {problem}")
+    recipe = _read_file(file)
     # A command may have replaced other hooks by naming a choice.
-    recipe = recipe.without(recipe.hooks.keys() - {*names})
-    sources = replace(recipe.sources, root=root.absolute())
-    return replace(recipe, **of_run, sources=sources, stored_digest=digest)
+    return replace(recipe.without(recipe.hooks.keys() - {*hooks}), **of_run, stored_digest=digest)
 
 
 def _read_file(path: Path) -> RecipeFile:
-    with _running(path) as reading:
+    with _running(path) as readings:
         if path.suffix in TEXT_FILES:
-            return _read_text(path, reading)
+            return _read_text(path, readings)
         with errors_name_line(path, ""), with_keys_of_file():
             module = run_as_module(path, add_folder=not is_built_in(path))
             if not callable(getattr(module, "get_config", None)):
                 raise InputError("defines no get_config(); define one that returns a jaxddp.config.Config")
-            config = module.get_config()
-            reading.record_modules()
+            config, recipe = module.get_config(), _with_modules(readings[-1])
     if not isinstance(config, Config):
         raise InputError(f"{path}: get_config() returned a {type(config).__name__}; return a jaxddp.config.Config")
-    before, after = flatten(reading.config.to_dict()), flatten(config.to_dict())
+    before, after = flatten(recipe.config.to_dict()), flatten(config.to_dict())
     set_keys = config.replaced_keys | {key for key in after if after[key] != before[key]}
-    return reading.finished(path, config, set_keys, hooks_of(path, module))
+    return replace(recipe.layered(set_keys, hooks_of(path, module)), path=path, config=config)
 
 
-def _read_text(path: Path, reading: _Reading) -> RecipeFile:
+def _read_text(path: Path, readings: list[RecipeFile]) -> RecipeFile:
     """Return the recipe of a file in YAML or JSON, with the hooks of its base."""
     with with_keys_of_file():
-        text, default = TextRecipe.read(path), Config()
-        config, origins = default, dict[str, str]()
-        if text.base is not None:
-            with about(f"{path}:{text.base.line}: base"):
-                base = read_recipe(str(text.base.content))
-            config, values = base.config, flatten(base.config.to_dict())
-            unchanged = flatten(default.to_dict())
-            origins = {key: str(text.base.content) for key, value in values.items() if value != unchanged[key]}
-            origins |= base.origins
-        config = text.applied_to(config)
+        entries, origins = text.entries_of(path), dict[str, str]()
+        if (base := entries.pop(text.BASE, None)) is not None:
+            with about(f"{path}:{base.line}: base"):
+                loaded = read_recipe(str(base.content))
+            values, unchanged = (flatten(config.to_dict()) for config in (loaded.config, Config()))
+            origins = {key: str(base.content) for key, value in values.items() if value != unchanged[key]}
+            origins |= loaded.origins
+        config = text.with_entries(readings[-1].config, entries, path)
     # The path of a base is absolute here, because the base was loaded from the folder of another file.
     shown = os.path.relpath(path) if path.is_relative_to(Path.cwd()) else path
-    origins |= {key: f"{shown}:{entry.line}" for key, entry in text.entries.items()}
-    return reading.finished(path, config, text.entries.keys(), {}, origins=origins)
+    origins |= {key: f"{shown}:{entry.line}" for key, entry in entries.items()}
+    return replace(readings[-1].layered(entries.keys(), {}), path=path, config=config, origins=origins)
 
 
 @contextmanager
-def _running(path: Path) -> Iterator[_Reading]:
+def _running(path: Path) -> Iterator[list[RecipeFile]]:
     """Put a recipe file on the stack during the block. Raises: InputError if it is there already."""
-    reading, readings = _Reading(path.absolute()), _readings.get()
-    if any(other.path == reading.path for other in readings):
-        raise InputError(f"{reading.path}: loads itself; load the recipe that it is based on")
-    token = _readings.set((*readings, reading))
+    path, readings = path.absolute(), _readings.get()
+    if any(other.path == path for other in readings):
+        raise InputError(f"{path}: loads itself; load the recipe that it is based on")
+    token = _readings.set(running := [*readings, RecipeFile(Config(), path, recipes=(path,))])
     try:
-        yield reading
+        yield running
     finally:
         _readings.reset(token)

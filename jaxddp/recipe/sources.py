@@ -3,7 +3,6 @@
 import importlib.util
 import os
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
@@ -31,12 +30,12 @@ def recipe_path(name_or_path: str | Path, folder: Path = Path()) -> Path:
     try:
         files.open_regular(path).close()
     except FileNotFoundError:
-        raise InputError(f"config {show(name)} does not exist; {_suggestion(name, folder)}") from None
+        is_file = (folder / f"{name}.py").is_file()
+        advice = f"did you mean the file {name + '.py'!r}?" if is_file else choices(Path(name).stem, config_names())
+        raise InputError(f"config {show(name)} does not exist; {advice}") from None
     except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise InputError(
-            f"config {show(name)}: cannot be read ({reason}); give a Python file with get_config()"
-        ) from None
+        reason = f"cannot be read ({getattr(error, 'strerror', None) or error})"
+        raise InputError(f"config {show(name)}: {reason}; give a Python file with get_config()") from None
     return path
 
 
@@ -61,41 +60,8 @@ def is_built_in(path: Path) -> bool:
     return path.absolute().parent == configs_folder().absolute()
 
 
-def _suggestion(name: str, folder: Path) -> str:
-    if (folder / f"{name}.py").is_file():
-        return f"did you mean the file {name + '.py'!r}?"
-    return choices(Path(name).stem, config_names())
-
-
 _folders: set[Path] = set()
 """The folders of recipes, which imports search for modules."""
-
-
-@dataclass(frozen=True)
-class RecipeSources:
-    """The Python files of a recipe.
-
-    Attributes:
-        root: the folder that the names of the files are relative to.
-        recipes: the recipe file itself, then the recipe files that it loaded by path.
-        modules: the modules in the folders of these files that were imported while the files ran.
-    """
-
-    root: Path
-    recipes: tuple[Path, ...] = ()
-    modules: frozenset[Path] = frozenset()
-
-    @property
-    def main(self) -> str:
-        """The name of the recipe file itself, relative to `root`."""
-        return os.path.relpath(self.recipes[0], self.root)
-
-    def read(self) -> dict[str, bytes]:
-        """Return the content of each file by its name, including modules that were imported after the recipe ran."""
-        folders = {path.parent for path in self.recipes}
-        imported = {file for folder in folders for _, file in modules_in(folder)}
-        paths = sorted({*self.recipes, *self.modules, *imported})
-        return {os.path.relpath(path, self.root): path.read_bytes() for path in paths}
 
 
 def run_as_module(path: Path, *, add_folder: bool) -> ModuleType:
@@ -117,17 +83,14 @@ def run_as_module(path: Path, *, add_folder: bool) -> ModuleType:
     return module
 
 
-def modules_in(folder: Path) -> list[tuple[str, Path]]:
-    """Return the names and files of the imported modules that an import would find in a folder."""
-    modules, beginning = [], os.path.join(folder, "")
+def modules_in(folder: Path) -> dict[str, Path]:
+    """Return the files of the imported modules that an import would find in a folder, by the name of the module."""
+    modules, beginning = dict[str, Path](), os.path.join(folder, "")
     for name, module in list(sys.modules.items()):
-        file = getattr(module, "__file__", None)
+        file, stem = getattr(module, "__file__", None), beginning + name.replace(".", os.sep)
         # Compare text: thousands of modules are imported, and `Path` objects are slow.
-        if not file or not file.startswith(beginning) or name.partition(".")[0] == "jaxddp":
-            continue
-        stem = folder.joinpath(*name.split("."))
-        if Path(file) in (stem.with_suffix(".py"), stem / "__init__.py"):
-            modules.append((name, Path(file)))
+        if file in (f"{stem}.py", os.path.join(stem, "__init__.py")) and name.partition(".")[0] != "jaxddp":
+            modules[name] = Path(file)
     return modules
 
 
@@ -141,6 +104,7 @@ def _import_from(folder: Path) -> None:
         sys.path.remove(str(folder))
     sys.path.insert(0, str(folder))
     for other in _folders - {folder}:
-        for name in [name for name, file in modules_in(other) if (folder / file.relative_to(other)).is_file()]:
-            del sys.modules[name]
+        for name, file in modules_in(other).items():
+            if (folder / file.relative_to(other)).is_file():
+                del sys.modules[name]
     _folders.add(folder)

@@ -14,7 +14,6 @@ constructs no objects. The values are converted by `jaxddp.config.values.read`.
 import ast
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -42,57 +41,42 @@ class Entry(NamedTuple):
     line: int
 
 
-@dataclass(frozen=True)
-class TextRecipe:
-    """The content of a recipe file in YAML or JSON.
+def entries_of(path: Path) -> dict[str, Entry]:
+    """Return the keys that a file changes, by dotted key, with its `BASE`.
 
-    Attributes:
-        base: the name or path of the config that is changed, and its line; None for the defaults.
-        entries: the values of the changed keys, by dotted key.
+    Raises: InputError if the file is no mapping of keys; the message has the line.
     """
+    entries = dict[str, Entry]()
+    for key, entry in _entries(_composed(path), path, set()):
+        if key in entries:
+            first = f"{key} is set in line {entries[key].line}, too; remove one of the two"
+            raise InputError(f"{path}:{entry.line}: {first}")
+        if key == BASE and not (isinstance(entry.content, str) and entry.content):
+            raise InputError(f"{path}:{entry.line}: {BASE}: give the name of a config or the path of a recipe file")
+        entries[key] = entry
+    return entries
 
-    path: Path
-    base: Entry | None = None
-    entries: Mapping[str, Entry] = field(default_factory=dict)
 
-    @classmethod
-    def read(cls, path: Path) -> "TextRecipe":
-        """Read a file. Raises: InputError if it is no mapping of keys; the message has the line."""
-        entries = dict[str, Entry]()
-        for key, entry in _entries(_composed(path), path, set()):
-            if key in entries:
-                first = f"{key} is set in line {entries[key].line}, too; remove one of the two"
-                raise InputError(f"{path}:{entry.line}: {first}")
-            entries[key] = entry
-        base = entries.pop(BASE, None)
-        if base is not None and not (isinstance(base.content, str) and base.content):
-            raise InputError(f"{path}:{base.line}: {BASE}: give the name of a config or the path of a recipe file")
-        return cls(path, base, entries)
+def with_entries(config: Config, entries: Mapping[str, Entry], path: Path) -> Config:
+    """Return a copy of a config with the keys of a file changed.
 
-    def applied_to(self, config: Config) -> Config:
-        """Return a copy of a config with the keys of the file changed.
-
-        Raises:
-            InputError: a key is unknown, or a value has the wrong type or is out of range. The message has the line.
-        """
-        hints, changes = dict(keys_of(Config)), dict[str, Any]()
-        for key, entry in self.entries.items():
-            with about(f"{self.path}:{entry.line}"):
-                if any(other.startswith(f"{key}.") for other in hints):
-                    raise InputError(f"{key} is a section", advice="write its keys below it, with more indentation")
-                changes[key] = read(entry.content, hints[key], key) if key in hints else None
-                if key not in hints:
-                    # The whole config raises the error, which suggests the nearest key.
-                    config.replace(**nested({key: None}))
-        try:
-            return config.replace(**nested(changes))
-        except InputError as error:
-            line = self.line_of(error.key or "")
-            raise error.within(str(self.path) if line is None else f"{self.path}:{line}") from error
-
-    def line_of(self, key: str) -> int | None:
-        """Return the line of a key; None if the file does not set it."""
-        return self.entries[key].line if key in self.entries else None
+    Raises:
+        InputError: a key is unknown, or a value has the wrong type or is out of range. The message has the line.
+    """
+    hints, changes = dict(keys_of(Config)), dict[str, Any]()
+    for key, entry in entries.items():
+        with about(f"{path}:{entry.line}"):
+            if any(other.startswith(f"{key}.") for other in hints):
+                raise InputError(f"{key} is a section", advice="write its keys below it, with more indentation")
+            if key not in hints:
+                # The whole config raises the error, which suggests the nearest key.
+                config.replace(**nested({key: None}))
+            changes[key] = read(entry.content, hints[key], key)
+    try:
+        return config.replace(**nested(changes))
+    except InputError as error:
+        line = entries.get(error.key or "")
+        raise error.within(str(path) if line is None else f"{path}:{line.line}") from error
 
 
 def written(config: Config, base: tuple[str, Mapping[str, Any]] | None, form: str) -> str:
@@ -194,9 +178,9 @@ def line_of(path: Path, key: str) -> int | None:
         return None
     try:
         if path.suffix in TEXT_FILES:
-            return TextRecipe.read(path).line_of(key)
+            return entries_of(path)[key].line
         lines = [*_lines(ast.parse(files.read(path)), key.split("."))]
-    except (InputError, OSError, SyntaxError, ValueError, RecursionError):
+    except (InputError, KeyError, OSError, SyntaxError, ValueError, RecursionError):
         return None
     return lines[-1] if lines else None
 

@@ -19,7 +19,6 @@ from jaxddp.engine.objective import Loss
 from jaxddp.mesh import Topology
 from jaxddp.models.adapt import adapt
 from jaxddp.recipe.file import RecipeFile
-from jaxddp.recipe.sources import RecipeSources
 from jaxddp.setup.recipe import Recipe
 from jaxddp.setup.resources import Resources
 from jaxddp.setup.run_setup import RunSetup, initialize, open_recipe
@@ -127,7 +126,7 @@ def logged_in_two_parts(workdir: Path, train: Any, val: Any, log_to: str | list[
 
 def file_of(config: Config) -> RecipeFile:
     """Return a recipe file with a config alone."""
-    return RecipeFile(config, Path("a test"), RecipeSources(Path()))
+    return RecipeFile(config, Path("a test"))
 
 
 def recipe_of(config: Config) -> Recipe:
