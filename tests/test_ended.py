@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
@@ -60,7 +61,7 @@ def lines_of(**changes) -> str:
     """Return the lines for the command with changed sections."""
     file = read_recipe("digits")
     config = file.config.replace(data={"path": "digits"}).replace(**changes)
-    return nothing_to_train(type(file)(config, file.path, file.sources), Path("run"))
+    return nothing_to_train(replace(file, config=config), Path("run"))
 
 
 def test_the_same_command_prints_what_the_run_reached_and_how_to_go_on(ended, capsys):
@@ -83,6 +84,7 @@ def test_the_same_command_prints_what_the_run_reached_and_how_to_go_on(ended, ca
 def test_an_ended_run_needs_neither_jax_nor_tensorflow(command, ended):
     program = f"""
 import sys
+from dataclasses import replace
 from jaxddp.cli import main
 assert main({command!r}) == 0
 assert not {{*{HEAVY!r}}} & {{*sys.modules}}

@@ -1,6 +1,5 @@
 """Parses a command line into a dataclass with tyro: the types of values, `--help`, and one-line errors."""
 
-import argparse
 import inspect
 import itertools
 import operator
@@ -12,36 +11,19 @@ from contextlib import redirect_stderr
 from dataclasses import MISSING, field, fields, make_dataclass, replace
 from io import StringIO
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, cast, get_type_hints
+from typing import Annotated, Any, TypeVar, get_type_hints
 
 import tyro
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec
 
 import jaxddp.config.registry as registry
-from jaxddp.command_line.words import (
-    by_key,
-    check_one_config,
-    expand_short_forms,
-    format_option,
-    is_flag,
-    options_of,
-)
+import jaxddp.config.values as values_of_config
+from jaxddp.command_line.words import by_key, check_one_config, expand_short_forms, is_flag, option, options_of
 from jaxddp.config import Config
-from jaxddp.config.registry import NAMES, check_names, check_read, keys_of_choices, reset_unread, resolved, unread_keys
-from jaxddp.config.values import (
-    HELP,
-    SHORT,
-    bare,
-    check_values,
-    checked,
-    converted,
-    flatten,
-    is_tree,
-    keys_of,
-    similar_keys,
-)
+from jaxddp.config.registry import resolved, unread_keys
+from jaxddp.config.values import HELP, SHORT, bare, checked, flatten, keys_of, similar_keys
 from jaxddp.core.duration import Duration
-from jaxddp.core.errors import HelpPrinted, InputError
+from jaxddp.core.errors import HelpPrinted, InputError, format_option
 from jaxddp.core.phases import phase
 from jaxddp.core.process_exit import watch_alone
 from jaxddp.recipe.file import RecipeFile, read_recipe
@@ -55,7 +37,6 @@ _SIDES, _RULES = "│| ", "─-"
 characters tyro uses | and -."""
 _UNKNOWN = "Unrecognized options: "
 _CHOICE = re.compile(r"invalid choice '(.*)' for argument '--([\w.-]+)'")
-_ASSIGNMENT = re.compile(r"[\w.-]*\w=")
 ConfigOfRecipe = Annotated[Config, tyro.conf.arg(name="")]
 """The type of a command's field for the config. The options of the config's keys have no prefix."""
 _VALUES = {"lr": "X", "epochs": "N", "batch_size": "B", "model": "NAME", "data": "DIR", "seed": "N", "offline": ""}
@@ -72,29 +53,26 @@ def parse(command: type[Command], default: Command, prog: str, arguments: list[s
         HelpPrinted: `--help` was printed.
         InputError: an option is unknown, or a value is missing, malformed or out of range.
     """
-    options = options_of(command)
+    options, description = options_of(command), inspect.getdoc(command) or ""
+    if SHORT.values() & options.keys():
+        description = f"{description}\n\n{_COMPLETION}"
+    words, registry = expand_short_forms(arguments, options), ConstructorRegistry()
+    registry.primitive_rule(lambda info: _spec_of(info.type))
+    given = {"default": default, "prog": prog, "args": words, "description": description, "config": STYLE}
     with redirect_stderr(StringIO()) as errors:
         try:
-            words = expand_short_forms(arguments, options)
-            style = {"config": STYLE, "description": described(command)}
-            parsed = tyro.cli(command, default=default, prog=prog, args=words, registry=rules(), **style)
+            parsed = tyro.cli(command, registry=registry, **given)
         except SystemExit as end:
             if not end.code:
                 raise HelpPrinted(end.code) from None
             # The error of a config section says more than tyro's message about it.
-            if (cause := _input_error(end)) is not None:
-                raise cause from None
-            message = _message(errors.getvalue(), arguments, options)
-            raise InputError(f"{message}; see {prog} --help") from None
-    check_values(parsed, "--")
+            cause: BaseException | None = end
+            while cause is not None and not isinstance(cause, InputError):
+                cause = cause.__cause__ or cause.__context__
+            message = f"{_message(errors.getvalue(), arguments, options)}; see {prog} --help" if cause is None else ""
+            raise cause or InputError(message) from None
+    values_of_config.check_values(parsed, "--")
     return parsed
-
-
-def _input_error(error: BaseException | None) -> InputError | None:
-    """Return the `InputError` among an error's causes, or None."""
-    while error is not None and not isinstance(error, InputError):
-        error = error.__cause__ or error.__context__
-    return error
 
 
 def _message(box: str, arguments: Sequence[str], options: Mapping[str, Any]) -> str:
@@ -111,15 +89,12 @@ def _message(box: str, arguments: Sequence[str], options: Mapping[str, Any]) -> 
     for flag, word in itertools.pairwise(part for argument in arguments for part in argument.split("=", 1)):
         if word == unknown[0] and is_flag(options.get(flag.removeprefix("--").replace("-", "_"))):
             return f"{flag} {word}: expected True or False"
-    names = [word.partition("=")[0].removeprefix("--") for word in unknown if word.startswith("--")]
-    similar = dict.fromkeys(format_option(key) for name in names for key in similar_keys(name, options))
-    if assigned := [word.partition("=") for word in unknown if _ASSIGNMENT.match(word)]:
+    similar = dict[str, None]()
+    for word in unknown:
         # `train.batch_size=64`, and also `--set train.batch_size=64`, as in other programs.
-        similar = {
-            f"{format_option(key)} {value}": None
-            for name, _, value in assigned
-            for key in ([name] if name in options else similar_keys(name, options))
-        }
+        name, equals, value = word.removeprefix("--").partition("=")
+        for key in ([name] if name in options else similar_keys(name, options)) if equals or name != word else ():
+            similar[f"{format_option(key)} {value}".strip()] = None
     return f"{first}; perhaps you mean {' or '.join(similar)}" if similar else first
 
 
@@ -139,18 +114,15 @@ def parse_recipe(
     """
     name, *rest = arguments
     if name in HELP:
-        page, shown = page_of(command)
-        parse(page, shown, prog, [name])
+        parse(*page_of(command), prog, [name])
     check_one_config(name, rest)
     workdir = workdir_of(recipe_path(name))
-    has_workdir = any(field.name == "workdir" for field in fields(cast(Any, command)))
-    run_workdir = Path(option(rest, "--workdir") or workdir) if has_workdir else None
     # The default time limit applies to reading the recipe, because the recipe's own limit is not known yet.
     watch_alone(Config().parallel.stall_timeout)
     with phase("start", f"reading {name}"):
-        file = _measured(name, run_workdir) if measures and run_workdir else read_recipe(name)
+        file = _measured(name, Path(option(rest, "--workdir") or workdir)) if measures else read_recipe(name)
     weights = option(rest, "--model.weights") or ("" if file.is_run else file.config.model.weights)
-    return _overridden(command, prog, arguments, file, "" if measures else weights or "", run_workdir, workdir)
+    return _overridden(command, prog, arguments, file, "" if measures else weights or "", workdir)
 
 
 def parse_weights(command: type[Command], prog: str, arguments: list[str]) -> tuple[Command, RecipeFile]:
@@ -164,20 +136,13 @@ def parse_weights(command: type[Command], prog: str, arguments: list[str]) -> tu
 
 
 def _overridden(
-    command: type[Command],
-    prog: str,
-    arguments: list[str],
-    file: RecipeFile,
-    weights: str,
-    run_workdir: Path | None = None,
-    workdir: Path = Path(),
+    command: type[Command], prog: str, arguments: list[str], file: RecipeFile, weights: str, workdir: Path | None = None
 ) -> tuple[Command, RecipeFile]:
     """Return the command and the recipe file with the overridden config.
 
     Args:
         weights: the weights whose settings are taken over; empty for none.
-        run_workdir: the work directory of the run.
-        workdir: its default.
+        workdir: the default work directory of the run; None without a run.
     """
     prog, rest, options = f"{prog} {arguments[0]}", arguments[1:], options_of(command)
     entries = by_key(rest, options)
@@ -189,16 +154,23 @@ def _overridden(
         flags = {"--model.offline": True, "--model.no-offline": False}
         given = [flags[word] for word in expand_short_forms(rest, options) if word in flags]
         offline = [file.config.model.offline, *given][-1]
+        run_workdir = Path(option(rest, "--workdir") or workdir) if workdir and "workdir" in options else None
         file = with_settings_of_weights(file, weights, run_workdir, offline=offline)
-    defaults, names = {"config": file.config, "workdir": workdir}, [each.name for each in fields(cast(Any, command))]
-    default: Any = command(**{name: value for name, value in defaults.items() if name in names})
+    own = {"config": file.config} | ({"workdir": workdir or Path()} if "workdir" in options else {})
+    default: Any = command(**own)
     if {*HELP} & {*rest}:
-        page, shown = page_of_config(replace(default, config=_chosen(file.config, entries)), file.hooks)
-        parse(page, shown, prog, rest)
+        parse(*page_of_config(replace(default, config=_chosen(file.config, entries)), file.hooks), prog, rest)
     parsed: Any = parse(command, default, prog, rest)
-    check_names(parsed.config, file.hooks)
-    file = overridden(file, reset_unread(parsed.config, set_keys, file.hooks))
-    check_read(file.config, file.hooks, lambda keys: _advice(keys, entries, prog, file.path))
+    registry.check_names(parsed.config, file.hooks)
+    before, config = file.config, registry.reset_unread(parsed.config, set_keys, file.hooks)
+    # A path replaces a name, and a name replaces a path.
+    changed = [key for key in ("path", "name") if getattr(config.data, key) != getattr(before.data, key)]
+    if len(changed) == 1:
+        config = config.replace(data={"name" if changed == ["path"] else "path": None})
+    # Changed keys lose their mark as settings that come from a run.
+    old, new = flatten(before.to_dict()), flatten(config.to_dict())
+    file = replace(file, config=config, taken=frozenset(key for key in file.taken if old[key] == new[key]))
+    registry.check_read(file.config, file.hooks, lambda keys: _advice(keys, entries, prog, file.path))
     if file.taken:
         from jaxddp.workdir.signature import with_notice
 
@@ -209,7 +181,7 @@ def _overridden(
 def _chosen(config: Config, entries: Sequence[tuple[str, list[str]]]) -> Config:
     """Return the config with the choices on the command line, such as the optimizer, for `--help`."""
     for key, (first, *more) in entries:
-        if key in NAMES and (name := first.partition("=")[2] or "".join(more[:1])):
+        if key in registry.NAMES and (name := first.partition("=")[2] or "".join(more[:1])):
             section, _, last = key.partition(".")
             config = config.replace(**{section: {last: name}})
     return config
@@ -222,26 +194,6 @@ def _advice(keys: Sequence[str], entries: Sequence[tuple[str, list[str]]], begin
     words = [word for key, words in entries if key not in keys for word in words]
     advice = [f"leave {', '.join(in_recipe)} out of {path}"] if in_recipe else []
     return "; ".join([*advice, f"{shlex.join([*begin.split(), *words])} would do"] if on_command_line else advice)
-
-
-def overridden(file: RecipeFile, config: Config) -> RecipeFile:
-    """Return a recipe file with another config. Changed keys lose their mark as settings that come from a run."""
-    before, data = file.config.data, config.data
-    # A path replaces a name, and a name replaces a path.
-    if data.path != before.path and data.name == before.name:
-        config = config.replace(data={"name": None})
-    elif data.name != before.name and data.path == before.path:
-        config = config.replace(data={"path": None})
-    old, new = flatten(file.config.to_dict()), flatten(config.to_dict())
-    keys = frozenset(key for key in file.taken if old[key] == new[key])
-    return replace(file, config=config, taken=keys)
-
-
-def option(words: Sequence[str], name: str) -> str | None:
-    """Return the value of a single option without parsing the other options; None if the option is absent."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    parser.add_argument(name, nargs="?", dest="value")
-    return parser.parse_known_args(words)[0].value
 
 
 def _measured(name: str, workdir: Path) -> RecipeFile:
@@ -266,13 +218,6 @@ def workdir_of(path: str | Path) -> Path:
     return Path(path).parent if Path(path).name == CONFIG_FILE else Path("runs") / Path(path).stem
 
 
-def rules() -> ConstructorRegistry:
-    """Return the constructors of numbers, durations and paths, of their unions with None, and of their tuples."""
-    registry = ConstructorRegistry()
-    registry.primitive_rule(lambda info: _spec_of(info.type))
-    return registry
-
-
 def _spec_of(kind: Any) -> PrimitiveConstructorSpec | None:
     """Return tyro's specification of a type; None for a type that is neither a number, a duration nor a path.
 
@@ -290,7 +235,7 @@ def _spec_of(kind: Any) -> PrimitiveConstructorSpec | None:
     def value(words: list[str]) -> Any:
         if optional and words == ["None"]:
             return None
-        values = tuple(converted(word, parts[0]) for word in words)
+        values = tuple(values_of_config.converted(word, parts[0]) for word in words)
         return values if several else values[0]
 
     return PrimitiveConstructorSpec(
@@ -302,12 +247,6 @@ def _spec_of(kind: Any) -> PrimitiveConstructorSpec | None:
     )
 
 
-def described(command: type) -> str:
-    """Return a command's description."""
-    text = inspect.getdoc(command) or ""
-    return f"{text}\n\n{_COMPLETION}" if SHORT.values() & options_of(command).keys() else text
-
-
 def page_of(command: type, *, optional: bool = False) -> tuple[Any, Any]:
     """Return a command's dataclass and defaults for `--help` without a config.
 
@@ -317,13 +256,8 @@ def page_of(command: type, *, optional: bool = False) -> tuple[Any, Any]:
         optional: whether the command also runs without a config.
     """
     paths: dict[str, Any] = {entry.name: Path("runs/CONFIG") for entry in fields(command) if entry.default is MISSING}
-    page = make_dataclass(
-        command.__name__,
-        [("config", _word(optional))],
-        bases=(command, _first_options({})),
-        namespace={"__doc__": f"{inspect.getdoc(command)}\n\n{_NOTE_ON_KEYS}\n\n{_COMPLETION}"},
-        frozen=True,
-    )
+    page = _derived(command, [("config", _word(optional), MISSING)], _first_options({}))
+    page.__doc__ = f"{inspect.getdoc(command)}\n\n{_NOTE_ON_KEYS}\n\n{_COMPLETION}"
     return page, page(**paths | {"config": "" if optional else tyro.MISSING})
 
 
@@ -338,7 +272,9 @@ def page_of_config(command: Any, hooks: Collection[str]) -> tuple[Any, Any]:
     """
     config = command.config
     values = resolved(flatten(config.to_dict()), hooks)
-    shown = _shown(config, {key: values[key] for key in keys_of_choices()}, {*unread_keys(config, hooks), "seed"})
+    shown = _shown(
+        config, {key: values[key] for key in registry.keys_of_choices()}, {*unread_keys(config, hooks), "seed"}
+    )
     whole: Any = Annotated[type(shown), tyro.conf.arg(name="")]
     page = _derived(type(command), [("config", whole, MISSING)], _first_options(values))
     return page, page(**{entry.name: getattr(command, entry.name) for entry in fields(command)} | {"config": shown})
@@ -371,7 +307,7 @@ def _shown(section: Any, values: Mapping[str, Any], hidden: Collection[str], pre
         elif key in values:
             value, shown = values[key], tyro.conf.arg(help=registry.description(key))
             changed.append((name, Annotated[hint, shown], tuple(value) if isinstance(value, list) else value))
-        elif is_tree(hint):
+        elif values_of_config.is_tree(hint):
             part = _shown(value, values, hidden, f"{key}.")
             changed.append((name, type(part), part))
     original = {entry.name: getattr(section, entry.name) for entry in fields(section)}

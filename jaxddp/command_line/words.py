@@ -3,7 +3,7 @@
 import contextlib
 import itertools
 import shlex
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from jaxddp.config.values import SHORT, TRUTHS, bare, keys_of
@@ -53,7 +53,29 @@ def expand_short_forms(words: Sequence[str], options: Mapping[str, Any]) -> list
     Raises:
         InputError: the words contain a short form and its key.
     """
-    return list(_flags(_full_names(words, options), options))
+    expanded, typed = list[str](), {key_of_option(word) for word in words}
+    for key, (word, *texts) in by_key(words, options):
+        name, equals, value = word.partition("=")
+        if (short := key_of_option(word)) in SHORT and short not in options and key in options:
+            if key in typed:
+                problem = f"{name} is short for {format_option(key)}, which is given too"
+                raise InputError(problem, advice="leave one of them out")
+            if short == "epochs":
+                value, texts = equals and _epochs(value), [*map(_epochs, texts[:1]), *texts[1:]]
+            word = format_option(key) + equals + value
+        truth = TRUTHS.get((value if equals else "".join(texts[:1])).lower())
+        if is_flag(options.get(key)) and (truth is not None or not equals):
+            is_inverted = short not in (key, *SHORT)
+            on = not is_inverted if truth is None else truth != is_inverted
+            if truth is not None and not equals:
+                texts = texts[1:]
+            if options[key] is bool:
+                section, dot, last = key.rpartition(".")
+                word = format_option(key if on else f"{section}{dot}no_{last}")
+            else:
+                word, texts = format_option(key), [str(on), *texts]
+        expanded += [word, *texts]
+    return expanded
 
 
 def by_key(words: Sequence[str], options: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
@@ -61,70 +83,31 @@ def by_key(words: Sequence[str], options: Mapping[str, Any]) -> list[tuple[str, 
     entries: list[tuple[str, list[str]]] = []
     for word in words:
         if word.startswith("--") or not entries:
-            key = key_of_option(word)
-            entries.append((_flag(word, options)[0] or (key if key in options else SHORT.get(key, key)), [word]))
+            entries.append((_full_key(key_of_option(word), options), [word]))
         else:
             entries[-1][1].append(word)
     return entries
 
 
+def option(words: Sequence[str], name: str) -> str | None:
+    """Return the value of a single option without parsing the other options; None if the option is absent."""
+    word, *texts = dict(by_key(words, {})).get(key_of_option(name), [""])
+    _, equals, value = word.partition("=")
+    return value if equals else next(iter(texts), None)
+
+
+def _full_key(key: str, options: Mapping[str, Any]) -> str:
+    """Return the key that is typed in a short form, or the key of an inverted flag: `--data.augment.no-flip`."""
+    section, dot, last = key.rpartition(".")
+    for positive in (f"{section}{dot}{last.removeprefix('no_')}", key.removeprefix("no_")):
+        if key not in options and is_flag(options.get(positive)):
+            return positive
+    return key if key in options else SHORT.get(key, key)
+
+
 def words_without(words: Sequence[str], options: Mapping[str, Any], keys: Collection[str]) -> list[str]:
     """Return the words of a command line without the options of some keys, and without their values."""
     return [word for key, words_of_key in by_key(words, options) if key not in keys for word in words_of_key]
-
-
-def _full_names(words: Sequence[str], options: Mapping[str, Any]) -> Iterator[str]:
-    keys, previous = {key_of_option(word) for word in words}, ""
-    for word in words:
-        name, equals, value = word.partition("=")
-        key, full_key = key_of_option(word), SHORT.get(key_of_option(word), "")
-        if previous == "epochs" and not word.startswith("--"):
-            yield _epochs(word)
-        elif full_key in options and key not in options:
-            if full_key in keys:
-                problem = f"{name} is short for {format_option(full_key)}, which is given too"
-                raise InputError(problem, advice="leave one of them out")
-            yield format_option(full_key) + equals + (_epochs(value) if key == "epochs" and equals else value)
-        else:
-            yield word
-        previous = "" if equals or full_key not in options else key
-
-
-def _flags(words: Iterable[str], options: Mapping[str, Any]) -> Iterator[str]:
-    is_value = False
-    for word, following in itertools.pairwise([*words, ""]):
-        if is_value:
-            is_value = False
-            continue
-        key, on = _flag(word, options)
-        _, equals, value = word.partition("=")
-        text = value if equals else following
-        has_truth = text.lower() in TRUTHS
-        if key is None or (equals and not has_truth):
-            yield word
-            continue
-        is_value, on = has_truth and not equals, _truth(on, text)
-        if options[key] is bool:
-            section, dot, last = key.rpartition(".")
-            yield format_option(key if on else f"{section}{dot}no_{last}")
-        else:
-            yield from (format_option(key), str(on))
-
-
-def _truth(on: bool, text: str) -> bool:
-    """Return the value of a flag that is followed by a text. `on` is its value if the text is no truth value."""
-    truth = TRUTHS.get(text.lower())
-    return on if truth is None else on == truth
-
-
-def _flag(word: str, options: Mapping[str, Any]) -> tuple[str | None, bool]:
-    """Return the key of the flag in a word, or None, and whether the word without a value sets the flag to True."""
-    key = key_of_option(word)
-    if is_flag(options.get(key)):
-        return key, True
-    section, dot, last = key.rpartition(".")
-    inverted = (f"{section}{dot}{last.removeprefix('no_')}", key.removeprefix("no_"))
-    return next(((key, False) for key in inverted if is_flag(options.get(key))), (None, False))
 
 
 def _epochs(text: str) -> str:
@@ -138,34 +121,23 @@ def format_error(error: JaxddpError, arguments: Sequence[str]) -> str:
     If the command line sets the key, the line begins with the option: `--train.batch-size 30 cannot be divided …`. If
     line 7 of the recipe file sets the key, it begins with `my.py:7: train.batch_size=30 cannot be divided …`.
     """
-    options = dict(_options_given(arguments))
+    from jaxddp.config import Config
+
+    entries = [(key, word.partition("=")[0]) for key, (word, *_) in by_key(arguments, dict(keys_of(Config)))]
+    options = {key: word if key_of_option(word) in SHORT else format_option(key) for key, word in entries if key}
     location = None if error.key is None or error.key in options else _line_of_recipe(error, arguments)
     error.rename_keys(lambda key: _as_option(key, options))
     return str(error) if location is None else f"{location}: {error}"
 
 
-def _options_given(words: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield each key of a command line with its option: `--lr`, `--train.batch-size`."""
-    for word in words:
-        if key := key_of_option(word):
-            section, dot, last = key.rpartition(".")
-            full_key = SHORT.get(key, f"{section}{dot}{last.removeprefix('no_')}")
-            yield full_key, word.partition("=")[0] if key in SHORT else format_option(full_key)
-
-
-def _as_option(key: Key, options: dict[str, str]) -> str:
+def _as_option(key: Key, options: Mapping[str, str]) -> str:
+    """Return the option of a key with its value as words of a command line; the key itself if it is not in options."""
     # In some errors the key is already an option, such as --workdir.
-    option = options.get(key_of_option(key.name) or key.name)
-    if option is None:
-        return str(key)
-    return f"{option} {_as_word(key)}" if key.has_value else option
-
-
-def _as_word(key: Key) -> str:
-    """Return the value of a key as words of a command line."""
-    values = key.value if isinstance(key.value, list | tuple) else [key.value]
-    words = shlex.join(map(str, values))
-    return words if len(words) <= _LONGEST and words.isprintable() else key.shown_value
+    typed = options.get(key_of_option(key.name) or key.name)
+    if typed is None or not key.has_value:
+        return typed or str(key)
+    words = shlex.join(map(str, key.value if isinstance(key.value, list | tuple) else [key.value]))
+    return f"{typed} {words if len(words) <= _LONGEST and words.isprintable() else key.shown_value}"
 
 
 def _line_of_recipe(error: JaxddpError, arguments: Sequence[str]) -> str | None:

@@ -4,8 +4,9 @@ import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 
-from jaxddp.command_line.parse import ConfigOfRecipe, option, parse_recipe, parse_weights, workdir_of
+from jaxddp.command_line.parse import ConfigOfRecipe, parse_recipe, parse_weights, workdir_of
 from jaxddp.command_line.terminal import IMPORTING
+from jaxddp.command_line.words import option
 from jaxddp.config.values import HELP
 from jaxddp.core.errors import InputError, Key
 from jaxddp.core.phases import doing

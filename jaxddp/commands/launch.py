@@ -5,7 +5,8 @@ from pathlib import Path
 
 from jaxddp.cluster.launcher import launch
 from jaxddp.cluster.options import Launch, split
-from jaxddp.command_line.parse import option, parse, parse_recipe, workdir_of
+from jaxddp.command_line.parse import parse, parse_recipe, workdir_of
+from jaxddp.command_line.words import option
 from jaxddp.commands.eval import parse_eval
 from jaxddp.commands.train import Train, ended_run
 from jaxddp.config import Config
