@@ -136,7 +136,10 @@ def test_the_config_of_a_run_is_a_config_under_any_name(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("train:\n  batch_sise: 4", "recipe.yaml:2: unknown config key 'train.batch_sise'; did you mean 'train.batch_size'?"),
+        (
+            "train:\n  batch_sise: 4",
+            "recipe.yaml:2: unknown config key 'train.batch_sise'; did you mean 'train.batch_size'?",
+        ),
         ("seed: 1\nlr: 3", "recipe.yaml:2: unknown config key 'lr'; did you mean 'optimizer.learning_rate'?"),
         ("train:\n  batch_size: x", "recipe.yaml:2: train.batch_size='x': expected a whole number, 1 to 16,777,216"),
         ("data:\n  augment:\n    flip: no", "recipe.yaml:3: data.augment.flip='no': expected True or False"),
