@@ -13,8 +13,8 @@ from support.runs import fails
 from jaxddp.cli import main
 from jaxddp.core.errors import InputError
 from jaxddp.data.source import Labels
-from jaxddp.inference import output_files, probes
-from jaxddp.inference.output_files import FeatureColumns, LabelledFeatures, read_features
+from jaxddp.inference import output_formats, probes
+from jaxddp.inference.output_formats import FeatureColumns, LabelledFeatures, read_features
 from jaxddp.inference.probes import knn, linear
 
 RNG = np.random.default_rng(0)
@@ -42,7 +42,7 @@ def write(path: Path, features: np.ndarray, labels: np.ndarray | None = None, **
     rows = ((row, None) for row in features.astype(np.float32))
     with path.open("wb") as file:
         form: Any = path.suffix[1:]
-        output_files.write_feature_rows(file, form, dataclasses.replace(columns, **changes), rows)
+        output_formats.write_feature_rows(file, form, dataclasses.replace(columns, **changes), rows)
     return path
 
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-
 from jaxddp.core.errors import InputError, Key, shaped
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from jaxddp.config import Config, DataConfig
 
 
@@ -65,8 +65,10 @@ class PixelFormat:
         return cls(data.channels, data.bits)
 
     @property
-    def dtype(self) -> np.dtype:
+    def dtype(self) -> "np.dtype":
         """The dtype of the pixels: uint8 or uint16."""
+        import numpy as np  # The launcher imports this module, and needs no library.
+
         return np.dtype(np.uint8 if self.bits == 8 else np.uint16)
 
 
