@@ -57,7 +57,7 @@ from jaxddp.setup.run_training import train as train_run
 from jaxddp.setup.user_objects import check_listeners, objects_of_arguments
 from jaxddp.training.evaluation import Measure
 from jaxddp.training.events import MAX_SHOWN, Listener
-from jaxddp.training.listeners.history import History
+from jaxddp.training.listeners.jsonl import History
 from jaxddp.training.progress import progress
 from jaxddp.workdir.saved_state import recipe_of_run
 from jaxddp.workdir.signature import Signature
@@ -252,7 +252,7 @@ def train(
     setup.topology.peers.agree(shared_settings(setup, **given))
     state = train_run(setup, directory, listeners=all_listeners, evaluators=measures)
     assert state is not None  # A setup that has ended is restored.
-    history.share(setup.topology)
+    history.share(setup.topology.peers)
     return state, history
 
 

@@ -105,8 +105,7 @@ FILE_LIBRARIES = {
     "jaxddp/api.py": "matplotlib",
     "jaxddp/inference/trained.py": "matplotlib",
     "jaxddp/training/pictures.py": "matplotlib",
-    "jaxddp/training/listeners/workdir_files.py": "clu",
-    "jaxddp/training/listeners/history.py": "pandas",
+    "jaxddp/training/listeners/jsonl.py": "clu pandas",
     "jaxddp/training/progress.py": "rich IPython",
     "jaxddp/training/listeners/trackers.py": "PIL mlflow tensorboard wandb",
 }

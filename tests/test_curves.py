@@ -9,7 +9,7 @@ from support.listeners import drive, evaluation_record, step_record
 from jaxddp.training import pictures
 from jaxddp.training.events import EvaluationRecord, StepRecord
 from jaxddp.training.listeners import jsonl
-from jaxddp.training.listeners.history import History
+from jaxddp.training.listeners.jsonl import History
 
 
 def test_history_stores_metrics_as_arrays() -> None:

@@ -17,7 +17,7 @@ import jaxddp.core.files as files
 from jaxddp.core.errors import InputError
 from jaxddp.training import progress
 from jaxddp.training.events import RunEnd, Usage
-from jaxddp.training.listeners import workdir_files as overview
+from jaxddp.training.listeners import jsonl as overview
 from jaxddp.training.listeners.jsonl import JsonLines
 
 

@@ -220,7 +220,7 @@ def test_without_rich_a_terminal_gets_plain_lines(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.ci
 def test_a_notebook_gets_one_display_and_a_history_with_a_picture(tmp_path: Path) -> None:
-    program = PROGRAM.replace("drive(progress(), start=2)", "from jaxddp.training.listeners.history import History")
+    program = PROGRAM.replace("drive(progress(), start=2)", "from jaxddp.training.listeners.jsonl import History")
     code = program + "history = History()\ndrive(progress(), history)\nhistory"
     notebook = nbformat.v4.new_notebook(
         cells=[nbformat.v4.new_code_cell(code), nbformat.v4.new_code_cell("'matplotlib.pyplot' in sys.modules")]

@@ -38,7 +38,7 @@ from jaxddp.data.arrays import ArrayTable
 from jaxddp.data.source import Source
 from jaxddp.setup.run_setup import RunSetup
 from jaxddp.setup.run_training import make_run
-from jaxddp.training.listeners.history import History
+from jaxddp.training.listeners.jsonl import History
 from jaxddp.training.loop import fit
 
 EXAMPLES, CLASSES, SIZE, WIDTH = 10_000, 10, 32, 16

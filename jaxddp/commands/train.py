@@ -49,8 +49,7 @@ def run(arguments: list[str]) -> int:
     with doing(IMPORTING):
         from jaxddp.setup.run_setup import open_recipe
         from jaxddp.setup.run_training import train
-        from jaxddp.training.listeners.jsonl import METRICS
-        from jaxddp.training.listeners.workdir_files import CURVES
+        from jaxddp.training.listeners.jsonl import CURVES, METRICS
         from jaxddp.training.progress import progress
 
     recipe = open_recipe(file)

@@ -209,8 +209,8 @@ _POLICIES += ["augmix", "three_augment", "trivial_augment"]
 POLICIES = Registry("data.augment.policy", "jaxddp.augment", dict.fromkeys(_POLICIES, "policies"))
 """`(settings: AugmentConfig) -> (key, image) -> image`, a function of the pixels of one image, uint8[H, W, C] with 1 or
 3 channels; see `jaxddp.augment.preprocess`."""
-_LOGGERS = dict.fromkeys(("confusion", "curves", "parameters"), "workdir_files")
-_LOGGERS |= {"jsonl": "jsonl"} | dict.fromkeys(("mlflow", "tensorboard", "wandb"), "trackers")
+_LOGGERS = dict.fromkeys(("confusion", "curves", "jsonl", "parameters"), "jsonl")
+_LOGGERS |= dict.fromkeys(("mlflow", "tensorboard", "wandb"), "trackers")
 LOGGERS = Registry("log.to", "jaxddp.training.listeners", _LOGGERS)
 """`(config, workdir) -> listener`; see `jaxddp.training.events.Listener`. If it fails, the run continues."""
 _FORMATS = (

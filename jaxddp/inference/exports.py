@@ -55,7 +55,7 @@ from jaxddp.recipe.sources import CONFIG_FILE
 from jaxddp.setup.recipe import model_of
 from jaxddp.setup.user_objects import objects_of_hooks
 from jaxddp.training.checkpoints.integrity import CHECKPOINTS, LOCATION_KEYS, Integrity, ValidationFile
-from jaxddp.training.listeners.workdir_files import CURVES
+from jaxddp.training.listeners.jsonl import CURVES
 from jaxddp.weights.download import HubFile, upload
 from jaxddp.weights.match import constants_of, has_published_names, namings_of, published
 from jaxddp.weights.places import SIGNATURE_FILE, WEIGHTS_FILE, is_local

@@ -18,6 +18,7 @@ from PIL import Image
 from jaxddp.config import DataConfig
 from jaxddp.core.errors import InputError, counted
 from jaxddp.data.opening import chosen_images, open_unchecked
+from jaxddp.data.order import permutation
 from jaxddp.data.source import Source, SourceTable
 from jaxddp.engine.compilation import keep_compiled_programs
 from jaxddp.inference.predictions import Outcome
@@ -138,7 +139,7 @@ def run_classes(number: int, run: Cell, images: ValidationImages) -> RunClasses:
     summary += f", {unusable:,} cannot be used" if unusable else ""
     matrix = _matrix(f"matrix-{number}", outcome) if len(names) <= LARGEST_MATRIX else None
     confusions = [
-        (Cell(names[label]), Cell(names[prediction]), Cell(f"{count:,}"), Cell(f"{share:.1%}"))
+        tuple(map(Cell, (names[label], names[prediction], f"{count:,}", f"{share:.1%}")))
         for label, prediction, count, share in outcome.confusions(MOST_CONFUSIONS)
     ]
     titles = ("class", "taken for", "images", "of the class")
@@ -168,10 +169,8 @@ def _accuracies(runs: Sequence[RunClasses]) -> TextTable:
     rows = []
     # Classes without images come last.
     for label in np.argsort(accuracies.mean(0), kind="stable").tolist():
-        cells = [
-            Cell(NOTHING) if np.isnan(share) else Cell(f"{share:.1%}", run.colour, share)
-            for share, run in zip(accuracies[:, label].tolist(), runs, strict=True)
-        ]
+        shares = zip(accuracies[:, label].tolist(), (run.colour for run in runs), strict=True)
+        cells = [Cell(NOTHING) if np.isnan(share) else Cell(f"{share:.1%}", colour, share) for share, colour in shares]
         rows.append((Cell(first.class_names[label]), Cell(f"{first.counts[label]:,}"), *cells))
     return TextTable(("class", "images", *(run.name for run in runs)), rows, tall=True)
 
@@ -225,18 +224,16 @@ def feature_map(number: int, images: ValidationImages) -> FeatureMap:
     labels, guesses = outcome.labels[rows], outcome.predictions[rows]
     names = [images.source.name(int(row)) for row in rows]
     data = traces(points, labels, guesses, names, outcome.class_names)
-    layout: dict[str, Any] = {"xaxis": _NO_AXIS, "yaxis": {**_NO_AXIS, "scaleanchor": "x"}}
-    layout["showlegend"] = len(outcome.class_names) <= _MOST_NAMED
-    note = f"{method} of the features of {counted(len(rows), 'validation image')}"
-    note += f", a random sample of {len(outcome.known):,}" if len(rows) < len(outcome.known) else ""
-    note += ". A cross is a wrong prediction. Distances between clusters have no meaning."
+    layout = {"xaxis": _NO_AXIS, "yaxis": {**_NO_AXIS, "scaleanchor": "x"}}
+    layout |= {"showlegend": len(outcome.class_names) <= _MOST_NAMED}
+    sample = f", a random sample of {len(outcome.known):,}" if len(rows) < len(outcome.known) else ""
+    note = f"{method} of the features of {counted(len(rows), 'validation image')}{sample}. "
+    note += "A cross is a wrong prediction. Distances between clusters have no meaning."
     return FeatureMap(Chart(f"features-{number}", "Features", data, layout, curve=False), note)
 
 
 def chosen_rows(known: np.ndarray) -> np.ndarray:
     """Return at most `MOST_IMAGES` of some rows, in ascending order. The choice depends on their number alone."""
-    from jaxddp.data.order import permutation
-
     return known[np.sort(permutation(len(known), _SEED, 0)[:MOST_IMAGES])]
 
 
@@ -287,7 +284,5 @@ def traces(
 
 def _colour(label: int, num_classes: int) -> str:
     """Return the colour of a class: of the palette, or of equally spaced hues if there are more classes."""
-    if num_classes <= len(COLOURS):
-        return COLOURS[label]
-    lightness = (45, 62)[label % 2]
-    return f"hsl({360 * label / num_classes:.0f},65%,{lightness}%)"
+    hue, lightness = 360 * label / num_classes, (45, 62)[label % 2]
+    return COLOURS[label] if num_classes <= len(COLOURS) else f"hsl({hue:.0f},65%,{lightness}%)"

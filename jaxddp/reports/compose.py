@@ -55,8 +55,7 @@ def write_report(
     if out.suffix != ".html":
         raise InputError(f"{out}: the report is an HTML page; give a name that ends in .html")
     files.create(out.parent)
-    out = files.check_out(out)
-    page = page_of(runs)
+    out, page = files.check_out(out), page_of(runs)
     if which is not None:
         page = with_classes(page, runs, which, data_path, features=features)
     content = render(page).encode(errors="replace")
@@ -107,9 +106,9 @@ def render(page: Page) -> str:
 
     blocks: dict[str, Any] = {"trim_blocks": True, "lstrip_blocks": True, "undefined": StrictUndefined}
     environment = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=True, **blocks)
-    maps = [run.features.chart for run in page.classes if run.features is not None]
-    charts = [*page.curves, *page.seed_charts, *(run.matrix for run in page.classes if run.matrix is not None), *maps]
-    figures = {"charts": [chart._asdict() for chart in charts], "positions": page.positions}
+    of_classes = [chart for run in page.classes for chart in (run.matrix, run.features and run.features.chart) if chart]
+    charts = [chart._asdict() for chart in (*page.curves, *page.seed_charts, *of_classes)]
+    figures = {"charts": charts, "positions": page.positions}
     return environment.get_template("page.html").render(page=page, figures=figures, plotly=get_plotlyjs())
 
 
@@ -174,9 +173,8 @@ def _groups(runs: Sequence[RunFiles]) -> tuple[list[SeedGroup], list[str]]:
     """
     members = tables.seed_groups(runs)
     names = tables.group_names(runs, members)
-    places = {run: run for run in range(len(runs))}
-    if 1 < len(members) < len(runs):
-        places = {run: number for number, group in enumerate(members) for run in group}
+    share = 1 < len(members) < len(runs)
+    places = {run: number if share else run for number, group in enumerate(members) for run in group}
     colours = [COLOURS[places[run] % len(COLOURS)] for run in range(len(runs))]
     return [SeedGroup(name, colours[group[0]], group) for name, group in zip(names, members, strict=True)], colours
 

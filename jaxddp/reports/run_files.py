@@ -15,7 +15,7 @@ import jaxddp.core.files as files
 from jaxddp.config.goal import VAL_EMA, Goal, by_split
 from jaxddp.config.values import flatten
 from jaxddp.core.duration import Duration
-from jaxddp.core.errors import InputError
+from jaxddp.core.errors import InputError, figure
 from jaxddp.recipe.sources import CONFIG_FILE
 from jaxddp.training.checkpoints.integrity import CHECKPOINTS, VALIDATION_FILE, ValidationFile
 from jaxddp.training.listeners.jsonl import METRICS, RESULT, Columns, Series, parse, series
@@ -42,6 +42,9 @@ class Best(NamedTuple):
     def rank(self) -> float:
         """A number that is lower for a better value."""
         return self.value if self.lowest else -self.value
+
+    def __str__(self) -> str:
+        return f"{self.metric} {figure(self.metric, self.value)}"
 
 
 @dataclass(frozen=True)
@@ -141,7 +144,7 @@ class RunFiles:
     def validation_seconds(self) -> float | None:
         """Seconds of all validations; None if they are unknown."""
         seconds = [part["seconds"] for part in (self.series.val, self.series.val_ema) if "seconds" in part]
-        return float(np.nansum(np.concatenate(seconds))) if seconds else None
+        return float(sum(map(np.nansum, seconds))) if seconds else None
 
     @cached_property
     def validations(self) -> Columns:
@@ -151,8 +154,8 @@ class RunFiles:
             return val
         row_of = {step: row for row, step in enumerate(averaged["step"].tolist())}
         rows = np.array([row_of.get(step, -1) for step in val["step"].tolist()])
-        names = [name for name in averaged if name not in NOT_MEASURED]
-        return val | {f"{VAL_EMA} {name}": np.where(rows < 0, np.nan, averaged[name][rows]) for name in names}
+        columns = {f"{VAL_EMA} {name}": column for name, column in averaged.items() if name not in NOT_MEASURED}
+        return val | {name: np.where(rows < 0, np.nan, column[rows]) for name, column in columns.items()}
 
     @property
     def metrics(self) -> list[str]:
@@ -168,8 +171,7 @@ class RunFiles:
         val = self.validations
         for goal in (self.goal, Goal("loss", lowest=True)):
             measured = val.get(goal.metric, np.zeros(0))
-            rows = np.flatnonzero(np.isfinite(measured)).tolist()
-            if rows:
+            if rows := np.flatnonzero(np.isfinite(measured)).tolist():
                 row = rows[goal.best(goal.values(measured[rows].tolist()))]
                 return Best(goal.metric, float(measured[row]), int(val["step"][row]), row, goal.lowest)
         return None
@@ -190,10 +192,8 @@ def read_runs(directories: Sequence[Path]) -> list[RunFiles]:
     places = [directory.resolve() for directory in directories]
     for directory, place in zip(directories, places, strict=True):
         if not is_run(place):
-            raise InputError(
-                f"{directory}: not the work directory of a run, which contains {CONFIG_FILE} and {METRICS}; "
-                "give one that a run wrote into"
-            )
+            problem = f"{directory}: not the work directory of a run, which contains {CONFIG_FILE} and {METRICS}"
+            raise InputError(problem, advice="give one that a run wrote into")
         if places.count(place) > 1:
             raise InputError(f"{directory}: is given twice; give each run once")
     return [_read(place, name) for place, name in zip(places, _names(places), strict=True)]
@@ -208,7 +208,7 @@ def _names(places: Sequence[Path]) -> list[str]:
 
 def _read(directory: Path, name: str) -> RunFiles:
     config, config_fault = json_object(directory / CONFIG_FILE)
-    result, result_fault = json_object(directory / RESULT)
+    result, result_fault = json_object(directory / RESULT) if (directory / RESULT).exists() else ({}, "")
     try:
         validations = ValidationFile(directory / CHECKPOINTS, None)
     except InputError:
@@ -216,8 +216,7 @@ def _read(directory: Path, name: str) -> RunFiles:
     columns, rows_fault = _series(directory, validations)
     faults = [f"{config_fault}; its settings and its time are left out"] if config_fault else []
     faults += [rows_fault] if rows_fault else []
-    if result_fault and (directory / RESULT).exists():
-        faults.append(f"{result_fault}; its status is left out")
+    faults += [f"{result_fault}; its status is left out"] if result_fault else []
     status, saved = {True: "running", False: "ended", None: "unknown"}[is_locked(directory)], result.get("status")
     if status != "running" and isinstance(saved, str):
         status = saved
@@ -229,10 +228,8 @@ def json_object(path: Path) -> tuple[dict[str, Any], str]:
     """Return the JSON object in a file, and ""; an empty dict and the fault if the file cannot be read."""
     try:
         return files.parse_json(files.read(path), dict), ""
-    except FileNotFoundError:
-        fault = "is missing"
     except OSError as error:
-        fault = f"cannot be read ({error.strerror})"
+        fault = "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read ({error.strerror})"
     except ValueError as error:
         fault = f"is damaged ({error})"
     return {}, f"{path.name} {fault}"
@@ -248,8 +245,7 @@ def _series(directory: Path, validations: ValidationFile | None) -> tuple[Series
         fault = str(error).removeprefix(f"{directory}/") if path.exists() else f"{METRICS} is missing"
         by_splits = ((step, by_split(metrics).items()) for step, metrics in saved.items())
         rows = [{"step": step, "split": split, **metrics} for step, splits in by_splits for split, metrics in splits]
-        but = "" if validations is None else ", except for the validations of checkpoints"
-        return series(rows), f"{fault}; its curves are left out{but}"
+        return series(rows), f"{fault}; its curves are left out"
     if columns.train and (np.diff(columns.train["step"]) < 0).any():
         return columns, f"{METRICS} goes back to earlier steps; more than one run wrote into it"
     losses = dict(zip(*(columns.val[name].tolist() for name in ("step", "loss") if "loss" in columns.val), strict=True))

@@ -20,13 +20,9 @@ from jaxddp.reports.run_files import RunFiles, is_run
 NOTHING = "-"
 _SHARES = ("data_wait_fraction", "flops_utilization")
 """Logged values of a step that are shares from 0 to 1."""
-_FORMATS: dict[str, Callable[[float], str]] = {
-    **dict.fromkeys(_SHARES, "{:.1%}".format),
-    **{"peak_memory": wording.size, "images_per_second": wording.speed},
-}
-_DEEPEST = 5
-_MEDIANS = ("images_per_second", "data_wait_fraction", "flops_utilization")
-UNKNOWN = "unknown"
+_FORMATS: dict[str, Callable[[float], str]] = dict.fromkeys(_SHARES, "{:.1%}".format)
+_FORMATS |= {"peak_memory": wording.size, "images_per_second": wording.speed}
+_DEEPEST, UNKNOWN = 5, "unknown"
 _FREE = (
     *("seed", "data.path", "data.name", "data.data_dir", "data.local_cache", "parallel.", "log.", "checkpoint."),
     *("data.verify", "data.manifest", "eval.batch_size", "recipe.file", "objects.jax", RUN_ID),
@@ -75,11 +71,7 @@ def number(metric: str, value: float | None) -> str:
     """Return a value of a metric as text."""
     if value is None or not math.isfinite(value):
         return NOTHING
-    if wording.is_share(metric):
-        return wording.figure(metric, value)
-    if metric in _FORMATS:
-        return _FORMATS[metric](value)
-    return f"{value:,.0f}" if abs(value) >= 1000 or value == round(value) else wording.decimal(value)
+    return _FORMATS[metric](value) if metric in _FORMATS else wording.figure(metric, value)
 
 
 def runs_below(directory: Path) -> list[Path]:
@@ -103,8 +95,7 @@ def run_table(runs: Sequence[RunFiles], colours: Sequence[str] | None = None) ->
         step = f"{run.step:,}" if run.total_steps is None else f"{run.step:,} of {run.total_steps:,}"
         best = at = last = NOTHING
         if run.best is not None:
-            metric, value, of_best, *_ = run.best
-            best, at = f"{metric} {number(metric, value)}", f"{of_best:,}"
+            best, at, metric = str(run.best), f"{run.best.step:,}", run.best.metric
             last = f"{metric} {number(metric, float(run.validations[metric][-1]))}"
         epochs = [float(columns["epoch"][-1]) for columns in run.series if "epoch" in columns]
         finite = [epoch for epoch in epochs if math.isfinite(epoch)]
@@ -121,9 +112,9 @@ def speed_table(runs: Sequence[RunFiles], colours: Sequence[str]) -> TextTable:
     Columns without values are left out.
     """
     titles = ("run", "images/s", "waiting for data", "FLOP utilization", "peak memory", "devices", "processes")
-    rows = []
+    titles, rows = (*titles, "training", "validation"), []
     for run, colour in zip(runs, colours, strict=True):
-        cells = [_over_steps(run, name, np.nanmedian) for name in _MEDIANS]
+        cells = [_over_steps(run, name, np.nanmedian) for name in ("images_per_second", *_SHARES)]
         cells.append(_over_steps(run, "peak_memory", np.nanmax))
         counts = (run.result.get(name) for name in ("devices", "processes"))
         cells += [str(count) if isinstance(count, int) else NOTHING for count in counts]
@@ -131,8 +122,8 @@ def speed_table(runs: Sequence[RunFiles], colours: Sequence[str]) -> TextTable:
         cells += [duration(training), duration(run.validation_seconds)]
         rows.append((Cell(run.name, colour), *map(Cell, cells)))
     filled = [any(cell.text != NOTHING for cell in column) for column in zip(*rows, strict=True)]
-    shown = [tuple(itertools.compress(row, filled)) for row in rows]
-    return TextTable(tuple(itertools.compress((*titles, "training", "validation"), filled)), shown)
+    titles, *rows = (tuple(itertools.compress(row, filled)) for row in (titles, *rows))
+    return TextTable(titles, rows)
 
 
 def _over_steps(run: RunFiles, metric: str, reduce: Callable[[np.ndarray], Any]) -> str:
@@ -183,17 +174,12 @@ def group_names(runs: Sequence[RunFiles], groups: Sequence[tuple[int, ...]]) -> 
     """Return a name for each group: the settings in which it differs from the other groups."""
     if len(groups) == 1:
         return ["all runs"]
-    naming = [
-        (key.rpartition(".")[2], values)
-        for key, values in differences([runs[members[0]] for members in groups]).items()
-        if key in _RECIPE or not key.startswith((*_FREE, *_NO_SETTINGS))
-    ]
-    more = ", …" if len(naming) > _LONGEST_NAME else ""
-    names = [
-        ", ".join(f"{key} {values[number]}" for key, values in naming[:_LONGEST_NAME]) + more
-        for number in range(len(groups))
-    ]
-    return [name or runs[members[0]].name for name, members in zip(names, groups, strict=True)]
+    firsts = [runs[members[0]] for members in groups]
+    keys = {key: values for key, values in differences(firsts).items() if not key.startswith(_NO_SETTINGS)}
+    naming = [(key, values) for key, values in keys.items() if key in _RECIPE or not key.startswith(_FREE)]
+    more, naming = ", …" if len(naming) > _LONGEST_NAME else "", naming[:_LONGEST_NAME]
+    names = [[f"{key.rpartition('.')[2]} {values[number]}" for key, values in naming] for number in range(len(groups))]
+    return [", ".join(name) + more or first.name for name, first in zip(names, firsts, strict=True)]
 
 
 def _text(key: str, flat: Mapping[str, Any], defaults: Mapping[str, Any]) -> str:
@@ -244,8 +230,7 @@ def mean_curve(runs: Sequence[RunFiles], metric: str) -> MeanCurve | None:
         return None
     # If a step has two validations, the last validation is used.
     row_of = [dict(zip(run.series.val["step"].tolist(), itertools.count(), strict=False)) for run in runs]
-    common = sorted(set.intersection(*map(set, row_of)))
-    if not common:
+    if not (common := sorted(set.intersection(*map(set, row_of)))):
         return None
     rows = [[row[step] for step in common] for row in row_of]
     values = np.stack([run.validations[metric][kept] for run, kept in zip(runs, rows, strict=True)])

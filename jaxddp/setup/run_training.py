@@ -81,7 +81,7 @@ def train(
         if resumes:
             signature.check_resumed(directory)
         record, is_same = claim(directory, claimed, peers, resuming=resumes)
-        if not resumes or opened.checkpoints.integrity.run is not None:
+        if not resumes:
             opened.checkpoints.integrity.run = RunIdentity.of(record)
         is_same = is_same and recipe.file is not None
         if ended := describe_end(directory, opened.resume_step, peers, is_same=is_same):

@@ -24,11 +24,8 @@ from jaxddp.sweeps.trials import Trial, short_names
 from jaxddp.training.listeners.jsonl import RESULT
 from jaxddp.workdir.lock import is_locked
 
-RESULTS, REPORT = "results.csv", "report.html"
-SWEEP_FILE = "sweep.json"
-_LOCK, _CLAIMS = ".sweep.lock", ".claims"
-_LOCK_SECONDS = 60.0
-_SEED = "seed"
+RESULTS, REPORT, SWEEP_FILE = "results.csv", "report.html", "sweep.json"
+_LOCK, _CLAIMS, _LOCK_SECONDS, _SEED = ".sweep.lock", ".claims", 60.0, "seed"
 _ANOTHER = ("give another ", Option("workdir"))
 
 
@@ -57,8 +54,7 @@ class SweepFolder:
             Unreachable: another process holds the lock for a minute.
         """
         with files.one_at_a_time(self.directory / _LOCK, _LOCK_SECONDS):
-            trials = self.read()
-            before = self._as_json(trials)
+            before = self._as_json(trials := self.read())
             yield trials
             if (after := self._as_json(trials)) != before or not self.path.exists():
                 files.replace(self.path, after)
@@ -149,16 +145,11 @@ class TrialResult(NamedTuple):
         values = self.run.validations[self.best.metric] if self.run and self.best else np.zeros(0)
         return values[np.isfinite(values)].tolist()
 
-    def __str__(self) -> str:
-        return NOTHING if self.best is None else f"{self.best.metric} {number(self.best.metric, self.best.value)}"
-
     @property
     def status(self) -> str:
         """The status of the run; "pruned" or "failed" if the sweep ended it; "not started"."""
-        if self.run is None:
-            return "not started"
-        is_over = self.run.status in ("running", "done", "stopped")
-        return self.run.status if is_over else self.trial.ended or self.run.status
+        status = self.run.status if self.run else "not started"
+        return status if status in ("not started", "running", "done", "stopped") else self.trial.ended or status
 
 
 def table(results: Sequence[TrialResult]) -> tuple[list[str], list[list[str]]]:
@@ -167,7 +158,7 @@ def table(results: Sequence[TrialResult]) -> tuple[list[str], list[list[str]]]:
     for result in results:
         step, seconds = result.best and f"{result.best.step:,}", result.run and duration(result.run.duration)
         values = [result.trial.values.get(key, NOTHING) for key in keys]
-        cells.append([*values, result.status, str(result), step or NOTHING, seconds or NOTHING])
+        cells.append([*values, result.status, str(result.best or NOTHING), step or NOTHING, seconds or NOTHING])
     return [*short_names(keys).values(), "status", "best val", "at step", "time"], cells
 
 

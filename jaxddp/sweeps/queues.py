@@ -7,18 +7,15 @@ pruner its `MedianPruner`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from jaxddp.core.errors import InputError, Key, counted, not_installed
 from jaxddp.core.log import say
+from jaxddp.reports.tables import NOTHING
 from jaxddp.sweeps.folder import SweepFolder
 from jaxddp.sweeps.trials import Space, Trial, TrialEnd
-
-if TYPE_CHECKING:
-    from optuna.study import Study
-    from optuna.trial import FrozenTrial
 
 MakeTrial = Callable[[Mapping[str, str]], Trial]
 _ATTEMPTS = 20
@@ -63,10 +60,8 @@ class GridQueue:
 
     def next(self) -> Trial | None:
         """Return the trial to start next; None if there is none at present."""
-        for trial in self.unfinished():
-            if trial.name not in self._ended and self.folder.claim(trial.name):
-                return trial
-        return None
+        others = (trial for trial in self.unfinished() if trial.name not in self._ended)
+        return next((trial for trial in others if self.folder.claim(trial.name)), None)
 
     def record_end(self, trial: Trial, end: TrialEnd) -> None:
         """Record and print the end of a trial that `next` returned. The error of a failed trial is already printed."""
@@ -80,7 +75,8 @@ class GridQueue:
         if end == "elsewhere":
             say(f"{trial.name}: another process trains it")
         elif end not in ("failed", "bad input"):
-            say(f"{trial.name}: {end}, {self.folder.result(trial)} ({self._num_finished()} of {self.total})")
+            best = self.folder.result(trial).best or NOTHING
+            say(f"{trial.name}: {end}, {best} ({self._num_finished()} of {self.total})")
 
     def should_prune(self, trial: Trial) -> bool:
         """Return whether a running trial is to be pruned."""
@@ -92,9 +88,8 @@ class GridQueue:
 
     def _state(self, trial: Trial) -> str:
         """Return "done", "pruned", "failed", or "running" for a trial that is to be started or runs."""
-        if self.folder.is_finished(trial):
-            return "done"
-        return trial.ended if trial.ended and self._keeps_ends else "running"
+        ended = trial.ended if self._keeps_ends else None
+        return "done" if self.folder.is_finished(trial) else ended or "running"
 
     def _num_finished(self) -> int:
         return len(self._own(self.folder.read())) - len(self.unfinished())
@@ -174,13 +169,13 @@ class SearchQueue(GridQueue):
         of_keys = [trial for trial in known.values() if trial.values.keys() == spaces.keys()]
         return [trial for trial in of_keys if all(trial.values[key] in space for key, space in spaces.items())]
 
-    def _tried(self, trial: Trial) -> "FrozenTrial":
+    def _tried(self, trial: Trial) -> Any:
         result = self.folder.result(trial)
         return self._search.record(trial.values, self._state(trial), result.measured, result.best and result.best.value)
 
 
 class Search(NamedTuple):
-    """The suggestions of Optuna, which are functions of these values and of the trials so far.
+    """The suggestions of Optuna, which are functions of these values and of the trials so far (`FrozenTrial`s).
 
     Attributes:
         spaces: the values of each key.
@@ -192,7 +187,7 @@ class Search(NamedTuple):
     lowest: bool
     seed: int = 0
 
-    def suggestion(self, tried: Sequence["FrozenTrial"], attempt: int = 0) -> dict[str, str]:
+    def suggestion(self, tried: Sequence[Any], attempt: int = 0) -> dict[str, str]:
         """Return a word for each key.
 
         Args:
@@ -205,7 +200,7 @@ class Search(NamedTuple):
         return {key: space.word(params[key]) for key, space in self.spaces.items()}
 
     def should_prune(
-        self, others: Sequence["FrozenTrial"], values: Mapping[str, str], measured: Sequence[float], checked: int = 0
+        self, others: Sequence[Any], values: Mapping[str, str], measured: Sequence[float], checked: int = 0
     ) -> bool:
         """Return whether a running trial is to be pruned at one of its validations after the first `checked` ones.
 
@@ -221,7 +216,7 @@ class Search(NamedTuple):
 
     def record(
         self, values: Mapping[str, str], state: str, measured: Sequence[float] = (), best: float | None = None
-    ) -> "FrozenTrial":
+    ) -> Any:
         """Return Optuna's record of a trial.
 
         Args:
@@ -243,7 +238,7 @@ class Search(NamedTuple):
             intermediate_values=dict(enumerate(measured)),
         )
 
-    def _study(self, tried: Sequence["FrozenTrial"], seed: int = 0) -> "Study":
+    def _study(self, tried: Sequence[Any], seed: int = 0) -> Any:
         import optuna
 
         optuna.logging.set_verbosity(optuna.logging.WARNING)

@@ -23,11 +23,9 @@ from jaxddp.workdir.lock import is_locked
 
 _OF_A_JOB = frozenset({"JAX_PROCESS_ID", "JAX_COORDINATOR_ADDRESS"})
 LOG_FILE = "output.log"
-_POLL_SECONDS = 0.05
-_PRUNE_SECONDS = 1.0
-"""Seconds between two questions whether a trial is to be pruned."""
-_DEATH_SECONDS = 30.0
-"""The time that SIGKILL may take."""
+_POLL_SECONDS, _PRUNE_SECONDS, _DEATH_SECONDS = 0.05, 1.0, 30.0
+"""Seconds between two looks at the trials, between two questions whether a trial is to be pruned, and that SIGKILL may
+take."""
 _STOPPED = (workers.PREEMPTED, 128 + signal.SIGINT, workers.STOPPED_BEFORE_TRAINING, -signal.SIGTERM, -signal.SIGINT)
 """Exit codes after a request to stop."""
 
@@ -81,9 +79,8 @@ def slots(jobs: int, environ: Mapping[str, str] = os.environ) -> list[Slot]:
 
 def describe(all_slots: Sequence[Slot]) -> str:
     """Return how trials run: "one after another", or "2 side by side, each with 4 cores"."""
-    if len(all_slots) == 1:
-        return "one after another"
-    return f"{len(all_slots)} side by side, each with {' or '.join(dict.fromkeys(map(str, all_slots)))}"
+    several = f"{len(all_slots)} side by side, each with {' or '.join(dict.fromkeys(map(str, all_slots)))}"
+    return several if len(all_slots) > 1 else "one after another"
 
 
 @dataclass(eq=False)
@@ -232,8 +229,7 @@ class Runner:
 
     def _finish(self, process: TrialProcess) -> None:
         """Record the end of a trial and free its slot, or start the trial again."""
-        trial = process.trial
-        end = process.end(self.folder / trial.name)
+        trial, end = process.trial, process.end(self.folder / process.trial.name)
         if end == "failed":
             is_again = process.starts <= self.restarts and not (self._is_stopping or process.worker.has_quit)
             again = f"; started again ({process.starts} of {self.restarts})" if is_again else ""

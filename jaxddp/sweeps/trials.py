@@ -20,22 +20,13 @@ from jaxddp.core.errors import InputError, Key
 from jaxddp.core.ranges import real_number, whole_number
 
 MOST_TRIALS = 10_000
-_DIGITS = 4
-"""The significant digits of a number that a search suggests."""
 _INTEGERS = re.compile(r"(\d+):(\d+)")
 _INTERVAL = re.compile(r"(.+?)\.\.(.+?)(:log)?")
 _UNSAFE = re.compile(r"[^A-Za-z0-9._+-]+")
 _DURATION, _LIKE_DURATION = (re.compile(rf"[\d.]{{1,20}}{between}(epochs?|steps?|examples?)") for between in " -")
 _LONGEST_VALUE, _LONGEST_NAME = 40, 150
-_DIGEST = 8
-"""The hexadecimal digits of a digest in a name."""
-_SPLIT_TEXTS = frozenset(
-    {
-        *NAMES,
-        *("optimizer.schedule", "model.batch_norm", "model.weight_init", "model.weights"),
-        *("data.path", "data.name", "objective.teacher"),
-    }
-)
+_SPLIT_TEXTS = {"optimizer.schedule", "model.batch_norm", "model.weight_init", "model.weights", *NAMES}
+_SPLIT_TEXTS |= {"data.path", "data.name", "objective.teacher"}
 """The keys of type text whose values contain no commas."""
 
 
@@ -125,10 +116,8 @@ class Interval:
         return whole_number(word) if self.whole else real_number(word)
 
     def word(self, value: float) -> str:
-        """Return a number of the interval as a word, rounded to four digits if it is not whole."""
-        if self.whole:
-            return str(int(value))
-        return repr(min(max(float(f"{value:.{_DIGITS}g}"), self.low), self.high))
+        """Return a number of the interval as a word, rounded to four significant digits if it is not whole."""
+        return str(int(value)) if self.whole else repr(min(max(float(f"{value:.4g}"), self.low), self.high))
 
 
 Space = Choices | Interval
@@ -157,7 +146,7 @@ def space_of(key: str, hint: Any, texts: Sequence[str]) -> Space | None:
             raise InputError(Key(key, text), ": an interval A..B has A below B, and above 0 with :log")
         return Interval(low, high, kind is int, bool(found[3]))
     if kind is int and (found := _INTEGERS.fullmatch(text)):
-        start, stop = int(found[1]), int(found[2])
+        start, stop = map(int, found.groups())
         if not start < stop <= start + MOST_TRIALS:
             advice = f"A:B are the numbers from A to B - 1, 1 to {MOST_TRIALS:,} numbers"
             raise InputError(Key(key, text), ": is no range", advice=advice)
@@ -223,16 +212,14 @@ def trial_name(values: Mapping[str, Any]) -> str:
     Args:
         values: the values of the varied keys in the trial's config, as JSON types.
     """
-    names = short_names(list(values))
-    name = "__".join(f"{names[key]}={_text(value)}" for key, value in values.items())
+    name = "__".join(f"{name}={_text(values[key])}" for key, name in short_names([*values]).items())
     return name if len(name) <= _LONGEST_NAME else f"{name[:_LONGEST_NAME]}-{_digest(repr(dict(values)))}"
 
 
 def short_names(keys: Sequence[str]) -> dict[str, str]:
     """Return the last part of each key, such as "learning_rate"; "model" for "model.name"; or the key if ambiguous."""
-    short = {key: key.removesuffix(".name").rpartition(".")[2] for key in keys}
-    last = list(short.values())
-    return {key: name if last.count(name) == 1 else key for key, name in short.items()}
+    short = [key.removesuffix(".name").rpartition(".")[2] for key in keys]
+    return {key: name if short.count(name) == 1 else key for key, name in zip(keys, short, strict=True)}
 
 
 def _text(value: Any) -> str:
@@ -248,4 +235,4 @@ def _text(value: Any) -> str:
 
 
 def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:_DIGEST]
+    return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:8]

@@ -23,15 +23,11 @@ class Memory:
 
     def __init__(self, run: Run):
         self._run = run
-        self._fit: Fit | None = None
+        self.fit: Fit | None = None
+        """The result of `check`; None if it was not called."""
         self._validation: Fit | None = None
         self.step = 0
         """The last step that was dispatched."""
-
-    @property
-    def is_checked(self) -> bool:
-        """Whether `check` was called."""
-        return self._fit is not None
 
     def check(self, state: TrainState, feed: tuple[Any, ...], feed_shapes: tuple[Any, ...]) -> None:
         """Check that the last prepared program, together with the feed, fits the devices' memory on all processes.
@@ -44,9 +40,9 @@ class Memory:
         """
         topology, program, division = self._run.topology, self._run.program, self._run.division
         needs = None if program.cost is None else Needs.of(program.cost, shapes_of_one(state).params, topology)
-        self._fit = agreed_fit(division, MemoryReport.of(needs, topology, (state, feed)), topology.peers)
+        self.fit = agreed_fit(division, MemoryReport.of(needs, topology, (state, feed)), topology.peers)
         with phase("compile"):
-            self._fit.check(
+            self.fit.check(
                 lambda other: needs_of_batch(other, division, program.function, state, feed_shapes, topology)
             )
 
@@ -74,7 +70,7 @@ class Memory:
         # The host dispatches steps ahead of the devices, so an earlier step may have failed.
         return _errors(
             lambda: f"by step {self.step}" if self.step else "before the first step",
-            lambda: self._fit or Fit(self._run.division),
+            lambda: self.fit or Fit(self._run.division),
         )
 
     def during_validation(self, step: int) -> AbstractContextManager[None]:

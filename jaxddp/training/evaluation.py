@@ -9,6 +9,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -29,8 +30,7 @@ from jaxddp.mesh import Topology
 from jaxddp.training.events import EvaluationRecord, PredictedImages
 
 # More frequent reports would make the devices wait for the host.
-_REPORT_SECONDS = 0.5
-_BATCHES_IN_FLIGHT = 4
+_REPORT_SECONDS, _BATCHES_IN_FLIGHT = 0.5, 4
 _SAVED = ("best", "step", "without_gain")
 """The numbers of early stopping that a checkpoint holds, besides the goal and the mean."""
 _log = logging.getLogger("jaxddp.training")
@@ -88,11 +88,9 @@ class Evaluator:
                 moved()
                 if number:
                     between()
+                with nullcontext() if number else phase("compile", "compiling validation"):
                     sums = self.step(state, *feed)
-                else:
-                    with phase("compile", "compiling validation"):
-                        sums = self.step(state, *feed)
-                    begin = time.perf_counter()
+                begin = begin if number else time.perf_counter()
                 if not (stacked := sums.values.ndim == 3):
                     sums = jax.tree.map(lambda each: each[None], sums)
                 totals = sums.replace(values=_added(None if totals is None else totals.values, sums.values), sets={})
@@ -311,17 +309,15 @@ class EarlyStopping:
     @property
     def reason(self) -> str:
         """The reason for the end of the run, with the best validation."""
-        count = counted(self.without_gain, "validation")
+        count, smoothed = counted(self.without_gain, "validation"), "smoothed " if self.goal.smoothing else ""
         if self.best is None:
             return f"{self.goal.name} was not finite in {count}"
-        smoothed = "smoothed " if self.goal.smoothing else ""
-        best = figure(self.goal.metric, self.best)
-        return f"no gain in {smoothed}{self.goal.name} in {count} since step {self.step}, where it was {best}"
+        since = f"since step {self.step}, where it was {figure(self.goal.metric, self.best)}"
+        return f"no gain in {smoothed}{self.goal.name} in {count} {since}"
 
     def saved(self) -> dict[str, Any]:
         """Return plain values for a checkpoint."""
-        values = {name: getattr(self, name) for name in _SAVED}
-        return {"goal": self.goal.plain(), "mean": [*self.mean], **values}
+        return {"goal": self.goal.plain(), "mean": [*self.mean]} | {name: getattr(self, name) for name in _SAVED}
 
     def restored(self, saved: Mapping[str, Any] | None) -> "EarlyStopping":
         """Return the state with the values of `saved()`; this state if the values are None or of another goal."""

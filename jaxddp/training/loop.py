@@ -4,7 +4,6 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any
 
 import jax
 
@@ -111,7 +110,7 @@ class _Loop:
 
     def stop_reason(self) -> str:
         """Return the reason for the end of the run before its last step, with advice to continue it."""
-        best = None if self.checkpoints is None else self.checkpoints.best()
+        best = self.checkpoints and self.checkpoints.best()
         note = "" if best in (None, self.early_stopping.step) else f"; the best checkpoint is step {best}"
         return f"{self.early_stopping.reason}{note}; to continue, give a larger stop_after or another duration"
 
@@ -129,11 +128,11 @@ class _Loop:
         """Return the next chunk (point 1 of `fit`). Test the gradient on the first chunk, also of a resumed run."""
         with self.clock.waiting_for_data():
             chunk = next(stream)
-        test, self._untested = self._untested, None
-        if test:
+        if self._untested:
             with self.clock.paused(), phase("compile", "testing the averaged gradient"):
-                test(self.way.whole(state), *chunk.feed)
-        self.compile(state, chunk.feed)
+                self._untested(self.way.whole(state), *chunk.feed)
+        self._untested = None
+        self.compile(state, chunk)
         return chunk
 
     def dispatch(self, done: int, chunk: Chunk, state: TrainState) -> TrainState:
@@ -150,12 +149,12 @@ class _Loop:
                 state = self.way.meet(state)
         return state
 
-    def compile(self, state: TrainState, feed: tuple[Any, ...]) -> None:
+    def compile(self, state: TrainState, chunk: Chunk) -> None:
         """Compile the program for a chunk if needed.
 
         Before the first chunk, check that the program fits the devices' memory, also for the run's largest images.
         """
-        growth, first = self.run.growth, not self.memory.is_checked
+        growth, first, feed = self.run.growth, self.memory.fit is None, chunk.feed
         for needed in (feed, growth.largest(feed)) if first and growth else (feed,):
             if first or not self.run.program.is_ready(*needed):
                 # The steps that the devices still compute are training time; compiling is not.
@@ -231,7 +230,7 @@ class _Loop:
         used, self._recent = self.run.usage(images_per_second, self._recent.mean()), MeanCost()
         side = None if growth is None else growth.side(step - 1)
         left = 0 if self.run.evaluator is None else plan.validations_from(step)
-        timing = (rate, images_per_second, data_wait)
+        timing = rate, images_per_second, data_wait
         record = events.StepRecord(step, plan.epoch(step), metrics, *timing, epoch_end, used, side, left)
         # At the first record, listeners open files and import libraries, which takes seconds and is not training time.
         with nullcontext() if self._logged_once else self.clock.paused():

@@ -11,7 +11,6 @@ from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from jaxddp.core.libraries import no_collections
@@ -20,8 +19,8 @@ from jaxddp.training.listeners.jsonl import Columns, Series, is_wide
 
 # Okabe and Ito's blue, vermilion and green, which are distinct for all kinds of colour vision.
 # https://jfly.uni-koeln.de/color/
-TRAIN, VAL, VAL_EMA, INK, GRID = "#0072B2", "#D55E00", "#009E73", "#404040", "#E4E4E4"
-_COLOURS = {"train": TRAIN, "val": VAL, "val_ema": VAL_EMA}
+TRAIN, VAL, INK, GRID = "#0072B2", "#D55E00", "#404040", "#E4E4E4"
+_COLOURS = {"train": TRAIN, "val": VAL, "val_ema": "#009E73"}
 
 SMALL = [("learning_rate", "learning rate"), ("images_per_second", "images/s"), ("data_wait_fraction", "data wait")]
 """The metrics of the small panels. A metric without values is left out, such as an unknown learning rate."""
@@ -50,13 +49,6 @@ def png(picture: Figure) -> bytes:
     return file.getvalue()
 
 
-def pixels(picture: Figure) -> np.ndarray:
-    """Return the picture as uint8 [H, W, 4]."""
-    canvas = FigureCanvasAgg(picture)
-    canvas.draw()
-    return np.asarray(canvas.buffer_rgba())
-
-
 def draw_and_free(draw: Callable[[], T]) -> T:
     """Call a function that draws a figure, return its result, and free the figure's memory.
 
@@ -79,8 +71,8 @@ def figure(series: Series) -> Picture:
     of epochs and validations span more than a factor of 100. If no row has `top1`, there is no panel for it.
     """
     measures = [name for name in ("loss", "top1") if name == "loss" or any(name in columns for columns in series)]
-    layout = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.1, hspace=0.02)
-    picture = Picture(figsize=(5.5 * len(measures), 5), layout=layout, facecolor="white")
+    picture = Picture(figsize=(5.5 * len(measures), 5), layout="constrained", facecolor="white")
+    picture.get_layout_engine().set(w_pad=0.12, h_pad=0.1, hspace=0.02)
     grid = picture.add_gridspec(2, len(measures), height_ratios=(4, 1))
     small = [(name, title) for name, title in SMALL if name in series.train] or SMALL
     for column, (measure, (name, title)) in enumerate(zip(measures, small, strict=False)):
@@ -108,8 +100,7 @@ def _measure_panel(axes: Axes, series: Series, name: str) -> None:
     if not any(last.values()):
         axes.text(0.5, 0.5, "nothing logged yet", transform=axes.transAxes, color=INK, ha="center")
     elif percent:
-        low, high = axes.get_ylim()
-        axes.set_ylim(max(low, -0.004), min(high, 1.01))
+        axes.set_ylim(np.clip(axes.get_ylim(), -0.004, 1.01))
         axes.yaxis.set_major_formatter(PercentFormatter(1))
     elif is_wide(series[1:]):
         axes.set_yscale("log")
@@ -165,8 +156,8 @@ def rate_figure(rates: np.ndarray, losses: Sequence[float], smoothed: np.ndarray
         axes.set_ylim(min(visible) - margin, max(visible) + margin)
     if chosen is not None:
         axes.axvline(chosen, color=VAL, linewidth=1.2)
-        place = {"xy": (chosen, 1), "xycoords": ("data", "axes fraction"), "xytext": (4, -4)}
-        axes.annotate(f"{chosen:.2g}", **place, textcoords="offset points", color=VAL, va="top", fontsize=10)
+        place = {"transform": axes.get_xaxis_transform(), "color": VAL, "va": "top", "fontsize": 10}
+        axes.text(chosen, 0.98, f" {chosen:.2g}", **place)
     return picture
 
 
@@ -187,14 +178,20 @@ def heat_map_over(image: np.ndarray, heat: np.ndarray) -> np.ndarray:
     drawable = to_drawable(image).astype(np.float32)
     gray = drawable if drawable.ndim == 2 else drawable[..., :3] @ _LUMA
     most = float(np.nanmax(heat, initial=0))
-    shares = np.clip(np.nan_to_num(heat) / most, 0, 1) if most > 0 else np.zeros_like(heat)
+    shares = np.clip(np.nan_to_num(heat) / (most or 1), 0, 1)
     colours = colormaps["inferno"](shares)[..., :3] * 255
     return np.rint((colours + gray[..., None]) / 2).astype(np.uint8)
 
 
 def prediction_pixels(predictions: PredictedImages) -> np.ndarray:
     """Return the picture of `prediction_grid` as pixels, uint8 [H, W, 4]."""
-    return draw_and_free(lambda: pixels(prediction_grid(predictions)))
+
+    def pixels() -> np.ndarray:
+        canvas = FigureCanvasAgg(prediction_grid(predictions))
+        canvas.draw()
+        return np.asarray(canvas.buffer_rgba())
+
+    return draw_and_free(pixels)
 
 
 def input_grid(images: np.ndarray, titles: Sequence[str]) -> Picture:

@@ -46,9 +46,9 @@ def progress(stream: TextIO | None = None) -> Listener:
 
 def opening(run: RunStart) -> list[str]:
     """Return the first lines: the sizes of network and batch, the length, the work directory, the validation data."""
-    scale = [counted(count_parameters(run.params), "parameter")] if run.params is not None else []
     devices = f"{run.devices} x {run.device_kind}" + (f" in {run.processes} processes" if run.processes > 1 else "")
-    scale += [counted(run.num_examples, "example"), f"global batch {run.batch_size:,} on {devices}"]
+    scale = [counted(count_parameters(run.params), "parameter"), counted(run.num_examples, "example")]
+    scale += [f"global batch {run.batch_size:,} on {devices}"]
     epochs = total_epochs(run)
     length = [f"{counted(run.total_steps, 'step')} ({_epochs(epochs)} {plural(epochs, 'epoch')})"]
     length += [f"resuming at step {run.start_step:,}"] if run.start_step else []
@@ -82,8 +82,7 @@ def closing(run: RunEnd, work_seconds: float) -> str:
     """Return the last line: the status, the time of training and validation, the last metrics, and the utilization."""
     line = f"{run.status} at step {run.step:,} after {duration(work_seconds)} of training and validation"
     line += f" ({duration(run.seconds)} in all)"
-    line += "; the same command resumes it" if run.status == "preempted" else ""
-    line += f": {run.reason}" if run.status == "stopped" else ""
+    line += {"preempted": "; the same command resumes it", "stopped": f": {run.reason}"}.get(run.status, "")
     splits = {VAL: run.validation, VAL_EMA: run.averaged}
     results = [f"{split} {format_metrics(metrics)}" for split, metrics in splits.items() if metrics]
     memory = [f"peak memory {size(run.used.peak_memory)}"] if run.used.peak_memory is not None else []
@@ -221,20 +220,17 @@ class TerminalScreen:
 
     def __init__(self, stream: TextIO):
         from rich.console import Console
+        from rich.live import Live
 
         # The caller has checked that this is a terminal; variables such as FORCE_COLOR must not change that.
         self._console = Console(file=stream, force_terminal=True, force_jupyter=False, highlight=False)
-        self._live: Any = None
+        is_stdout = stream is sys.stdout
+        redirected = {"redirect_stdout": is_stdout, "redirect_stderr": is_stdout and sys.stderr.isatty()}
+        # Each record redraws the picture, so rich needs no refresh thread, which could outlive an abrupt exit.
+        self._live = Live(console=self._console, auto_refresh=False, transient=True, **redirected)
 
     def draw(self, picture: Any) -> None:
-        from rich.live import Live
-
-        if self._live is None:
-            is_stdout = self._console.file is sys.stdout
-            redirected = {"redirect_stdout": is_stdout, "redirect_stderr": is_stdout and sys.stderr.isatty()}
-            # Each record redraws the picture, so rich needs no refresh thread, which could outlive an abrupt exit.
-            self._live = Live(console=self._console, auto_refresh=False, transient=True, **redirected)
-            self._live.start()
+        self._live.start()
         self._live.update(picture, refresh=True)
 
     def keep(self, line: str) -> None:
@@ -246,9 +242,7 @@ class TerminalScreen:
         self._console.print(text, soft_wrap=True)
 
     def close(self) -> None:
-        if self._live is not None:
-            self._live.stop()
-        self._live = None
+        self._live.stop()
 
 
 class NotebookScreen:
@@ -281,9 +275,7 @@ class LiveDisplay(RunLines):
     def __init__(self, screen: TerminalScreen | NotebookScreen):
         super().__init__(screen.keep)
         self._screen = screen
-        self._training: list[Bar] = []
-        self._metrics, self._activity = "waiting for the first step", ""
-        self._last_frame = 0.0
+        self._metrics, self._activity, self._last_frame = "waiting for the first step", "", 0.0
         self._activity_reports = ExitStack()
         # The thread of `jaxddp.core.phases.show_on` draws the seconds of an activity, while the training thread waits.
         self._lock, self._is_over = threading.RLock(), False
@@ -328,7 +320,7 @@ class LiveDisplay(RunLines):
     def _set_step(self, step: int, epoch: float, remaining: float | None) -> None:
         total = self._run.total_steps
         text = f"step {step:,}/{total:,}  {position(self._run, epoch)}  ETA {duration(remaining)}"
-        self._training = [("train", step, total, TRAIN_COLOUR, text)]
+        self._training = "train", step, total, TRAIN_COLOUR, text
 
     def _draw(self, *bars: Bar, at_once: bool = False) -> None:
         from rich.progress_bar import ProgressBar
@@ -341,7 +333,7 @@ class LiveDisplay(RunLines):
                 return
             self._last_frame = now
             grid = Table.grid(Column(no_wrap=True), Column(ratio=1), Column(no_wrap=True), padding=(0, 1), expand=True)
-            for name, done, total, colour, text in (*self._training, *bars):
+            for name, done, total, colour, text in (self._training, *bars):
                 bar = ProgressBar(total=max(total, 1), completed=done, complete_style=colour, finished_style=colour)
                 grid.add_row(Text(name, colour), bar, Text(text))
             picture = Table.grid(expand=True)

@@ -115,17 +115,12 @@ class Run:
 
     def start(self) -> RunStart:
         """Return the record of the run's start for the listeners."""
-        done = int(self.state.step)
+        done, plan, topology = int(self.state.step), self.plan, self.topology
         return RunStart(
-            start_step=done,
-            total_steps=self.plan.total_steps,
-            batch_size=self.plan.batch_size,
-            num_examples=self.plan.num_examples,
-            devices=self.topology.num_devices,
-            processes=self.topology.process_count,
-            device_kind=self.topology.device_kind,
+            *(done, plan.total_steps, plan.batch_size, plan.num_examples),
+            *(topology.num_devices, topology.process_count, topology.device_kind),
             params=shapes_of_one(self.state).params,
-            traced=self.plan.traced(done) if self.plan.profile and self.profile else None,
+            traced=plan.traced(done) if plan.profile and self.profile else None,
             workdir=self.checkpoints.directory.parent if self.checkpoints else None,
             config=self.record,
             class_names=self.class_names,

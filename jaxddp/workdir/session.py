@@ -39,7 +39,7 @@ from jaxddp.training.checkpoints.integrity import (
     steps_in,
 )
 from jaxddp.training.checkpoints.manager import UNFINISHED_SUFFIX, Checkpoints
-from jaxddp.training.listeners import jsonl, step_seconds, workdir_files
+from jaxddp.training.listeners import jsonl, step_seconds
 from jaxddp.training.run import Run
 from jaxddp.workdir.lock import LOCK_FILE, locked
 from jaxddp.workdir.signature import SIGNATURE_FILE
@@ -226,7 +226,7 @@ _EXIT_SECONDS = 10.0
 _REMOVING_SECONDS = 1.0
 _REMOVALS, _REMOVAL_INTERVAL = 5, 0.05
 """The number of attempts to remove a directory, which other threads may make again, and the seconds between them."""
-_OF_A_RUN = frozenset((jsonl.METRICS, jsonl.RESULT, workdir_files.CURVES, workdir_files.CONFUSION, step_seconds.FILE))
+_OF_A_RUN = frozenset((jsonl.METRICS, jsonl.RESULT, jsonl.CURVES, jsonl.CONFUSION, step_seconds.FILE))
 _OF_CHECKPOINTS = frozenset((INDEX, VALIDATION_FILE))
 """Files that a run may write again after a removal, and that are useless without its other files."""
 _GONE = frozenset((errno.ENOENT, errno.ENOTDIR))

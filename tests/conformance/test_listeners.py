@@ -43,7 +43,7 @@ from jaxddp.config.registry import LOGGERS
 from jaxddp.core.errors import InputError
 from jaxddp.training.events import RunEnd
 from jaxddp.training.listeners import jsonl as rows
-from jaxddp.training.listeners.history import History
+from jaxddp.training.listeners.jsonl import History
 from jaxddp.training.listeners.notifier import OptionalLogger
 from jaxddp.training.progress import LiveDisplay, PlainLines, TerminalScreen
 

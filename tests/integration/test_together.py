@@ -47,7 +47,7 @@ history = train("again")
 # More rows than one message has.
 mine = history._rows * 500 if setup.topology.process_index == 0 else []
 history._rows = mine
-history.share(setup.topology)
+history.share(setup.topology.peers)
 told("long", history)
 """
 

@@ -20,7 +20,7 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -43,24 +43,25 @@ METADATA = "_CHECKPOINT_METADATA"
 """Orbax's metadata file of a step; Orbax reads the metadata of all steps when it opens the directory."""
 LOCATION_KEYS = ("data.path", "data.name", "data.train", "data.val", "data.unlabelled")
 """The keys that name the data's location. They may change on resume, because moved data keep their fingerprint."""
+LENGTH_KEYS = (
+    *("train.duration", "train.stop_after", "train.stop_min_gain"),
+    *("checkpoint.best", "checkpoint.best_is", "checkpoint.best_smoothing"),
+)
+"""The keys that determine when a run ends. A run that has ended continues if one of them changes."""
 MAY_CHANGE = frozenset(
     (
-        *("train.duration", "train.accumulate", "train.max_bad_steps", "eval.every", "checkpoint.every", "log.every"),
-        *("log.profile", "log.to", "log.images", "log.guard_formulas", "eval.batch_size", "eval.views"),
-        *("log.project", "log.name", "log.config", "train.stop_after", "train.stop_min_gain", "checkpoint.keep"),
-        *("checkpoint.best", "checkpoint.best_is", "checkpoint.best_smoothing", "model.offline"),
-        *("recipe.file", "objects.jax", "objective.teacher", RUN_ID),
+        *(*LENGTH_KEYS, "train.accumulate", "train.max_bad_steps", "eval.every", "checkpoint.every", "checkpoint.keep"),
+        *(
+            f"log.{name}"
+            for name in ("every", "profile", "to", "images", "guard_formulas", "project", "name", "config")
+        ),
+        *("eval.batch_size", "eval.views", "recipe.file", "objects.jax", "objective.teacher", "model.offline", RUN_ID),
         *(f"parallel.{field.name}" for field in fields(ParallelConfig) if field.name != "reproducible"),
         *("data.max_bad_images", "data.verify", "data.manifest", "data.local_cache", "data.data_dir", *LOCATION_KEYS),
     )
 )
 """The keys that a resumed run may change: its length, cadences, devices, outputs and evaluation. All others belong to
 the recipe. A teacher, like the data, is compared by its fingerprint."""
-LENGTH_KEYS = (
-    *("train.duration", "train.stop_after", "train.stop_min_gain"),
-    *("checkpoint.best", "checkpoint.best_is", "checkpoint.best_smoothing"),
-)
-"""The keys that determine when a run ends. A run that has ended continues if one of them changes."""
 _REQUIRED_FILES = (METADATA, "progress/metadata", "state/_METADATA", "state/manifest.ocdbt")
 """The files of Orbax that every restore needs."""
 _DAMAGES = (ValueError, KeyError, TypeError, AttributeError)
@@ -91,16 +92,14 @@ class RunIdentity:
         flat = flatten(dict(config))
         if not isinstance(run_id := flat.get(RUN_ID), str) or not run_id:
             return None
-        compared = {key: value for key, value in sorted(flat.items()) if key not in MAY_CHANGE}
-        values = [_plain(value) for value in compared.values()]
-        return cls(run_id, _digest([*compared, flat.get("objects.jax")]), _digest(values))
+        compared = {key: _plain(value) for key, value in sorted(flat.items()) if key not in MAY_CHANGE}
+        return cls(run_id, _digest([*compared, flat.get("objects.jax")]), _digest([*compared.values()]))
 
     @classmethod
     def in_workdir(cls, directory: Path) -> "RunIdentity | None":
         """Return the identity of a work directory's run; None if config.json names no run or is unreadable."""
         with suppress(OSError, ValueError):
-            content = files.parse_json(files.read(directory / CONFIG_FILE))
-            return cls.of(content) if isinstance(content, dict) else None
+            return cls.of(files.parse_json(files.read(directory / CONFIG_FILE), dict))
         return None
 
     def differs(self, config: "RunIdentity") -> str | None:
@@ -148,14 +147,14 @@ class StepManifest:
 
     def encode(self) -> bytes:
         """Return the content of the file."""
+        run = {"run": vars(self.run)} if self.run else {}
         files = {name: {"bytes": size, "sha256": digest} for name, (size, digest) in self.files.items()}
-        return sealed({"step": self.step, **({} if self.run is None else {"run": asdict(self.run)}), "files": files})
+        return sealed({"step": self.step, **run, "files": files})
 
     def differs(self, step: int, run: RunIdentity | None) -> str | None:
         """Return why the manifest is not of this step and run; None if it is. An unknown run is not compared."""
-        if self.run is not None and run is not None and (other := self.run.differs(run)) is not None:
-            return other
-        return f"its manifest is of step {self.step}" if self.step != step else None
+        other = self.run.differs(run) if self.run and run else None
+        return other or (f"its manifest is of step {self.step}" if self.step != step else None)
 
 
 def sha256(data: bytes) -> str:

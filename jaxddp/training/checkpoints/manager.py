@@ -28,8 +28,7 @@ from jaxddp.core.peers import ALONE, Peers
 from jaxddp.core.phases import committing, doing, phase
 from jaxddp.core.ranges import Range, whole
 from jaxddp.engine.state import TrainState, first_difference, is_sound, stacked_in
-from jaxddp.recipe.sources import CONFIG_FILE
-from jaxddp.training.checkpoints.integrity import MANIFEST, METADATA, Integrity, ValidationFile, steps_in
+from jaxddp.training.checkpoints.integrity import METADATA, Integrity, ValidationFile, steps_in
 
 UNFINISHED_SUFFIX = ".orbax-checkpoint-tmp"
 """The usual suffix of directories that Orbax has not finished."""
@@ -88,14 +87,10 @@ class Checkpoints:
         policies = [keep_policy.LatestN(n=keep), _Best(self.validations)]
         # If a process does not write its part, the watchdog reports the process before this timeout.
         timeout, barrier = round(peers.longest_wait), Barrier(ocp.multihost.get_barrier_sync_fn())
-        options: dict[str, Any] = {"read_only": True, "create": False, "save_interval_steps": 0}
-        if not read_only:
-            options = {
-                "preservation_policy": keep_policy.AnyPreservationPolicy(policies),
-                # Remove the unfinished checkpoint of a killed run.
-                "cleanup_tmp_directories": True,
-                "async_options": ocp.AsyncOptions(timeout_secs=timeout, barrier_sync_fn=barrier),
-            }
+        saving = {"async_options": ocp.AsyncOptions(timeout_secs=timeout, barrier_sync_fn=barrier)}
+        # Remove the unfinished checkpoint of a killed run.
+        saving |= {"preservation_policy": keep_policy.AnyPreservationPolicy(policies), "cleanup_tmp_directories": True}
+        options = {"read_only": True, "create": False, "save_interval_steps": 0} if read_only else saving
         for step in steps_in(self.directory):
             # Orbax would wait forever at metadata that are a FIFO.
             if (metadata := self.directory / str(step) / METADATA).exists():
@@ -167,7 +162,7 @@ class Checkpoints:
     def verify(self, step: int) -> None:
         """Check that a checkpoint matches its manifest and was saved by the run of config.json. Only process 0 checks.
 
-        A missing manifest or config.json is logged.
+        A missing manifest is logged.
 
         Raises:
             InputError: the checkpoint is damaged. The error names the first damaged file, and the steps that are not
@@ -190,9 +185,6 @@ class Checkpoints:
             raise InputError(f"{place}: step {step} is damaged: {fault}; {others}")
         if not self.integrity.needs_manifest(step):
             _warn_once(f"{place}: step {step} has no manifest, so its files cannot be verified")
-        elif self.integrity.run is None or self.integrity.run_id(step) is None:
-            absence = f"no {CONFIG_FILE} beside it" if self.integrity.run is None else f"no entry of its {MANIFEST}"
-            _warn_once(f"{place}: {absence} names the run, so step {step} may be of another run")
 
     @phase("restore")
     def restore(self, step: int, like: TrainState) -> tuple[TrainState, dict[str, Any]]:
@@ -344,14 +336,12 @@ def _file_error(error: BaseException) -> OSError | None:
     """Return a file error as an OSError; None for any other error."""
     if not isinstance(error, ValueError):
         return error if isinstance(error, OSError) else None
-    text = str(error)
+    text, code = str(error), None
     if match := _OS_ERROR.search(text):
         code = int(match[1])
     elif text.startswith(_GONE) or any(not os.path.exists(place) for place in _UNFINISHED.findall(text)):
         code = errno.ENOENT
-    else:
-        return None
-    return OSError(code, os.strerror(code))
+    return None if code is None else OSError(code, os.strerror(code))
 
 
 @functools.cache
@@ -375,8 +365,7 @@ def _shorten_thread_logs() -> None:
 
 def _shorten_record(record: logging.LogRecord) -> bool:
     """Shorten a log record about a file error to one line. Returns False for a record that repeats an error."""
-    error = _file_error(record.exc_info[1]) if record.exc_info and record.exc_info[1] else None
-    if error is None:
+    if not (record.exc_info and record.exc_info[1] and (error := _file_error(record.exc_info[1]))):
         # Drop warnings about missing files of an unfinished step: the error that follows is clearer.
         return record.levelno >= logging.ERROR or UNFINISHED_SUFFIX not in record.getMessage()
     if record.module in _RAISING_MODULES:
@@ -434,6 +423,6 @@ def restoring(directory: Path, step: int) -> Iterator[Path]:
             files.check_server(place, file_error)
         if not place.is_dir():
             raise _removed(place) from None
-        reason = " ".join(str(error).split())[:200]
-        problem = f"{place}: step {step} cannot be restored ({type(error).__name__}: {reason})"
-        raise InputError(problem, advice="move it away to use the step before") from error
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        advice = "move it away to use the step before"
+        raise InputError(f"{place}: step {step} cannot be restored ({reason})", advice=advice) from error

@@ -1,23 +1,32 @@
-"""The metrics of a run as rows, in `metrics.jsonl`, a history and curves, and its end in `result.json`."""
+"""The metrics of a run as rows, in files of the work directory such as `metrics.jsonl`, and as a history in memory."""
 
+import csv
+import io
 import json
 import math
+import time
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
 import jaxddp.core.files as files
 from jaxddp.config.goal import VAL, VAL_EMA
 from jaxddp.config.registry import LOGGERS
-from jaxddp.core.errors import InputError
+from jaxddp.config.values import checked
+from jaxddp.core.errors import InputError, as_text, counted, figure, not_installed
+from jaxddp.core.peers import Peers
 from jaxddp.training.events import EvaluationRecord, Listener, PredictedImages, RunEnd, RunStart, StepRecord
 
-METRICS = "metrics.jsonl"
-RESULT = "result.json"
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+
+METRICS, RESULT = "metrics.jsonl", "result.json"
+CURVES, PARAMETERS, CONFUSION = "curves.png", "parameters.txt", "confusion.csv"
 Row = dict[str, Any]
 Columns = dict[str, np.ndarray]
 EPOCH_PREFIX = "epoch_"
@@ -67,10 +76,8 @@ class JsonLines(RowListener):
         self._run = run
         files.create(self._metrics.parent)
         # If nothing more is trained or validated, the result of the run stays unchanged.
-        self._previous_result = None
-        if run.start_step and self._result.exists():
-            with files.reading(self._result, "remove it"):
-                self._previous_result = files.read(self._result)
+        with files.reading(self._result, "remove it"):
+            self._previous_result = files.read(self._result) if run.start_step and self._result.exists() else None
         files.remove(self._result)
         kept = _rewind(self._metrics, run)
         self._validations = {row["split"]: row for row in kept if row["split"] != "train"}
@@ -88,14 +95,14 @@ class JsonLines(RowListener):
         if self._previous_result is not None and run.status in ("done", "stopped"):
             files.replace(self._result, self._previous_result)
             return
-        result: Row = {"status": run.status, "step": run.step}
-        result |= {"devices": self._run.devices, "processes": self._run.processes, VAL: None}
+        machine = {"devices": self._run.devices, "processes": self._run.processes}
+        result: Row = {"status": run.status, "step": run.step, **machine, VAL: None}
         for split, validation in ((VAL, run.validation), (VAL_EMA, run.averaged)):
             # If a resumed run ends before its next validation, the last validation is in the kept lines of the file.
             if validation := validation or self._validations.get(split):
                 metrics = {name: value for name, value in validation.items() if name not in _NO_METRICS}
-                metrics = {name: None if value is None else float(value) for name, value in metrics.items()}
-                result[split] = metrics | {"count": int(validation.get("count") or 0)}
+                result[split] = {name: None if value is None else float(value) for name, value in metrics.items()}
+                result[split]["count"] = int(validation.get("count") or 0)
         result |= {name: value for name, value in asdict(run.used).items() if value is not None}
         result |= {"reason": run.reason} if run.reason else {}
         files.replace(self._result, encode(result))
@@ -131,16 +138,16 @@ def scalars(row: Row) -> Row:
 
 def series(rows: Iterable[Row]) -> Series:
     """Return the columns of logged steps, finished epochs and evaluations."""
-    rows, ends = list(rows), []
-    train = [row for row in rows if row["split"] == "train"]
+    rows = list(rows)
+    train, val, val_ema = ([row for row in rows if row["split"] == split] for split in ("train", VAL, VAL_EMA))
     steps = [{name: value for name, value in row.items() if not name.startswith(EPOCH_PREFIX)} for row in train]
-    for row in train:
-        if EPOCH_PREFIX + "seconds" in row:
-            means = {name: value for name, value in row.items() if name.startswith(EPOCH_PREFIX)}
-            named = {name.removeprefix(EPOCH_PREFIX): value for name, value in means.items()}
-            ends.append({"step": row["step"], "epoch": row.get("epoch")} | named)
-    evaluations = (_columns([row for row in rows if row["split"] == split]) for split in (VAL, VAL_EMA))
-    return Series(_columns(steps), _columns(ends), *evaluations)
+    ends = [
+        {"step": row["step"], "epoch": row.get("epoch")}
+        | {name.removeprefix(EPOCH_PREFIX): row[name] for name in row if name.startswith(EPOCH_PREFIX)}
+        for row in train
+        if EPOCH_PREFIX + "seconds" in row
+    ]
+    return Series(*map(_columns, (steps, ends, val, val_ema)))
 
 
 def table(rows: list[Row]) -> Columns:
@@ -199,10 +206,9 @@ def _rewind(path: Path, run: RunStart) -> list[Row]:
     if run.logged is not None:
         step, loss = run.logged["step"], _finite(run.logged["loss"])
         if losses.get(step, loss) != loss:
-            raise InputError(
-                f"{path}: the loss of step {step} is {losses[step]}, and {loss} in the checkpoint, so the file is "
-                "of another run; restore the run's own file, or move this one away to begin a new one"
-            )
+            problem = f"{path}: the loss of step {step} is {losses[step]}, and {loss} in the checkpoint"
+            advice = "restore the run's own file, or move this one away to begin a new one"
+            raise InputError(f"{problem}, so the file is of another run", advice=advice)
     content = b"".join(line for line, _ in kept)
     if len(content) != path.stat().st_size:
         files.replace(path, content)
@@ -219,7 +225,170 @@ def _parse_line(path: Path, number: int, line: bytes) -> Row:
         has_step = type(row["step"]) is int and 0 <= row["step"] < 2**63 and isinstance(row["split"], str)
         if has_step and all(value is None or isinstance(value, int | float) for value in numbers):
             return row
-    excerpt = line[:60].decode(errors="replace").strip()
-    raise InputError(
-        f"{path}:{number}: not a JSON object with a step and a split, and numbers: {excerpt!r}; fix or remove the line"
-    )
+    problem = f"{path}:{number}: not a JSON object with a step and a split, and numbers"
+    raise InputError(f"{problem}: {line[:60].decode(errors='replace').strip()!r}", advice="fix or remove the line")
+
+
+class Curves(Listener):
+    """A listener that draws `curves.png` from `metrics.jsonl`, so the curves of a resumed run are complete.
+
+    In the list of listeners it must come after `JsonLines`. It draws at the end of the run, and after evaluations.
+    Drawing takes at most a hundredth of the time. Raises: see `draw`.
+    """
+
+    def __init__(self, metrics: Path, picture: Path):
+        self._files, self._next_draw = (metrics, picture), 0.0
+
+    def evaluation(self, record: EvaluationRecord) -> None:
+        if record.final and (begin := time.monotonic()) >= self._next_draw:
+            draw(*self._files)
+            self._next_draw = begin + 100 * (time.monotonic() - begin)
+
+    def end(self, run: RunEnd) -> None:
+        draw(*self._files)
+
+
+LOGGERS.add("curves")(lambda config, workdir: Curves(workdir / METRICS, workdir / CURVES))
+
+
+def draw(metrics: Path, picture: Path) -> None:
+    """Draw the curves of a `metrics.jsonl` into a PNG file. Raises: InputError if a file cannot be read or written."""
+    # Imported here, so that the first step does not wait for matplotlib.
+    from jaxddp.training.pictures import draw_and_free, figure, png
+
+    files.replace(picture, draw_and_free(lambda: png(figure(series(row for _, row in parse(metrics))))))
+
+
+class ParameterOverview(Listener):
+    """A logger that writes `parameters.txt` at the start of a run. Raises: InputError if the file cannot be written."""
+
+    def __init__(self, directory: Path):
+        self._path = directory / PARAMETERS
+
+    def start(self, run: RunStart) -> None:
+        # Imported here, because only this logger needs clu.
+        import jax
+        from clu import parameter_overview
+
+        leaves, _ = jax.tree_util.tree_flatten_with_path(run.params)
+        named = {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
+        table = parameter_overview.get_parameter_overview(named, include_stats=False)
+        files.create(self._path.parent)
+        files.replace(self._path, (table + "\n").encode())
+
+
+LOGGERS.add("parameters")(lambda config, workdir: ParameterOverview(workdir))
+
+
+class ConfusionTable(Listener):
+    """A logger of `confusion.csv`, written after each validation: a row for each class; the first field holds the step.
+
+    A row holds the class, its accuracy (empty for a class without images), its number of images, and how many of them
+    were predicted as each class. Raises: InputError if the file cannot be written.
+    """
+
+    wants_metrics = ("confusion",)
+
+    def __init__(self, directory: Path, *, guard_formulas: bool = False):
+        self._file, self._guard_formulas = directory / CONFUSION, guard_formulas
+
+    def start(self, run: RunStart) -> None:
+        self._names = tuple(map(as_text, run.class_names)) if self._guard_formulas else run.class_names
+        files.create(self._file.parent)
+
+    def evaluation(self, record: EvaluationRecord) -> None:
+        if record.final and record.split == "val" and "confusion" in record.sets:
+            files.replace(self._file, confusion_csv(record.sets["confusion"], self._names, record.step))
+
+
+def confusion_csv(matrix: np.ndarray, names: tuple[str, ...], step: int) -> bytes:
+    """Return a confusion matrix int[K, K], with labels in rows, as CSV with class names."""
+    text = io.StringIO()
+    write = csv.writer(text, lineterminator="\n").writerow
+    write([f"step {step}", "accuracy", "images", *names])
+    for name, row, right in zip(names, matrix.tolist(), matrix.diagonal().tolist(), strict=True):
+        write([name, right / sum(row) if sum(row) else "", sum(row), *row])
+    return text.getvalue().encode()
+
+
+LOGGERS.add("confusion")(lambda config, workdir: ConfusionTable(workdir, guard_formulas=config.log.guard_formulas))
+
+
+Part = Literal["train", "epochs", "val", "val_ema"]
+
+
+class History(RowListener):
+    """The metrics of a run: `history.train["loss"]`, `history.epochs["seconds"]`, `history.val["top1"]`.
+
+    `history.val_ema` holds the metrics of averaged parameters. Each of these is a dict of arrays, which is empty if
+    there are no rows; see `jaxddp.training.listeners.jsonl.Series`. A notebook shows a history as its curves. A
+    resumed run continues the history after the restored step, with the earlier rows from the metrics.jsonl of its work
+    directory; a run from step 0 starts with an empty history.
+    """
+
+    def __init__(self) -> None:
+        self._rows: list[Row] = []
+
+    @classmethod
+    def read(cls, workdir: str | Path) -> "History":
+        """Read the history from the metrics.jsonl of a work directory, whose run may still be training.
+
+        Raises:
+            InputError: there is no such file, it cannot be read, or a line is not a row of metrics.
+        """
+        path = Path(files.check_path(workdir, "workdir")) / METRICS
+        if not path.exists():
+            raise InputError(f"{path}: no such file; give the work directory of a run that was logged")
+        history = cls()
+        history._rows = [row for _, row in parse(path)]
+        return history
+
+    train = property(lambda self: series(self._rows).train, doc="The logged steps: an array for each column.")
+    epochs = property(lambda self: series(self._rows).epochs, doc="The means of each epoch: an array for each column.")
+    val = property(lambda self: series(self._rows).val, doc="The validations: an array for each column.")
+    val_ema = property(lambda self: series(self._rows).val_ema, doc="The validations of averaged parameters.")
+
+    def to_frame(self, part: Part | None = None) -> "DataFrame":
+        """Return the metrics as a pandas DataFrame, in the order in which they were logged.
+
+        Without `part` it has all rows, with the columns of metrics.jsonl: `step` (int64), `epoch`, `split` ("train",
+        "val", …), `loss`, …; the means of an epoch begin with `epoch_`. With a part it has the columns of `train`,
+        `epochs`, `val` or `val_ema`. Numbers are float64, NaN where a row has no value.
+
+        Raises:
+            InputError: `part` is not one of these names, or pandas is not installed.
+        """
+        try:
+            import pandas as pd
+        except ImportError:
+            raise InputError(f"history.to_frame(): {not_installed('pandas', 'pandas')}") from None
+        part = checked(part, Part | None, "part")
+        return pd.DataFrame(table(self._rows) if part is None else getattr(self, part))
+
+    def plot(self) -> Any:
+        """Return the curves as a matplotlib Figure."""
+        from jaxddp.training import pictures
+
+        return pictures.figure(series(self._rows))
+
+    def share(self, peers: Peers) -> None:
+        """Copy the history of process 0, whose listeners are called, to all processes; all must call it together."""
+        if not peers.is_alone:
+            self._rows = json.loads(peers.from_first("history", lambda: json.dumps(self._rows)))
+
+    def start(self, run: RunStart) -> None:
+        if not self._rows and run.workdir is not None and (path := run.workdir / METRICS).exists():
+            self._rows = [row for _, row in parse(path)]
+        self._rows = [row for row in self._rows if row["step"] <= run.start_step] if run.start_step else []
+
+    def log(self, row: Row, predictions: PredictedImages | None = None) -> None:
+        self._rows.append(row)
+
+    def __repr__(self) -> str:
+        columns, val = zip(("logged step", "epoch", "evaluation"), series(self._rows), strict=False), self.val
+        counts = ", ".join(counted(len(rows.get("step", ())), noun) for noun, rows in columns)
+        last = [f"{name} {figure(name, val[name][-1])}" for name in ("loss", "top1") if name in val]
+        return f"History({counts}{': val ' if last else ''}{', '.join(last)})"
+
+    def _repr_png_(self) -> bytes | None:
+        return self.plot()._repr_png_() if self._rows else None

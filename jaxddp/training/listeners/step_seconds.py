@@ -3,6 +3,7 @@
 import contextlib
 import json
 import logging
+import math
 import statistics
 import time
 from collections.abc import Mapping
@@ -17,8 +18,9 @@ from jaxddp.training.events import Listener, RunStart, StepRecord
 
 FILE = "step_seconds.json"
 """The file of a work directory that holds the last comparison of a job's processes."""
-_COLUMN_OF_PHASE = {"training": "other", "listeners": "other"}
-COLUMNS: tuple[str, ...] = ("input", "dispatch", "device", "save", "other")
+_PHASES = ("input", "dispatch", "device", "save")
+COLUMNS: tuple[str, ...] = (*_PHASES, "other")
+"""The phases of a step; "other" is the sum of "training" and "listeners"."""
 _SLOW_FACTOR, _MIN_STEP_SHARE = 1.5, 0.1
 _MAX_ROWS = 8
 COMPARISON_SECONDS = 30.0
@@ -51,15 +53,14 @@ class StepSeconds:
     @classmethod
     def between(cls, before: Mapping[int, Spent], after: Mapping[int, Spent]) -> "StepSeconds | None":
         """Return the time spent between two measurements; None if a process made no step between them."""
-        seconds: dict[int, dict[str, float]] = {}
+        seconds = dict[int, Mapping[str, float]]()
         for process in sorted(after.keys() & before.keys()):
             (begin, earlier), (end, later) = before[process], after[process]
             if end <= begin:
                 return None
-            seconds[process] = dict.fromkeys(COLUMNS, 0.0)
-            for phase, spent in later.items():
-                if (column := _COLUMN_OF_PHASE.get(phase, phase)) in COLUMNS:
-                    seconds[process][column] += (spent - earlier.get(phase, 0.0)) / (end - begin)
+            spent = {phase: (later[phase] - earlier.get(phase, 0.0)) / (end - begin) for phase in later}
+            other = spent.get("training", 0.0) + spent.get("listeners", 0.0)
+            seconds[process] = {phase: spent.get(phase, 0.0) for phase in _PHASES} | {"other": other}
         if not seconds:
             return None
         return cls(min(before[each][0] for each in seconds), max(after[each][0] for each in seconds), seconds)
@@ -89,14 +90,14 @@ class StepSeconds:
         """Return the lines of a table with the slowest processes, at most eight, and the median."""
         listed = sorted([*dict.fromkeys((*(each.process for each in self.slow()), *self.seconds))][:_MAX_ROWS])
         rows = {f"process {process}": self.seconds[process] for process in listed} | {"median": self.medians}
-        head = "".join([f"{'':<14}", *(f"{column:>10}" for column in COLUMNS)])
-        return [head] + [
-            "".join([f"{n:<14}", *(f"{row[column]:>10.4f}" for column in COLUMNS)]) for n, row in rows.items()
+        lines = {name: [f"{row[column]:.4f}" for column in COLUMNS] for name, row in rows.items()}
+        return [
+            f"{name:<14}" + "".join(f"{cell:>10}" for cell in line) for name, line in ({"": COLUMNS} | lines).items()
         ]
 
     def dumps(self) -> bytes:
         """Return the content of the file."""
-        return (json.dumps({"first": self.first, "last": self.last, "seconds": self.seconds}) + "\n").encode()
+        return (json.dumps(vars(self)) + "\n").encode()
 
     @classmethod
     def loads(cls, path: Path, content: bytes) -> "StepSeconds":
@@ -137,8 +138,7 @@ class SlowProcesses(Listener):
             with contextlib.suppress(InputError):
                 files.replace(self._file, spent.dumps())
         # A slow process is named by its number and its phase.
-        slow = [each for each in spent.slow() if now - self._logged_at.get(each[:2], -_LOG_SECONDS) >= _LOG_SECONDS]
-        if slow:
+        if slow := [each for each in spent.slow() if now - self._logged_at.get(each[:2], -math.inf) >= _LOG_SECONDS]:
             self._logged_at |= {each[:2]: now for each in slow}
             steps = f"seconds a step, from step {spent.first + 1:,} to {spent.last:,}:"
             _log.warning("\n".join([f"{slow[0]}; {steps}", *spent.table()]))

@@ -40,10 +40,9 @@ _ENDS = {
     **{"preempted": (75, "KILLED"), "interrupted": (130, "KILLED")},
 }
 """The exit code for W&B and the status for MLflow, by the status of a run."""
-_MAX_PARAMS, _MAX_METRICS, _MAX_PARAM_LENGTH = 100, 1000, 6000
-"""The limits of one MLflow request."""
-_SECONDS_BETWEEN = 1.0
-"""Seconds between two requests: a request takes tens of milliseconds, during which the devices may be idle."""
+_MAX_PARAMS, _MAX_METRICS, _MAX_PARAM_LENGTH, _SECONDS_BETWEEN = 100, 1000, 6000, 1.0
+"""The limits of one MLflow request, and the seconds between two requests: a request takes tens of milliseconds, during
+which the devices may be idle."""
 _MLFLOW_ENVIRONMENT = {
     # Training waits for each request. Without a server, a request fails after seconds with these values, and after 15
     # minutes with MLflow's defaults.
@@ -102,10 +101,9 @@ def saved_id(path: Path, run: RunStart) -> str | None:
     if run.start_step == 0 or not path.exists():
         return None
     advice = "remove it to log to a new run"
-    with files.reading(path, advice):
-        content = files.read(path)
     try:
-        return str(files.parse_json(content, dict)["id"])
+        with files.reading(path, advice):
+            return str(files.parse_json(files.read(path), dict)["id"])
     except (ValueError, KeyError):
         raise InputError(f"{path}: holds no id of a run; {advice}") from None
 
@@ -115,8 +113,7 @@ def provenance(run: RunStart, folder: Path | None = None) -> dict[str, Any]:
 
     `code.…` describes the repository around `folder`, by default the current directory.
     """
-    size = {"examples": run.num_examples, "steps": run.total_steps}
-    size |= {"parameters": None if run.params is None else count_parameters(run.params)}
+    size = {"examples": run.num_examples, "steps": run.total_steps, "parameters": count_parameters(run.params)}
     machine = {"devices": run.devices, "device_kind": run.device_kind, "processes": run.processes}
     versions = {package: installed_version(package) for package in _PACKAGES}
     code = code_version(folder or Path.cwd())
