@@ -72,7 +72,8 @@ def figure(series: Series) -> Picture:
     """
     measures = [name for name in ("loss", "top1") if name == "loss" or any(name in columns for columns in series)]
     picture = Picture(figsize=(5.5 * len(measures), 5), layout="constrained", facecolor="white")
-    picture.get_layout_engine().set(w_pad=0.12, h_pad=0.1, hspace=0.02)
+    layout: Any = picture.get_layout_engine()
+    layout.set(w_pad=0.12, h_pad=0.1, hspace=0.02)
     grid = picture.add_gridspec(2, len(measures), height_ratios=(4, 1))
     small = [(name, title) for name, title in SMALL if name in series.train] or SMALL
     for column, (measure, (name, title)) in enumerate(zip(measures, small, strict=False)):
@@ -100,7 +101,7 @@ def _measure_panel(axes: Axes, series: Series, name: str) -> None:
     if not any(last.values()):
         axes.text(0.5, 0.5, "nothing logged yet", transform=axes.transAxes, color=INK, ha="center")
     elif percent:
-        axes.set_ylim(np.clip(axes.get_ylim(), -0.004, 1.01))
+        axes.set_ylim(*np.clip(axes.get_ylim(), -0.004, 1.01))
         axes.yaxis.set_major_formatter(PercentFormatter(1))
     elif is_wide(series[1:]):
         axes.set_yscale("log")

@@ -87,10 +87,10 @@ class Checkpoints:
         policies = [keep_policy.LatestN(n=keep), _Best(self.validations)]
         # If a process does not write its part, the watchdog reports the process before this timeout.
         timeout, barrier = round(peers.longest_wait), Barrier(ocp.multihost.get_barrier_sync_fn())
-        saving = {"async_options": ocp.AsyncOptions(timeout_secs=timeout, barrier_sync_fn=barrier)}
+        saving: dict[str, Any] = {"async_options": ocp.AsyncOptions(timeout_secs=timeout, barrier_sync_fn=barrier)}
         # Remove the unfinished checkpoint of a killed run.
         saving |= {"preservation_policy": keep_policy.AnyPreservationPolicy(policies), "cleanup_tmp_directories": True}
-        options = {"read_only": True, "create": False, "save_interval_steps": 0} if read_only else saving
+        reading_only: dict[str, Any] = {"read_only": True, "create": False, "save_interval_steps": 0}
         for step in steps_in(self.directory):
             # Orbax would wait forever at metadata that are a FIFO.
             if (metadata := self.directory / str(step) / METADATA).exists():
@@ -99,7 +99,7 @@ class Checkpoints:
         with reading(self.directory) if read_only else writing(self.directory):
             self._manager = _Manager(
                 self.directory,
-                options=ocp.CheckpointManagerOptions(**options),
+                options=ocp.CheckpointManagerOptions(**(reading_only if read_only else saving)),
                 # A manager that has not saved anything needs these handlers to read the checkpoints.
                 item_handlers={"state": ocp.StandardCheckpointHandler(), "progress": ocp.JsonCheckpointHandler()},
             )
