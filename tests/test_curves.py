@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 from support.listeners import drive, evaluation_record, step_record
 
-from jaxddp.training import pictures
+from jaxddp.training import events, pictures
 from jaxddp.training.events import EvaluationRecord, StepRecord
-from jaxddp.training.listeners import jsonl
 from jaxddp.training.listeners.jsonl import History
 
 
@@ -62,7 +61,7 @@ def test_labels_of_lines_that_end_at_the_same_height_do_not_overlap() -> None:
     history = History()
     drive(history)
     val = {**history.val, "loss": history.val["loss"] * 0 + history.epochs["loss"][-1]}
-    picture = pictures.figure(jsonl.Series(history.train, history.epochs, val, {}))
+    picture = pictures.figure(events.Series(history.train, history.epochs, val, {}))
     heights = sorted(text.get_position()[1] for text in picture.axes[0].texts)
     assert np.diff(heights) == pytest.approx([pictures.LABEL_GAP])
 
@@ -96,6 +95,6 @@ def test_curves_of_very_few_points_are_drawn(records: list[StepRecord | Evaluati
 def test_loss_that_falls_a_hundredfold_is_drawn_on_a_logarithmic_axis() -> None:
     def scale(last: float) -> str:
         epochs = {"epoch": np.array([1.0, 2.0]), "loss": np.array([2.0, last])}
-        return pictures.figure(jsonl.Series({}, epochs, {}, {})).axes[0].get_yscale()
+        return pictures.figure(events.Series({}, epochs, {}, {})).axes[0].get_yscale()
 
     assert [scale(0.001), scale(0.1), scale(0.0), scale(-1.0)] == ["log", "linear", "linear", "linear"]

@@ -18,7 +18,7 @@ from jaxddp.reports import tables
 from jaxddp.reports.charts import COLOURS, Chart, Positions, curves, run_positions, seed_curves
 from jaxddp.reports.run_files import RunFiles, read_runs
 from jaxddp.reports.tables import Cell, SeedGroup, TextTable
-from jaxddp.training.listeners.jsonl import is_wide
+from jaxddp.training.events import is_wide
 
 if TYPE_CHECKING:
     from jaxddp.reports.classes import RunClasses

@@ -18,7 +18,8 @@ from jaxddp.core.duration import Duration
 from jaxddp.core.errors import InputError, figure
 from jaxddp.recipe.sources import CONFIG_FILE
 from jaxddp.training.checkpoints.integrity import CHECKPOINTS, VALIDATION_FILE, ValidationFile
-from jaxddp.training.listeners.jsonl import METRICS, RESULT, Columns, Series, parse, series
+from jaxddp.training.events import Columns, Series
+from jaxddp.training.listeners.jsonl import METRICS, RESULT, parse, series
 from jaxddp.workdir.lock import is_locked
 
 NOT_MEASURED = ("step", "epoch", "count", "seconds")

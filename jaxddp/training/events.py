@@ -1,15 +1,19 @@
 """The records that listeners of a run receive: plain numbers on the host, and a few images with predicted classes."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
 from jaxddp.config.goal import VAL
 from jaxddp.core.errors import Preempted, counted
 from jaxddp.core.user_code import describe_error, is_ctrl_c
+
+if TYPE_CHECKING:
+    pass
+
 
 MAX_SHOWN = 1000
 """The largest number of images in a picture."""
@@ -256,3 +260,26 @@ class Listener:
 
     def end(self, run: RunEnd) -> None:
         """Handle the end of the run; see `RunEnd.status`."""
+
+
+Columns = dict[str, np.ndarray]
+
+
+class Series(NamedTuple):
+    """The rows of a run as columns, each float64[n] (`step` is int64[n]); NaN where a row has no value."""
+
+    train: Columns
+    """Logged steps: `step`, `epoch` (position in the run, in epochs), `loss`, `top1`, `learning_rate`, …"""
+    epochs: Columns
+    """Finished epochs: `step`, `epoch`, and the means over the epoch's examples: `loss`, `top1`, …; `seconds`."""
+    val: Columns
+    """Finished evaluations: `step`, `epoch`, `loss`, `top1`, …; `count` (examples), `seconds`."""
+    val_ema: Columns
+    """Like `val`, for averaged parameters."""
+
+
+def is_wide(parts: Iterable[Columns]) -> bool:
+    """Return whether the positive losses span a factor of more than 100, too much for a linear axis."""
+    losses = np.concatenate([np.zeros(0), *(columns["loss"] for columns in parts if "loss" in columns)])
+    losses = losses[(losses > 0) & np.isfinite(losses)]
+    return bool(losses.size and losses.max() > 100 * losses.min())

@@ -14,8 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from jaxddp.core.libraries import no_collections
-from jaxddp.training.events import PredictedImages, to_drawable
-from jaxddp.training.listeners.jsonl import Columns, Series, is_wide
+from jaxddp.training.events import Columns, PredictedImages, Series, is_wide, to_drawable
 
 # Okabe and Ito's blue, vermilion and green, which are distinct for all kinds of colour vision.
 # https://jfly.uni-koeln.de/color/

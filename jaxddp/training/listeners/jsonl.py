@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -19,7 +19,16 @@ from jaxddp.config.registry import LOGGERS
 from jaxddp.config.values import checked
 from jaxddp.core.errors import InputError, as_text, counted, figure, not_installed
 from jaxddp.core.peers import Peers
-from jaxddp.training.events import EvaluationRecord, Listener, PredictedImages, RunEnd, RunStart, StepRecord
+from jaxddp.training.events import (
+    Columns,
+    EvaluationRecord,
+    Listener,
+    PredictedImages,
+    RunEnd,
+    RunStart,
+    Series,
+    StepRecord,
+)
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -28,22 +37,8 @@ if TYPE_CHECKING:
 METRICS, RESULT = "metrics.jsonl", "result.json"
 CURVES, PARAMETERS, CONFUSION = "curves.png", "parameters.txt", "confusion.csv"
 Row = dict[str, Any]
-Columns = dict[str, np.ndarray]
 EPOCH_PREFIX = "epoch_"
 _NO_METRICS = ("step", "epoch", "split", "count", "seconds")
-
-
-class Series(NamedTuple):
-    """The rows of a run as columns, each float64[n] (`step` is int64[n]); NaN where a row has no value."""
-
-    train: Columns
-    """Logged steps: `step`, `epoch` (position in the run, in epochs), `loss`, `top1`, `learning_rate`, …"""
-    epochs: Columns
-    """Finished epochs: `step`, `epoch`, and the means over the epoch's examples: `loss`, `top1`, …; `seconds`."""
-    val: Columns
-    """Finished evaluations: `step`, `epoch`, `loss`, `top1`, …; `count` (examples), `seconds`."""
-    val_ema: Columns
-    """Like `val`, for averaged parameters."""
 
 
 class RowListener(Listener):
@@ -160,13 +155,6 @@ def _columns(rows: list[Row]) -> Columns:
     names = dict.fromkeys(name for row in rows for name in row if name != "split")
     types = {"step": np.int64}
     return {name: np.array([row.get(name) for row in rows], types.get(name, np.float64)) for name in names}
-
-
-def is_wide(parts: Iterable[Columns]) -> bool:
-    """Return whether the positive losses span a factor of more than 100, too much for a linear axis."""
-    losses = np.concatenate([np.zeros(0), *(columns["loss"] for columns in parts if "loss" in columns)])
-    losses = losses[(losses > 0) & np.isfinite(losses)]
-    return bool(losses.size and losses.max() > 100 * losses.min())
 
 
 def parse(path: Path) -> list[tuple[bytes, Row]]:
@@ -321,7 +309,7 @@ class History(RowListener):
     """The metrics of a run: `history.train["loss"]`, `history.epochs["seconds"]`, `history.val["top1"]`.
 
     `history.val_ema` holds the metrics of averaged parameters. Each of these is a dict of arrays, which is empty if
-    there are no rows; see `jaxddp.training.listeners.jsonl.Series`. A notebook shows a history as its curves. A
+    there are no rows; see `jaxddp.training.events.Series`. A notebook shows a history as its curves. A
     resumed run continues the history after the restored step, with the earlier rows from the metrics.jsonl of its work
     directory; a run from step 0 starts with an empty history.
     """
