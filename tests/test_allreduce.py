@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from jaxddp.cluster.doctor import checklist
+from jaxddp.cluster import doctor as checklist
 from jaxddp.mesh import Topology
 
 

@@ -64,7 +64,7 @@ PACKAGE_INIT = "__init__"
 DOORS = {
     "job": {"environment", "membership"},
     # A sweep starts its runs as the launcher starts the processes of a job.
-    "cluster": {"launcher", "options", "doctor.checklist", "machine", "worker", "worker_group"},
+    "cluster": {"launcher", "options", "doctor", "machine", "worker", "worker_group"},
 }
 """The modules of the launcher and of the job that the trainer may import. Otherwise it sees other processes through
 `jaxddp.core.peers`."""
@@ -76,7 +76,7 @@ FILE_LIBRARIES = {
     "configs/cifar10_fast.py": "jax optax",
     "configs/cifar10_fast_sgd.py": "jax optax",
     "configs/imagenet_resnet50_mild.py": "jax optax",
-    "jaxddp/cluster/doctor/checklist.py": "jax",
+    "jaxddp/cluster/doctor.py": "jax",
     "jaxddp/curate/pack.py": "PIL",
     "jaxddp/data/formats/tfds.py": "tensorflow_datasets",
     "jaxddp/data/images/verify.py": "PIL simplejpeg",
@@ -321,7 +321,7 @@ BAD = [
     (layer_order, "jaxddp/training/loop.py", "from jaxddp.job.membership import join"),
     (layer_order, "jaxddp/job/control_plane.py", "from jaxddp.workdir.session import session"),
     (layer_order, "jaxddp/setup/recipe.py", "class A:\n    def f(self):\n        from jaxddp.cli import main"),
-    (layer_order, "jaxddp/api.py", "from jaxddp.cluster.doctor.checklist import rows"),
+    (layer_order, "jaxddp/api.py", "from jaxddp.cluster.doctor import rows"),
     (layer_order, "jaxddp/new.py", "x = 1"),
     (layer_order, "configs/digits.py", "from jaxddp.training.loop import fit"),
     (allowed_libraries, "jaxddp/config/tree.py", "import jax"),

@@ -16,8 +16,8 @@ from support.ilsvrc import IMAGES, write_tree
 from support.runs import RECIPE
 
 from jaxddp.cli import main
-from jaxddp.cluster.doctor import checklist
-from jaxddp.cluster.doctor.checklist import Checklist, CheckRow, doctor, merge
+from jaxddp.cluster import doctor as checklist
+from jaxddp.cluster.doctor import Checklist, CheckRow, doctor, merge
 from jaxddp.config import Config, load
 from jaxddp.core.errors import InputError
 from jaxddp.core.peers import Peers
@@ -138,7 +138,7 @@ def test_any_exception_is_reported_as_a_row_of_one_line():
 def test_a_slurm_batch_script_is_advised_to_use_srun(monkeypatch):
     monkeypatch.setenv("SLURM_NTASKS", "4")
     finding = checklist.environment()
-    assert finding.verdict == "warn" and finding.value == []
+    assert finding.verdict == "warn" and finding.value is None
     assert finding.detail.endswith("a single process; SLURM has 4 tasks for this job; start them with srun")
     monkeypatch.setenv("SLURM_NTASKS", "1")
     assert checklist.environment().verdict == "ok"

@@ -93,7 +93,7 @@ BAD_OPTIONS = {
     "GPUs that are not there": ({"processes": None, "gpus": 2}, "--gpus 2: this machine has 0 visible GPUs"),
     "more cores than there are": ({"processes": 1, "cores": 99999}, "--cores 99999: 1 process would need 99,999 cores"),
     "nodes without coordinator": ({"nodes": "2", "nr": 0}, "--nodes 2: give --coordinator HOST:PORT"),
-    "nodes without nr": ({"nodes": "2", "coordinator": "h:1"}, "--nodes 2: give --nr, this machine's number, 0 to 1"),
+    "nodes without nr": ({"nodes": "2", "coordinator": "h:1"}, "and --nr, this machine's number, 0 to 1"),
     "nr too large": ({"nodes": "2", "coordinator": "h:1", "nr": 2}, "--nr 2: expected 0 to 1, for --nodes 2"),
     "no port": ({"nodes": "2", "nr": 0, "coordinator": "host0"}, "--coordinator host0: expected HOST:PORT"),
     "machines that are no number": ({"nodes": "two"}, "--nodes='two': expected a number of machines such as 2, or MIN"),

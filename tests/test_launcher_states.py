@@ -17,9 +17,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxddp.cluster.meeting.network import Arrived, Disconnected, Event, LauncherClient, Unreached
-from jaxddp.cluster.meeting.states import Agent, Assignment, Coordinator, JobEnded, Notice, Stop
+from jaxddp.cluster.network import Arrived, Disconnected, Event, LauncherClient
 from jaxddp.cluster.options import Launch
+from jaxddp.cluster.states import Agent, Assignment, Coordinator, JobEnded, Notice, Stop
 from jaxddp.cluster.worker import End, Failure, WorkerGroup
 from jaxddp.core.errors import Unreachable
 
@@ -38,12 +38,13 @@ def processes(did: Callable[..., Any], generation: int = 0) -> Any:
 def member(nodes: str, restarts: int, nr: int, did: Callable[..., Any], clock: Callable[[], float], sizes=()) -> Any:
     """Return the launcher of a machine."""
     options = Launch(PROCESSES, None, nodes, nr, "host0:1", restarts, wait=30.0, settle=5.0, join_after=10.0)
-    network = MagicMock(LauncherClient, send=did, reach=lambda seconds: did("reach", seconds))
+    network = MagicMock(LauncherClient, send=did)
+    both = {"options": options, "events": SimpleQueue(), "network": network, "clock": clock}
     if nr and options.launchers_meet:
-        return Agent(options, SimpleQueue(), network, clock)
+        return Agent(**both, reach=lambda seconds: did("reach", seconds))
     allowed = sizes or range(options.machines.least, options.machines.most + 1)
-    rest = PROCESSES, allowed, "name", lambda: (None, "host0:2"), clock
-    return Coordinator(options, SimpleQueue(), network, *rest)
+    counts = allowed if options.launchers_meet else [1]
+    return Coordinator(**both, processes=PROCESSES, counts=counts, name="name", listen=lambda: None)
 
 
 class World:
@@ -145,7 +146,7 @@ class World:
         if machine in self.reaching:
             self.reaching.discard(machine)
             if self.coordinator.is_over:
-                self.queues[machine].append(Event(0, Unreached(Unreachable("nobody is there"))))
+                self.queues[machine].append(Event(0, Unreachable("nobody is there")))
             else:
                 self.connected.add(machine)
                 self.queues[machine].append(Event(0, Arrived("host0")))
@@ -233,7 +234,7 @@ def test_any_sequence_of_events_ends_with_one_exit_code_for_all_machines(nodes, 
         action(world, machine % world.most, end)
     world.settle()
     agents = [world.launchers[machine] for machine in range(1, world.most)]
-    informed = [agent for agent in agents if agent.job_code is not None and not agent._signalled]
+    informed = [agent for agent in agents if agent.job_code is not None and not agent.is_signalled]
     assert {agent.code for agent in informed} <= {world.coordinator.code}
 
 
@@ -320,7 +321,6 @@ def test_an_additional_machine_joins_after_join_after_seconds(lone):
     # Machine 0 was killed by SIGTERM before it could save, which is no failure after a request to save.
     said, *_ = first.does(16, Event(0, KILLED))
     assert said == ("jaxddp launch: all processes restart with the new machines",)
-    first.does(16, None)
     assert first.assigned() == [0, 1] and first.launcher.budget.used == 0
 
 
@@ -348,7 +348,7 @@ def test_a_signal_to_a_machine_that_waits_for_another_ends_the_job(lone):
 def test_without_restarts_each_launcher_starts_its_own_processes_alone(nr, lone):
     alone = lone("2", 0, nr)
     alone.does(0, None)
-    assert alone.start() == Assignment(0, nr * PROCESSES, 4, "host0:2", "name")
+    assert alone.start() == Assignment(0, nr * PROCESSES, 4, "host0:1", "name")
     alone.does(1, Event(nr, Failure(**vars(KILLED))), Event(nr, KILLED))
     assert alone.launcher.is_over and alone.launcher.code == 143
 

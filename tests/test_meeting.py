@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from support.launches import HANGING, free_port
 from support.strangers import STRANGERS, answers
 
-import jaxddp.cluster.meeting.network as network
-from jaxddp.cluster.meeting.network import Arrived, Disconnected, Event, LauncherClient, LauncherServer, Unreached
-from jaxddp.cluster.meeting.states import Assignment, JobEnded, Notice, Stop
+import jaxddp.cluster.network as network
+from jaxddp.cluster.network import Arrived, Disconnected, Event, LauncherClient, LauncherServer
+from jaxddp.cluster.states import Assignment, JobEnded, Notice, Stop
 from jaxddp.cluster.worker import End, Failure
 from jaxddp.core.errors import InputError
 from jaxddp.job.control_plane import ControlPlane
@@ -88,7 +88,7 @@ def test_a_launcher_with_another_key_run_or_option_is_rejected(changes, message,
     _, events, job = server
     launcher, received_events = client(job, **changes)
     event = next_event(received_events).content
-    assert isinstance(event, Unreached) and f"--coordinator {job.coordinator}: {message}" in str(event.error)
+    assert isinstance(event, InputError) and f"--coordinator {job.coordinator}: {message}" in str(event)
     launcher.close()
     assert events.empty()
 
@@ -100,7 +100,7 @@ def test_a_restarted_machine_is_admitted_once_its_earlier_launcher_is_lost(serve
     monkeypatch.setattr(network, "_TAKEOVER_SECONDS", 0.3)
     rejected, received_events = client(job)
     event = next_event(received_events).content
-    assert isinstance(event, Unreached) and "--nr 1 twice: on " in str(event.error)
+    assert isinstance(event, InputError) and "--nr 1 twice: on " in str(event)
     monkeypatch.setattr(network, "_TAKEOVER_SECONDS", 20)
     restarted, received_events = client(job)
     with pytest.raises(Empty):

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import jaxddp.training.listeners.step_seconds as slow_processes
-from jaxddp.cluster.doctor.checklist import slow_processes as check
+from jaxddp.cluster.doctor import slow_processes as check
 from jaxddp.core.errors import InputError
 from jaxddp.core.peers import Peers, Spent
 from jaxddp.training.events import RunStart, StepRecord

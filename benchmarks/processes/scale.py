@@ -57,7 +57,7 @@ from benchmarks.programs.projection import (
     project_schedule,
 )
 from jaxddp.api import prepare_training, resnet
-from jaxddp.cluster.doctor.checklist import time_all_reduce
+from jaxddp.cluster.doctor import time_all_reduce
 from jaxddp.config import DataConfig
 from jaxddp.core.peers import joined
 from jaxddp.engine.state import TrainState

@@ -5,33 +5,32 @@ The launcher starts no JAX backend, because a backend allocates memory on every 
 
 import hashlib
 import os
+import re
 import secrets
 import shutil
 import socket
 import sys
 from collections.abc import Sequence
 from contextlib import closing, nullcontext
-from itertools import count, zip_longest
+from functools import partial
+from itertools import count
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
 from jaxddp.cluster.machine import divide, local_cores, local_gpus
-from jaxddp.cluster.meeting.network import LauncherClient, LauncherServer
-from jaxddp.cluster.meeting.states import Agent, Assignment, Coordinator
+from jaxddp.cluster.network import LauncherClient, LauncherServer
 from jaxddp.cluster.options import Launch
+from jaxddp.cluster.states import Agent, Assignment, Coordinator
 from jaxddp.cluster.worker import Worker, WorkerGroup, catch_signals, shared_environment
 from jaxddp.config import Config
-from jaxddp.core.errors import InputError, JaxddpError, about, counted, nearest
+from jaxddp.core.errors import InputError, about, counted, nearest
 from jaxddp.core.log import say
 from jaxddp.core.ranges import Range, whole
 from jaxddp.core.tpu import local_chips
-from jaxddp.data.batch import Division
-from jaxddp.job import tpu
 from jaxddp.job.connection import raise_file_limit
-from jaxddp.job.env_variables import Environ
 from jaxddp.job.environment import INHERITED_SOCKET, KEY, RUN_ID, Job
-from jaxddp.job.messages import LOOPBACK, MOST_PROCESSES, address_of, is_loopback, listen, split_address
+from jaxddp.job.messages import LOOPBACK, is_loopback, listen, split_address
 
 GENERATION = "JAXDDP_GENERATION"
 """The environment variable with the number, from 0, of the generation, which is one start of the whole job."""
@@ -68,9 +67,6 @@ def launch(options: Launch, command: Sequence[str], config: Config | None = None
     gpus, cores = _resources(options)
     counts = valid_machine_counts(config, options, len(gpus), len(gpus[0]))
     logs = options.logs or _default_logs(command)
-    if (total := options.machines.most * len(gpus)) > MOST_PROCESSES:
-        each = f"--nodes {options.nodes} with {counted(len(gpus), 'process')} each"
-        raise InputError(f"{each}: {total:,} processes; a job has at most {MOST_PROCESSES:,}")
     # Each machine has a connection. Each process has two pipes and a log file.
     raise_file_limit(options.machines.most + 3 * len(gpus))
     environ, group = shared_environment(), None
@@ -93,31 +89,20 @@ def launch(options: Launch, command: Sequence[str], config: Config | None = None
         if options.gpus == 0:
             shared |= {"CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu"}
         for rank, own_gpus, own_cores in zip(count(assignment.first_rank), gpus, cores, strict=False):
-            fds = [listener.fileno()] if listener and rank == 0 else []
             own = shared | {"JAX_PROCESS_ID": str(rank)}
-            if fds:
-                own[INHERITED_SOCKET] = str(fds[0])
             if own_gpus:
                 own["CUDA_VISIBLE_DEVICES"] = ",".join(own_gpus)
+            passed = {INHERITED_SOCKET: listener.fileno()} if listener and rank == 0 else {}
             log = logs / f"process-{rank}.log"
-            group.workers.append(Worker.start(rank, program, own, log, cores=own_cores, pass_fds=fds))
+            group.workers.append(Worker.start(rank, program, own, log, cores=own_cores, passed=passed))
 
-    with catch_signals() as events:
-        meeting, error = driver(options, len(gpus), counts, events), None
-        try:
-            while (local_start := meeting.next_start()) is not None:
-                with closing(
-                    WorkerGroup(options.grace, options.save_grace, local_start.assignment.generation)
-                ) as group:
-                    # This process closes its copy of the socket, so that connections fail after process 0 ended.
-                    with local_start.listener or nullcontext() as listener:
-                        start(group, local_start.assignment, listener)
-                    meeting.run(group)
-        except JaxddpError as raised:
-            error = raised
-            raise
-        finally:
-            meeting.close(error)
+    with catch_signals() as events, driver(options, len(gpus), counts, events) as meeting:
+        while (local_start := meeting.next_start()) is not None:
+            with closing(WorkerGroup(options.grace, options.save_grace, local_start.assignment.generation)) as group:
+                # This process closes its copy of the socket, so that connections fail after process 0 ended.
+                with local_start.listener or nullcontext() as listener:
+                    start(group, local_start.assignment, listener)
+                meeting.run(group)
     if group is not None:
         group.report()
     return meeting.code
@@ -141,12 +126,8 @@ def _program(command: Sequence[str]) -> list[str]:
 
 def _default_logs(command: Sequence[str]) -> Path:
     """Return `logs` in the work directory that a command names, otherwise `runs/launch`."""
-    for word, following in zip_longest(command, command[1:], fillvalue=""):
-        if word == "--workdir" and following:
-            return Path(following) / "logs"
-        if word.startswith("--workdir="):
-            return Path(word.partition("=")[2]) / "logs"
-    return Path("runs/launch")
+    workdir = re.search(r"\0--workdir[\0=]([^\0]+)", "\0".join(command))
+    return Path(workdir[1]) / "logs" if workdir else Path("runs/launch")
 
 
 def _resources(options: Launch) -> tuple[list[Sequence[str]], list[Sequence[int]]]:
@@ -154,66 +135,44 @@ def _resources(options: Launch) -> tuple[list[Sequence[str]], list[Sequence[int]
 
     On a machine with TPU chips, one process uses all of them.
     """
-    if options.gpus != 0 and (chips := local_chips()):
+    gpus, processes = list[str](), 1
+    if chips := [] if options.gpus == 0 else local_chips():
         check_tpu_options(options, chips)
-        return [()], _cores(options, 1, pinned=False)
-    visible = local_gpus()
-    gpus = visible[: options.gpus]
-    if options.gpus is not None and options.gpus > len(visible):
-        there = f"this machine has {counted(len(visible), 'visible GPU')}"
-        raise InputError(f"--gpus {options.gpus}: {there}; without GPUs, use --processes P")
-    processes = len(gpus) if options.processes is None else options.processes
-    if processes == 0:
-        raise InputError("launch: no GPUs are used; set the number of processes with --processes P")
-    if len(gpus) % processes:
-        problem = f"{counted(len(gpus), 'GPU')} cannot be divided evenly among {counted(processes, 'process')}"
-        advice = "use fewer GPUs with --gpus, or only the CPU with --gpus 0"
-        raise InputError(f"--processes {processes}: {problem}", advice=advice)
-    return divide(gpus, processes), _cores(options, processes, pinned=not gpus)
-
-
-def _cores(options: Launch, processes: int, *, pinned: bool) -> list[Sequence[int]]:
+    else:
+        visible = local_gpus()
+        gpus = visible[: options.gpus]
+        if options.gpus is not None and options.gpus > len(visible):
+            there = f"this machine has {counted(len(visible), 'visible GPU')}"
+            raise InputError(f"--gpus {options.gpus}: {there}; without GPUs, use --processes P")
+        processes = len(gpus) if options.processes is None else options.processes
+        if processes == 0:
+            raise InputError("launch: no GPUs are used; set the number of processes with --processes P")
+        if len(gpus) % processes:
+            problem = f"{counted(len(gpus), 'GPU')} cannot be divided evenly among {counted(processes, 'process')}"
+            advice = "use fewer GPUs with --gpus, or only the CPU with --gpus 0"
+            raise InputError(f"--processes {processes}: {problem}", advice=advice)
     cores, needed = local_cores(), (options.cores or 0) * processes
     if needed > len(cores):
         problem = f"{counted(processes, 'process')} would need {counted(needed, 'core')}"
         raise InputError(f"--cores {options.cores}: {problem}, but the launcher may use only {len(cores)}")
-    if not needed and processes > len(cores):
+    if is_oversubscribed := not needed and processes > len(cores):
         say(f"jaxddp launch: oversubscribed: {counted(processes, 'process')} on {counted(len(cores), 'core')}")
-        pinned = False
-    is_pinned = needed or (pinned and options.cores is None)
-    if not is_pinned or not hasattr(os, "sched_setaffinity"):
-        return [()] * processes
-    return divide(cores[: needed or None], processes)
+    is_free = options.cores == 0 or (options.cores is None and bool(gpus or chips)) or is_oversubscribed
+    if is_free or not hasattr(os, "sched_setaffinity"):
+        return divide(gpus, processes), [()] * processes
+    return divide(gpus, processes), divide(cores[: needed or None], processes)
 
 
-def check_tpu_options(options: Launch, chips: Sequence[Path], environ: Environ = os.environ) -> None:
-    """Check that the launcher may start one process here, with all chips of this machine.
+def check_tpu_options(options: Launch, chips: Sequence[Path]) -> None:
+    """Raise InputError if the options divide the chips of this machine, which one process uses.
 
-    Args:
-        options: the launcher's options.
-        chips: the device files of this machine's chips.
-        environ: the environment, which may name the hosts of the slice.
-
-    Raises:
-        InputError: the options divide the chips, or differ from the hosts of the TPU slice.
-        Unreachable: the metadata server of a TPU VM does not answer in time.
+    Each process checks later that the job has the numbers of libtpu.
     """
     machine = f"this machine has {counted(len(chips), 'TPU chip')}, which one process uses"
     for name, value, fits in (("--gpus", options.gpus, (None, 0)), ("--processes", options.processes, (None, 1))):
         if value not in fits:
             advice = f"leave out {name}, or compute only on the CPU with --gpus 0 --processes P"
             raise InputError(f"{name} {value}: {machine}", advice=advice)
-    process, hosts, _ = tpu.place(tpu.with_metadata(environ))
-    if hosts is None:
-        return
-    machines = options.machines
-    if (str(machines.least), str(machines.most)) != (hosts.value, hosts.value):
-        others = f"give --nodes {hosts.value}, --nr and --coordinator" if hosts.value != "1" else "leave out --nodes"
-        problem = f"the TPU slices of this job have {counted(int(hosts.value), 'host')} ({hosts.variable})"
-        advice = f"start `jaxddp train` on every host without the launcher, or {others}"
-        raise InputError(f"--nodes {options.nodes}: {problem}", advice=advice)
-    if process is not None and options.nr is not None and process.value != str(options.nr):
-        raise InputError(f"--nr {options.nr}: libtpu numbers this host {process.value}; give --nr {process.value}")
 
 
 def valid_machine_counts(config: Config | None, options: Launch, processes: int, gpus: int) -> list[int]:
@@ -245,6 +204,9 @@ def valid_machine_counts(config: Config | None, options: Launch, processes: int,
 
 def sharing_problem(config: Config, processes: int, devices: int) -> str | None:
     """Return why a config's batches cannot be divided among so many processes and devices; None if they can."""
+    # This import imports NumPy, and the one below JAX, so they are local.
+    from jaxddp.data.batch import Division
+
     total = processes * devices
     used = config.parallel.devices or total
     if used > total or used % processes:
@@ -252,7 +214,6 @@ def sharing_problem(config: Config, processes: int, devices: int) -> str | None:
         return f"parallel.devices={used} cannot be divided among {each}"
     shares = used
     if config.parallel.reproducible:
-        # This import imports JAX, so it is local.
         from jaxddp.engine.ways.reproducible import SHARDS
 
         if SHARDS % used:
@@ -285,32 +246,24 @@ def driver(options: Launch, processes: int, counts: Sequence[int], events: Simpl
     # All machines of the job must compute the same name.
     shared = hashlib.sha256(str(options.coordinator).encode()).hexdigest()[:16]
     name = options.run_id or (shared if options.machines.most > 1 else secrets.token_hex(8))
+    counts = counts if options.launchers_meet else [1]
+    start = partial(Coordinator, options=options, events=events, processes=processes, counts=counts)
     if not options.launchers_meet:
-        return Coordinator(options, events, None, processes, counts, name, lambda: _listen_alone(options))
+        return start(network=None, name=name, listen=lambda: None if options.nr else _listen_at(options))
     assert options.coordinator is not None and options.nr is not None
     # The run id of the launchers' own job differs from the run id of the workers.
     ids, key = f"{name}/launchers", os.environ.get(KEY, "")
     job = Job(options.coordinator, options.machines.most, options.nr, run_id=ids, sources=(KEY,), key=key)
     facts = {"--nodes": options.nodes, "the number of processes (--processes or --gpus)": str(processes)}
     if options.nr:
-        return Agent(options, events, LauncherClient(job, facts, events.put))
+        client = LauncherClient(job, facts, events.put)
+        return Agent(options=options, events=events, network=client, reach=client.reach)
     listener = _listen_at(options)
     host = listener.getsockname()[0]
     # A launcher that the user starts again numbers its generations from 0 again. A random suffix makes the run ids
     # unique.
-    name, network = f"{name}.{secrets.token_hex(4)}", LauncherServer(listener, job, facts, events.put)
-    return Coordinator(options, events, network, processes, counts, name, lambda: _with_address(listen(host, 0)))
-
-
-def _listen_alone(options: Launch) -> tuple[socket.socket | None, str]:
-    if options.nr:
-        return None, options.coordinator or ""
-    listener, address = _with_address(_listen_at(options))
-    return listener, options.coordinator or address
-
-
-def _with_address(listener: socket.socket) -> tuple[socket.socket, str]:
-    return listener, address_of(listener)
+    unique, network = f"{name}.{secrets.token_hex(4)}", LauncherServer(listener, job, facts, events.put)
+    return start(network=network, name=unique, listen=lambda: listen(host, 0))
 
 
 def _listen_at(options: Launch) -> socket.socket:

@@ -81,10 +81,9 @@ class Launch:
         """Raise InputError if an option is invalid. Options that depend on this machine's resources are not checked."""
         check_values(self, "--")
         most = self.machines.most
-        if most > 1 and self.coordinator is None:
-            raise InputError(f"--nodes {self.nodes}: give --coordinator HOST:PORT, an address of machine 0")
-        if most > 1 and self.nr is None:
-            raise InputError(f"--nodes {self.nodes}: give --nr, this machine's number, 0 to {most - 1}")
+        if most > 1 and None in (self.coordinator, self.nr):
+            both = f"--coordinator HOST:PORT, an address of machine 0, and --nr, this machine's number, 0 to {most - 1}"
+            raise InputError(f"--nodes {self.nodes}: give {both}")
         if self.nr is not None and self.nr >= most:
             raise InputError(f"--nr {self.nr}: expected 0 to {most - 1}, for --nodes {self.nodes}")
         if self.coordinator is not None:

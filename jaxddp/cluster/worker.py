@@ -15,8 +15,8 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from queue import Empty, SimpleQueue
-from typing import IO, Any, TypeVar
+from queue import SimpleQueue
+from typing import IO, Any
 
 import jaxddp.core.files as files
 from jaxddp.core.errors import InputError, Preempted
@@ -180,7 +180,7 @@ class Worker:
         log: Path,
         *,
         cores: Sequence[int] = (),
-        pass_fds: Sequence[int] = (),
+        passed: Mapping[str, int] = {},
         shown: bool = True,
     ) -> "Worker":
         """Start a process as a direct child of this one.
@@ -194,7 +194,7 @@ class Worker:
             environ: the environment variables.
             log: the file for the output of the process.
             cores: the cores that the process may use; empty for all cores.
-            pass_fds: the file descriptors that the process inherits.
+            passed: the file descriptors that the process inherits, by the environment variables that tell them.
             shown: whether the output is also printed on the screen.
 
         Raises:
@@ -202,32 +202,28 @@ class Worker:
         """
         # With -I and -S, the user's PYTHON* variables and site packages affect only the command, not the starter.
         starter = [sys.executable, "-I", "-S", str(_STARTER), str(os.getpid()), ",".join(map(str, cores))]
-        status = WorkStatus()
+        reading, writing = os.pipe()
+        output, status = Output(rank, os.fdopen(reading, "rb", buffering=0), log, shown=shown), WorkStatus()
+        passed = {**passed, STATUS_PIPE: status.writing}
         try:
             process = subprocess.Popen(
                 [*starter, *command],
-                env={**environ, STATUS_PIPE: str(status.writing)},
+                env={**environ, **{name: str(descriptor) for name, descriptor in passed.items()}},
                 stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                pass_fds=[*pass_fds, status.writing],
+                stdout=writing,
+                stderr=writing,
+                pass_fds=[*passed.values()],
                 start_new_session=True,
-                bufsize=0,
             )
         except OSError as error:
+            output.close()
             status.close()
             advice = "start fewer processes, or raise the limits that `ulimit -a` shows"
             raise InputError(f"process {rank}: cannot be started ({error.strerror})", advice=advice) from error
         finally:
+            os.close(writing)
             os.close(status.writing)
-        assert process.stdout is not None
-        try:
-            return cls(rank, process, Output(rank, process.stdout, log, shown=shown), status)
-        except BaseException:
-            status.close()
-            process.kill()
-            process.wait()
-            raise
+        return cls(rank, process, output, status)
 
     def __str__(self) -> str:
         if self.code is None:
@@ -300,16 +296,6 @@ def shared_environment() -> dict[str, str]:
     # With buffering, a killed process would lose its last lines.
     environ.setdefault("PYTHONUNBUFFERED", "1")
     return environ
-
-
-T = TypeVar("T")
-
-
-def taken(events: "SimpleQueue[T]") -> Iterator[T]:
-    """Yield all events in a queue, without waiting."""
-    with contextlib.suppress(Empty):
-        while True:
-            yield events.get_nowait()
 
 
 @contextlib.contextmanager
@@ -395,7 +381,8 @@ class WorkerGroup:
             while self._running() and time.monotonic() < self._unkillable_after:
                 read_ready(selector, _POLL_SECONDS)
                 yield from self._record_ends()
-                for event in taken(events):
+                while not events.empty():
+                    event = events.get_nowait()
                     if isinstance(event, signal.Signals):
                         self._stop_on_signal(event)
                     else:

@@ -41,7 +41,7 @@ def run(arguments: list[str]) -> int:
     else:
         options, file = parse(Doctor, Doctor(), "jaxddp doctor", arguments), None
     with doing(IMPORTING):
-        from jaxddp.cluster.doctor.checklist import doctor, prints_rows
+        from jaxddp.cluster.doctor import doctor, prints_rows
 
     rows = doctor(file, options.workdir)
     if prints_rows():

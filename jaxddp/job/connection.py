@@ -13,25 +13,10 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from typing import Any, TypeVar
 
+import jaxddp.job.messages as messages
 from jaxddp.core.errors import InputError, Unreachable, error_of, show
 from jaxddp.job.environment import Job
-from jaxddp.job.messages import (
-    BACKLOG,
-    KEY,
-    LENGTH,
-    PROTOCOL,
-    Challenge,
-    Hello,
-    Malformed,
-    Refusal,
-    Welcome,
-    decode,
-    encode,
-    is_equal,
-    make_welcome,
-    new_nonce,
-    proof_of_client,
-)
+from jaxddp.job.messages import Challenge, Hello, Malformed, Refusal, Welcome, is_equal, proof_of_client
 
 LONGEST_OF_STRANGER, LONGEST = 1 << 16, 1 << 28
 """The maximum number of bytes of a message, before and after the peer has proved that it belongs to the job."""
@@ -40,7 +25,7 @@ _FLUSH_SECONDS = 2.0
 _OTHER_FILES = 1024
 _HELLO_SECONDS = 5.0
 _MOST_PENDING = 64
-_OTHER_KEY = KEY + " differs from that of {} 0; give all machines of a job the same key"
+_OTHER_KEY = messages.KEY + " differs from that of {} 0; give all machines of a job the same key"
 _OTHER_JOB = "it serves another job; give each job its own port, and the machines of a job the same options"
 _RETRY_SECONDS, _CONNECT_SECONDS = 0.2, 5.0
 
@@ -54,15 +39,15 @@ class Connection:
     def send(self, message: Any) -> None:
         """Send a message without waiting. If the peer is gone, the message is dropped, and `receive` returns None."""
         if not self.writer.is_closing():
-            self.writer.write(encode(message))
+            self.writer.write(messages.encode(message))
 
     async def receive(self, longest: int = LONGEST) -> Any | None:
         """Return the next message; None if the connection has ended. Raises Malformed if the message is invalid."""
         try:
-            length = int.from_bytes(await self.reader.readexactly(LENGTH), "big")
+            length = int.from_bytes(await self.reader.readexactly(messages.LENGTH), "big")
             if length > longest:
                 raise Malformed(f"{length} bytes")
-            return decode(await self.reader.readexactly(length))
+            return messages.decode(await self.reader.readexactly(length))
         except (OSError, asyncio.IncompleteReadError):
             return None
 
@@ -160,7 +145,7 @@ class Admission:
             finally:
                 await connection.close()
 
-        return await asyncio.start_server(serve_and_close, sock=listener, backlog=BACKLOG)
+        return await asyncio.start_server(serve_and_close, sock=listener, backlog=messages.BACKLOG)
 
     async def _authenticate(self, connection: Connection) -> Hello | None:
         """Return the hello of a client of this job; None for any other client, which is refused."""
@@ -169,7 +154,7 @@ class Admission:
         self._pending.append(task)
         if len(self._pending) > self._most_pending:
             self._pending[0].cancel()
-        challenge = Challenge(new_nonce())
+        challenge = Challenge()
         try:
             async with asyncio.timeout(_HELLO_SECONDS):
                 connection.send(challenge)
@@ -194,7 +179,7 @@ class Admission:
         """Return a line about the first fact that differs between a client and the server; None if all are equal."""
         server, client = f"{self._noun} 0", f"{self._noun} {hello.process} on {hello.host}"
         if hello.proof and not self._job.key:
-            return f"{KEY} is set in {client}, and not in {server}; set it in all"
+            return f"{messages.KEY} is set in {client}, and not in {server}; set it in all"
         for name, value in self._facts.items():
             if hello.facts.get(name) != value:
                 values = f"{server} has {show(value)}, {client} has {show(hello.facts.get(name))}"
@@ -256,7 +241,7 @@ class Client:
             InputError: the server uses another protocol.
         """
         challenge = await self._receive(connection, Challenge)
-        if challenge.protocol != PROTOCOL:
+        if challenge.protocol != messages.PROTOCOL:
             raise self._wrong_server()
         return challenge
 
@@ -269,12 +254,10 @@ class Client:
             InputError: the server has another key.
         """
         job = self._job
-        hello = Hello(
-            job.process_id, job.num_processes, job.run_id, socket.gethostname(), dict(self._facts), new_nonce(), ""
-        )
+        hello = Hello(job.process_id, job.num_processes, job.run_id, socket.gethostname(), dict(self._facts))
         connection.send(dataclasses.replace(hello, proof=proof_of_client(hello, challenge, job.key)))
         answer = await self._receive(connection, Welcome)
-        if not is_equal(answer.proof, make_welcome(hello, job.key, answer.jax_address).proof):
+        if not is_equal(answer.proof, messages.make_welcome(hello, job.key, answer.jax_address).proof):
             raise InputError(_OTHER_KEY.format(self._noun))
         return answer.jax_address
 

@@ -18,27 +18,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import jaxddp.job.messages as messages
 from jaxddp.core.errors import InputError, JaxddpError, Key, Preempted, Unreachable, about, error_from, plural
 from jaxddp.core.peers import Peers, Spent
 from jaxddp.core.phases import phase
 from jaxddp.core.process_exit import end_now
 from jaxddp.job.connection import Admission, Client, Connection, NetworkThread, raise_file_limit
 from jaxddp.job.environment import INHERITED_SOCKET, Job, inherited
-from jaxddp.job.messages import (
-    KEY,
-    LOOPBACK,
-    Challenge,
-    ExitCode,
-    Hello,
-    Message,
-    NotResolved,
-    Number,
-    Refusal,
-    free_address,
-    listen,
-    make_welcome,
-    split_address,
-)
+from jaxddp.job.messages import Challenge, ExitCode, Hello, Message, Number
 from jaxddp.job.watchdog import Done, Left, Lost, Timeouts, Watchdog, end_process
 
 _PROXY = Path(__file__).with_name("coordinator_proxy.py")
@@ -306,20 +293,20 @@ class Leader(Member):
             self._problem = absence(self._job.num_processes, self.hosts, timeout, listening, strangers)
         if self._problem is not None:
             server.close()
-            self.send(Refusal(str(self._problem), self._problem.exit_code))
+            self.send(messages.Refusal(str(self._problem), self._problem.exit_code))
             await asyncio.gather(*(connection.close() for connection in self.connections.values()))
             raise self._problem
         # The address is on the interface of this server.
-        self.jax_address = free_address(listener)
+        self.jax_address = messages.free_address(listener)
         watchdog = self.watch(timeouts, end)
         for process, hello in self._hellos.items():
-            self.connections[process].send(make_welcome(hello, self._job.key, self.jax_address))
+            self.connections[process].send(messages.make_welcome(hello, self._job.key, self.jax_address))
         return watchdog
 
     async def _serve(self, connection: Connection, hello: Hello) -> None:
         problem = self._admit(connection, hello)
         if problem is not None:
-            connection.send(Refusal(str(problem), problem.exit_code))
+            connection.send(messages.Refusal(str(problem), problem.exit_code))
             return
         await self.listen(hello.process, connection)
         if not self._is_decided.is_set():
@@ -411,7 +398,7 @@ def absence(
     first = (str(process) for process in range(count) if process not in hosts)
     names = f"{plural(absent, 'process')} {', '.join(itertools.islice(first, _MOST_NAMED))}"
     more = f" and {absent - _MOST_NAMED:,} more" if absent > _MOST_NAMED else ""
-    others = f"; refused {num_strangers}, of another job or with another {KEY}" if num_strangers else ""
+    others = f"; refused {num_strangers}, of another job or with another {messages.KEY}" if num_strangers else ""
     place = f" (process 0 listens on {listening}{others})"
     advice = "start all of them, or raise ", Key("parallel.start_timeout"), place
     return Unreachable(f"{names}{more} of {count} did not join in {timeout:g} s", advice=advice)
@@ -433,8 +420,8 @@ async def _listen_once_resolved(host: str, port: int, deadline: float) -> socket
     while True:
         try:
             # The look-up blocks the event loop, which has no connections yet. The resolver limits its time.
-            return listen(host, port)
-        except NotResolved as error:
+            return messages.listen(host, port)
+        except messages.NotResolved as error:
             if time.monotonic() + _RESOLVE_SECONDS > deadline:
                 raise Unreachable(str(error)) from error
         await asyncio.sleep(_RESOLVE_SECONDS)
@@ -457,7 +444,7 @@ def _start_proxy(coordinator: str) -> tuple[subprocess.Popen[bytes], str]:
     Raises:
         InputError: `coordinator` is not an address.
     """
-    host, port = split_address(coordinator)
+    host, port = messages.split_address(coordinator)
     proxy = subprocess.Popen(
         [sys.executable, "-I", "-S", str(_PROXY), host, str(port)],
         stdin=subprocess.PIPE,
@@ -467,4 +454,4 @@ def _start_proxy(coordinator: str) -> tuple[subprocess.Popen[bytes], str]:
     assert proxy.stdout is not None
     ready, _, _ = select.select([proxy.stdout], [], [], _PROXY_SECONDS)
     line = proxy.stdout.readline() if ready else b""
-    return proxy, f"{LOOPBACK}:{int(line)}" if line.strip().isdigit() else coordinator
+    return proxy, f"{messages.LOOPBACK}:{int(line)}" if line.strip().isdigit() else coordinator

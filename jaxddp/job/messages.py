@@ -22,7 +22,7 @@ import re
 import secrets
 import socket
 import typing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar
 
 from jaxddp.core.errors import InputError, on_screen
@@ -102,6 +102,8 @@ PROTOCOL = "jaxddp-6"
 KEY = "JAXDDP_JOB_KEY"
 """The environment variable that holds a job's key."""
 LENGTH = 4
+_NONCE = functools.partial(secrets.token_hex, 16)
+"""Returns a value that is used once, in a proof."""
 MOST_PROCESSES = 2**24
 """The largest number of processes in a job."""
 BACKLOG = 4096
@@ -185,7 +187,7 @@ def _is_valid(value: Any, hint: Any) -> bool:
 class Challenge(Message):
     """The first message on a connection, sent by the server."""
 
-    nonce: str
+    nonce: str = field(default_factory=_NONCE)
     protocol: str = PROTOCOL
 
 
@@ -198,8 +200,8 @@ class Hello(Message):
     run_id: str
     host: Shown
     facts: dict[str, str]
-    nonce: str
-    proof: str
+    nonce: str = field(default_factory=_NONCE)
+    proof: str = ""
 
 
 @dataclass(frozen=True)
@@ -226,11 +228,6 @@ def proof_of_client(hello: Hello, challenge: Challenge, key: str) -> str:
 def make_welcome(hello: Hello, key: str, jax_address: str = "") -> Welcome:
     """Return the welcome for the sender of a hello."""
     return Welcome(jax_address, _proof(key, "coordinator", hello.nonce, jax_address))
-
-
-def new_nonce() -> str:
-    """Return a value that is used once, in a proof."""
-    return secrets.token_hex(16)
 
 
 def _proof(key: str, *parts: str | int) -> str:

@@ -167,8 +167,8 @@ def _torchrun_address(environ: Environ) -> EnvValue | None:
 
 TPU = Scheduler(
     lambda environ: tpu.place(environ).process,
-    lambda environ: tpu.place(environ).count,
-    host=lambda environ: tpu.place(environ).host,
+    lambda environ: tpu.place(environ).num_hosts,
+    host=lambda environ: tpu.place(environ).first,
 )
 """The variables of GKE's TPU nodes and the metadata of TPU VMs. libtpu numbers the hosts in the same way. On a host,
 one job at a time runs."""

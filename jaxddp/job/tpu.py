@@ -57,13 +57,13 @@ class Place(NamedTuple):
 
     Attributes:
         process: the id of this process.
-        count: the number of hosts of all slices.
-        host: the first host of slice 0.
+        num_hosts: the number of hosts of all slices.
+        first: the first host of slice 0.
     """
 
     process: EnvValue | None
-    count: EnvValue | None
-    host: EnvValue | None
+    num_hosts: EnvValue | None
+    first: EnvValue | None
 
 
 def with_metadata(environ: Environ, root: Path = Path("/")) -> Environ:

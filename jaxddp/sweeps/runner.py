@@ -204,7 +204,8 @@ class Runner:
     def _wait(self, events: SimpleQueue[signal.Signals]) -> None:
         """Copy available output, and handle signals."""
         workers.read_ready(self._selector, _POLL_SECONDS)
-        for number in workers.taken(events):
+        while not events.empty():
+            number = events.get_nowait()
             if self._received is not None and number == signal.SIGINT:
                 self._kill_at = time.monotonic()
             elif self._received is None:

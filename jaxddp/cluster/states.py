@@ -5,34 +5,26 @@ launcher that does not connect to other launchers is a coordinator, too. Both ha
 thread.
 """
 
+import math
 import signal
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from queue import Empty, SimpleQueue
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
-from jaxddp.cluster.meeting.network import (
-    Arrived,
-    Disconnected,
-    Event,
-    LauncherClient,
-    LauncherServer,
-    Network,
-    Unreached,
-)
+from jaxddp.cluster.network import Arrived, Disconnected, Event, Network
 from jaxddp.cluster.options import Launch
 from jaxddp.cluster.worker import BAD_INPUT, PREEMPTED, STOPPED_BEFORE_TRAINING, End, Failure, WorkerGroup
 from jaxddp.core.errors import JaxddpError, Unreachable, counted
 from jaxddp.core.log import say
-from jaxddp.job.messages import ExitCode, Message, Number, ProcessCount, Shown
+from jaxddp.job.messages import ExitCode, Message, Number, ProcessCount, Shown, address_of
 
 LONGEST_DELAY = 60.0
 LONG_RUN = 600.0
 """After an attempt that ran for at least this many seconds, the delays begin again at the shortest."""
-Stage = Literal["gathering", "running", "delay"]
-"""The stages: wait for machines; run a generation; wait before the next generation."""
 _ADMISSION_SECONDS = 60.0
 """The seconds in which machine 0 must admit this machine after a connection is established."""
 
@@ -91,36 +83,38 @@ class LocalStart(NamedTuple):
     listener: socket.socket | None = None
 
 
-class Member:
+@dataclass(kw_only=True, eq=False)
+class Member(AbstractContextManager["Member"]):
     """What the launchers have in common. Times are those of the monotonic clock, in seconds.
 
-    Args:
+    Attributes:
         events: the queue of events: `Event`s of other machines, and signals to this launcher.
         network: the connections to other launchers; None if the launchers do not meet.
-
-    Attributes:
-        machine: the number of this machine.
         is_over: whether the job has ended for this machine.
+        is_signalled: whether a signal ended this launcher while no process ran here.
         code: the exit code of the job, once it is over.
         local_start: the start that this machine has to make.
         group: the running processes of this machine, if any.
     """
 
-    def __init__(
-        self,
-        options: Launch,
-        events: SimpleQueue[Any],
-        network: Network | None,
-        clock: Callable[[], float] = time.monotonic,
-    ):
-        self.options, self._events, self._network, self._clock = options, events, network, clock
-        self.machine, self.code, self.is_over, self._signalled = options.nr or 0, 1, False, False
-        self.local_start: LocalStart | None = None
-        self.group: WorkerGroup | None = None
+    options: Launch
+    events: SimpleQueue[Any]
+    network: Network | None
+    clock: Callable[[], float] = time.monotonic
+    is_over: bool = False
+    is_signalled: bool = False
+    code: int = 1
+    local_start: LocalStart | None = None
+    group: WorkerGroup | None = None
+
+    @property
+    def machine(self) -> int:
+        """The number of this machine."""
+        return self.options.nr or 0
 
     @property
     def wake(self) -> float | None:
-        """The time of the next call `handle(None)`; None if only other events are awaited."""
+        """The time of the next step without another event; None if only other events are awaited."""
         raise NotImplementedError
 
     def last_messages(self, error: JaxddpError | None) -> list[Message]:
@@ -136,9 +130,9 @@ class Member:
         """
         self.handle(None)
         while self.local_start is None and not self.is_over:
-            seconds = None if self.wake is None else max(0.0, self.wake - self._clock())
+            seconds = None if self.wake is None else max(0.0, self.wake - self.clock())
             try:
-                self.handle(self._events.get(timeout=seconds))
+                self.handle(self.events.get(timeout=seconds))
             except Empty:
                 self.handle(None)
         local_start, self.local_start = self.local_start, None
@@ -147,26 +141,23 @@ class Member:
     def run(self, group: WorkerGroup) -> None:
         """Handle the events while the processes of this machine run, until all have ended."""
         self.group = group
-        for event in group.watch(self._events):
-            if event is not None:
-                self.handle(Event(self.machine, event) if isinstance(event, Failure) else event)
-            if self.wake is not None and self._clock() >= self.wake:
-                self.handle(None)
+        for event in group.watch(self.events):
+            self.handle(Event(self.machine, event) if isinstance(event, Failure) else event)
         self.group = None
         self.handle(Event(self.machine, group.end()))
 
-    def close(self, error: JaxddpError | None = None) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         """Disconnect from the other launchers. `error` is the error that ends this launcher, if any."""
-        if self._network is not None:
-            self._network.close(*self.last_messages(error))
+        if self.network is not None:
+            self.network.close(*self.last_messages(error if isinstance(error, JaxddpError) else None))
 
     def handle(self, event: Event | signal.Signals | None) -> None:
-        """Handle an event; a signal, which arrives while no process runs here; or None, at the time `wake`."""
+        """Handle an event; a signal, which arrives while no process runs here; or None, after some time."""
         if self.is_over:
             return
         if isinstance(event, signal.Signals):
             say(f"jaxddp launch: {event.name}: no process runs here; this launcher ends")
-            self._signalled = True
+            self.is_signalled = True
             self._end(128 + event)
             return
         self._handle(event)
@@ -194,16 +185,25 @@ class Member:
             raise error
         say(f"jaxddp launch: {error}")
 
-    def _send(self, machine: int, message: Message) -> None:
-        if self._network is not None:
-            self._network.send(machine, message)
+    def _tell(self, machines: Iterable[int], message: Message) -> None:
+        """Send a message to machines, or obey it on this one."""
+        for machine in sorted(machines):
+            if machine == self.machine:
+                self._obey(message)
+            elif self.network is not None:
+                self.network.send(machine, message)
 
-    def _stop_here(self, *, saved: bool) -> None:
-        if self.group is not None:
-            self.group.stop_with_others(saved=saved)
+    def _obey(self, message: Message) -> None:
+        match message:
+            case Assignment():
+                self.local_start = LocalStart(message)
+            case Stop(_, saved) if self.group is not None:
+                self.group.stop_with_others(saved=saved)
+            case Notice(line):
+                say(f"jaxddp launch: {line}")
 
 
-@dataclass(frozen=True)
+@dataclass
 class Budget:
     """The restarts of a job.
 
@@ -217,24 +217,18 @@ class Budget:
     used: int = 0
     in_a_row: int = 0
 
-    def after_failure(self, seconds: float) -> "Budget | None":
-        """Return the budget after an attempt that failed after this many seconds; None if no restart is left."""
+    def spend(self, seconds: float) -> bool:
+        """Count a failure after this many seconds. Return whether the job may restart."""
         if self.used == self.most:
-            return None
-        return replace(self, used=self.used + 1, in_a_row=1 if seconds >= LONG_RUN else self.in_a_row + 1)
+            return False
+        self.used, self.in_a_row = self.used + 1, 1 if seconds >= LONG_RUN else self.in_a_row + 1
+        return True
 
     @property
     def delay(self) -> float:
         """Seconds before the next start: 1, 2, 4 and so on, at most 60."""
         # A float cannot hold a power of two beyond 2**1023.
         return min(2.0 ** min(self.in_a_row - 1, 10), LONGEST_DELAY) if self.in_a_row else 0.0
-
-
-class Restart(NamedTuple):
-    """A restart of the job after `budget.delay` seconds. `line` is the reason, which is printed."""
-
-    budget: Budget
-    line: str
 
 
 @dataclass
@@ -257,13 +251,14 @@ class Generation:
 
     @property
     def pending(self) -> set[int]:
-        """The members whose processes have not ended. It is empty unless the stage is "running"."""
+        """The members whose processes have not ended."""
         return set(self.members) - self.ends.keys()
 
-    def decide(self, budget: Budget, seconds: float, *, elastic: bool = False) -> int | Restart:
-        """Return the exit code of the job, or the restart that follows this generation, which has ended.
+    def decide(self, budget: Budget, seconds: float, *, elastic: bool = False) -> int | str:
+        """Return the exit code of the job, or the reason for a restart after this generation, which has ended.
 
         Args:
+            budget: the restarts of the job, of which a restart after a failure spends one.
             seconds: how long the processes ran.
             elastic: whether the job continues when a machine other than machine 0 is asked to stop.
         """
@@ -275,62 +270,58 @@ class Generation:
         if code == BAD_INPUT or any(end.user_exit for end in ends) or (leaving and (0 in leaving or not elastic)):
             return code
         if leaving:
-            names = " and ".join(f"machine {machine}" for machine in sorted(leaving))
-            return Restart(replace(budget, in_a_row=0), f"{names} left; the other machines continue")
+            budget.in_a_row = 0
+            return f"{_names(leaving)} left; the other machines continue"
         if self.growing and (failure is None or failure.code == STOPPED_BEFORE_TRAINING):
-            saved = "" if failure else "saved; "
-            return Restart(replace(budget, in_a_row=0), f"{saved}all processes restart with the new machines")
-        after = budget.after_failure(seconds)
-        if failure is None or after is None:
+            budget.in_a_row = 0
+            return f"{'' if failure else 'saved; '}all processes restart with the new machines"
+        if failure is None or not budget.spend(seconds):
             return code
-        return Restart(after, f"{failure.cause}; restart {after.used} of {after.most} in {after.delay:g} s")
+        return f"{failure.cause}; restart {budget.used} of {budget.most} in {budget.delay:g} s"
 
 
+def _names(machines: Iterable[int]) -> str:
+    return " and ".join(f"machine {machine}" for machine in sorted(machines))
+
+
+@dataclass(kw_only=True, eq=False)
 class Coordinator(Member):
     """The deciding launcher.
 
-    Args:
-        processes: the number of processes on each machine.
-        counts: the numbers of machines that the job may have.
-        name: the run id of the job.
-        listen: a function that returns the coordinator's listening socket and address. The socket is None if process 0
-            runs on another machine.
-
     Attributes:
+        processes: the number of processes on each machine.
+        counts: the numbers of machines that the job may have, in ascending order.
+        name: the run id of the job.
+        listen: a function that returns the coordinator's listening socket; None if process 0 runs on another machine.
         present: the host name of this machine and of each connected machine, by the machine's number.
         budget: the restarts of the job.
-        stage_start: the time at which the stage began.
+        started: the time at which the last generation started.
+        opens: the earliest time of the next start, from which this launcher waits for machines.
         last_change: the time at which a machine last connected or disconnected.
-        generation: the last generation.
+        generation: the last generation, which runs while it has pending members.
         grow_at: when to check whether newly connected machines can take part; None if no check is planned.
     """
 
-    def __init__(
-        self,
-        options: Launch,
-        events: SimpleQueue[Any],
-        network: LauncherServer | None,
-        processes: int,
-        counts: Sequence[int],
-        name: str,
-        listen: Callable[[], tuple[socket.socket | None, str]],
-        clock: Callable[[], float] = time.monotonic,
-    ):
-        super().__init__(options, events, network, clock)
-        self.processes, self.name, self._listen = processes, name, listen
-        self.counts = sorted(counts) if options.launchers_meet else [1]
-        self.present, self.budget = {self.machine: socket.gethostname()}, Budget(options.restarts)
-        self.stage: Stage = "gathering"
-        self.stage_start = self.last_change = self._clock()
-        self.generation = Generation()
-        self.grow_at: float | None = None
+    processes: int
+    counts: Sequence[int]
+    name: str
+    listen: Callable[[], socket.socket | None]
+    started: float = 0.0
+    generation: Generation = field(default_factory=Generation)
+    grow_at: float | None = None
+
+    def __post_init__(self) -> None:
+        self.present, self.budget = {self.machine: socket.gethostname()}, Budget(self.options.restarts)
+        self.opens = self.last_change = self.clock()
 
     @property
     def wake(self) -> float | None:
-        if self.stage == "gathering":
-            deadline = self.stage_start + self.options.wait
-            return deadline if self._size is None else min(self.last_change + self.options.settle, deadline)
-        return self.stage_start + self.budget.delay if self.stage == "delay" else self.grow_at
+        if self.generation.pending:
+            return self.grow_at
+        if self._size == self.counts[-1]:
+            return self.opens
+        settled = self.last_change + self.options.settle if self._size else math.inf
+        return min(max(self.opens, settled), self.opens + self.options.wait)
 
     def last_messages(self, error: JaxddpError | None) -> list[Message]:
         if error is not None:
@@ -346,85 +337,71 @@ class Coordinator(Member):
         match event:
             case Event(machine, Arrived(host)):
                 say(f"jaxddp launch: machine {machine} ({host}) is connected")
-                self.last_change, self.present[machine] = self._clock(), host
-                join_at = max(self.last_change, self.stage_start + self.options.join_after)
+                self.last_change, self.present[machine] = self.clock(), host
+                join_at = max(self.last_change, self.started + self.options.join_after)
                 self.grow_at = join_at if self.generation.pending else None
             case Event(machine, Disconnected(reason)):
                 if self.present.pop(machine, None) is not None:
-                    self.last_change = self._clock()
+                    self.last_change = self.clock()
                 self._record_end(machine, End(1, f"machine {machine} {reason}"))
             case Event(machine, Failure() as failure):
                 if failure.generation == self.generation.number and machine in self.generation.pending:
                     self._record_failure(failure)
             case Event(machine, End() as end):
                 self._handle_end(machine, end)
-            case None if self.wake is not None and self._clock() >= self.wake:
-                self._handle_time()
 
     def _proceed(self) -> None:
-        if self.stage == "running" and not self.generation.pending:
-            self._conclude()
-        if self.stage == "gathering" and not self.is_over and self._size == self.counts[-1]:
+        if self.wake is None or self.clock() < self.wake:
+            return
+        if self.generation.pending:
+            self.grow_at = None
+            self._grow()
+        elif self._size is not None:
             self._start()
-
-    def _handle_time(self) -> None:
-        if self.stage == "gathering":
-            if self._size is not None:
-                self._start()
-                return
+        else:
             names = ", ".join(f"{machine} ({host})" for machine, host in sorted(self.present.items()))
             present, least = len(self.present), counted(self.counts[0], "machine")
             came = f"{present} of at least {least} came in {self.options.wait:g} s: {names}"
             line = f"--nodes {self.options.nodes}: {came}; start the others, or raise --wait"
             self._give_up(Unreachable(line), self.code, has_started=self.generation.number >= 0)
-        elif self.stage == "delay":
-            self.stage, self.stage_start = "gathering", self._clock()
-        else:
-            self.grow_at = None
-            self._grow()
 
     def _start(self) -> None:
         """Start the next generation on the first machines, as many of them as can share the batch."""
         number, members = self.generation.number + 1, sorted(self.present)[: self._size]
         self.generation = Generation(number, members)
-        self.stage, self.stage_start, self.grow_at = "running", self._clock(), None
-        if spare := sorted(self.present.keys() - set(members)):
-            names = " and ".join(f"machine {machine}" for machine in spare)
-            waits = f"{names} {'waits' if len(spare) == 1 else 'wait'} as a spare"
-            self._notify_all(f"{waits}: the job runs on {counted(len(members), 'machine')}")
-        listener, address = self._listen()
-        each, meets = self.processes, self.options.launchers_meet
-        # Launchers of several machines that do not meet share only the name of the job, and start the job only once.
+        self.started, self.grow_at = self.clock(), None
+        if spare := self.present.keys() - set(members):
+            waits = f"{_names(spare)} {'waits' if len(spare) == 1 else 'wait'} as a spare"
+            self._tell(self.present, Notice(f"{waits}: the job runs on {counted(len(members), 'machine')}"))
+        listener, meets = self.listen(), self.options.launchers_meet
+        # Launchers of several machines that do not meet share only the address and the name of the job, and start the
+        # job only once.
+        address = self.options.coordinator or ""
+        if listener is not None and (meets or not address):
+            address = address_of(listener)
         run_id = f"{self.name}.{number}" if number or meets else self.name
-        total = (len(members) if meets else self.options.machines.most) * each
+        total = (len(members) if meets else self.options.machines.most) * self.processes
         for index, machine in enumerate(members):
-            first_rank = (index if meets else machine) * each
-            assignment = Assignment(number, first_rank, total, address, run_id)
-            if machine == self.machine:
-                self.local_start = LocalStart(assignment, listener)
-            else:
-                self._send(machine, assignment)
+            first_rank = (index if meets else machine) * self.processes
+            self._tell([machine], Assignment(number, first_rank, total, address, run_id))
+        if self.local_start is not None:
+            self.local_start = self.local_start._replace(listener=listener)
 
     def _record_end(self, machine: int, end: End) -> None:
         """Record that the processes of a machine have ended. If they failed, stop the other machines' processes."""
         if machine in self.generation.pending:
             self.generation.ends[machine] = end
             if end.code == PREEMPTED:
-                self._stop(saved=True)
+                self._tell(self.generation.pending, Stop(self.generation.number, saved=True))
             elif end.code:
                 self._record_failure(end)
+            if not self.generation.pending:
+                self._conclude()
 
     def _record_failure(self, failure: End) -> None:
         if self.generation.failure is None:
             self.generation.failure = failure
-            self._stop(saved=False)
-
-    def _stop(self, *, saved: bool) -> None:
-        for machine in sorted(self.generation.pending):
-            if machine == self.machine:
-                self._stop_here(saved=saved)
-            else:
-                self._send(machine, Stop(self.generation.number, saved))
+            self._tell(self.generation.pending, Stop(self.generation.number, saved=False))
 
     def _handle_end(self, machine: int, end: End) -> None:
         elastic, generation = self.options.machines.elastic, self.generation
@@ -446,33 +423,31 @@ class Coordinator(Member):
         size, generation = self._size or 0, self.generation
         if generation.growing or generation.failure or generation.ends or size <= len(generation.members):
             return
-        self._notify_all(f"{size} machines are connected; all processes save, and restart on these machines")
+        line = f"{size} machines are connected; all processes save, and restart on these machines"
+        self._tell(self.present, Notice(line))
         generation.growing = True
         if self.group is not None:
             self.group.save()
 
     def _conclude(self) -> None:
         """Decide, after all processes of a generation have ended, whether the job ends or restarts after a delay."""
-        now, failure = self._clock(), self.generation.failure
-        verdict = self.generation.decide(self.budget, now - self.stage_start, elastic=self.options.machines.elastic)
+        now, failure = self.clock(), self.generation.failure
+        verdict = self.generation.decide(self.budget, now - self.started, elastic=self.options.machines.elastic)
         if isinstance(verdict, int):
             self._end(verdict)
             return
-        self._notify_all(verdict.line)
-        self.stage, self.stage_start, self.budget = "delay", now, verdict.budget
+        self._tell(self.present, Notice(verdict))
+        self.opens = now + self.budget.delay
         # If too few machines connect again, the launcher ends with this exit code.
         self.code = PREEMPTED if failure is None else failure.code
 
-    def _notify_all(self, line: str) -> None:
-        say(f"jaxddp launch: {line}")
-        for machine in sorted(self.present.keys() - {self.machine}):
-            self._send(machine, Notice(line))
 
-
+@dataclass(kw_only=True, eq=False)
 class Agent(Member):
     """A launcher that follows machine 0.
 
     Attributes:
+        reach: tries to connect to machine 0 for a number of seconds.
         is_connected: whether this launcher is connected to machine 0.
         was_connected: whether this launcher is or was connected to machine 0.
         is_running: whether processes run on this machine.
@@ -482,8 +457,11 @@ class Agent(Member):
         deadline: when to stop trying to connect to machine 0; None while this launcher does not try.
     """
 
-    is_connected = was_connected = is_running = False
-    generation = 0
+    reach: Callable[[float], None]
+    is_connected: bool = False
+    was_connected: bool = False
+    is_running: bool = False
+    generation: int = 0
     end: End | None = None
     job_code: int | None = None
     deadline: float | None = None
@@ -495,7 +473,7 @@ class Agent(Member):
     def last_messages(self, error: JaxddpError | None) -> list[Message]:
         if error is not None:
             return [End(error.exit_code, str(error), generation=self.generation)]
-        if self._signalled:
+        if self.is_signalled:
             return [End(self.code, "asked to stop", stop_requested=True, generation=self.generation)]
         return []
 
@@ -506,26 +484,26 @@ class Agent(Member):
             case Event(_, Disconnected(reason)):
                 if self.job_code is None:
                     say(f"jaxddp launch: machine 0 {reason}")
-                self._stop_here(saved=False)
+                self._obey(Stop(self.generation, saved=False))
                 self.is_connected = False
-            case Event(_, Unreached(error)):
+            case Event(_, JaxddpError() as error):
                 self._give_up(error, self._own_code, has_started=self.was_connected)
             case Event(self.machine, Failure() as failure):
-                self._send(0, failure)
+                self._tell([0], failure)
             case Event(self.machine, End() as end):
-                self._send(0, end)
+                self._tell([0], end)
                 self.is_running, self.end = False, end
-            case Event(_, Notice(line)):
-                say(f"jaxddp launch: {line}")
-            case Event(_, Stop(generation, saved)) if generation == self.generation:
-                self._stop_here(saved=saved)
+            case Event(_, Notice() as notice):
+                self._obey(notice)
+            case Event(_, Stop(generation) as stop) if generation == self.generation:
+                self._obey(stop)
             case Event(_, JobEnded(code)):
-                self._stop_here(saved=False)
+                self._obey(Stop(self.generation, saved=False))
                 self.job_code = code
             case Event(_, Assignment() as assignment) if not self.is_running:
-                self.local_start = LocalStart(assignment)
+                self._obey(assignment)
                 self.is_running, self.generation, self.end = True, assignment.generation, None
-            case None if self.deadline is not None and self._clock() >= self.deadline:
+            case None if self.deadline is not None and self.clock() >= self.deadline:
                 error = Unreachable(f"--coordinator {self.options.coordinator}: no answer")
                 self._give_up(error, self._own_code, has_started=self.was_connected)
 
@@ -543,9 +521,8 @@ class Agent(Member):
         elif not self.is_connected:
             again = " again" if self.was_connected else ""
             say(f"jaxddp launch: reaching machine 0 at {options.coordinator}{again}, for up to {options.wait:g} s")
-            assert isinstance(self._network, LauncherClient)
-            self._network.reach(options.wait)
-            self.deadline = self._clock() + options.wait + _ADMISSION_SECONDS
+            self.reach(options.wait)
+            self.deadline = self.clock() + options.wait + _ADMISSION_SECONDS
 
     @property
     def _own_code(self) -> int:

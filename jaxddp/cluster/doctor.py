@@ -11,6 +11,7 @@ The checks of a recipe rehearse the start of a run: they open the data, decode a
 import contextlib
 import dataclasses
 import json
+import math
 import os
 import platform
 import shutil
@@ -30,7 +31,6 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import jaxddp.core.files as files
-from jaxddp.cluster.doctor import checklist
 from jaxddp.cluster.machine import local_cores, local_gpus
 from jaxddp.config import Config, ParallelConfig
 from jaxddp.config.values import flatten
@@ -72,16 +72,15 @@ class Finding:
 
 
 def environment() -> Finding:
-    """Find the job of this process. The value is a list that holds the job, or an empty list for a single process."""
-    job, cores = find_job(), len(local_cores())
-    machine = f"{platform.node()}, {cores} core{'s' * (cores > 1)}"
+    """Find the job of this process. The value is None for a single process."""
+    job, machine = find_job(), f"{platform.node()}, {counted(len(local_cores()), 'core')}"
     if job is not None:
-        return Finding(f"{machine}: {job}", [job])
+        return Finding(f"{machine}: {job}", job)
     tasks = os.environ.get("SLURM_NTASKS", "1")
     if tasks != "1" and "SLURM_STEP_ID" not in os.environ:
         advice = f"SLURM has {tasks} tasks for this job; start them with srun"
-        return Finding(f"{machine}: a single process; {advice}", [], "warn")
-    return Finding(f"{machine}: a single process (no launcher's variables)", [])
+        return Finding(f"{machine}: a single process; {advice}", verdict="warn")
+    return Finding(f"{machine}: a single process (no launcher's variables)")
 
 
 def coordinator(job: Job | None, parallel: ParallelConfig, is_described: bool) -> Finding:
@@ -128,33 +127,28 @@ def tpu_slices(topology: Topology) -> str:
 
 def versions() -> Finding:
     """List the installed versions of the packages that a run needs."""
-    found = {package: installed_version(package) for package in PACKAGES + ("libtpu",) * bool(local_chips())}
+    packages = PACKAGES + ("libtpu",) * bool(local_chips())
+    found = {"python": platform.python_version()} | {package: installed_version(package) for package in packages}
     found["jaxddp"] = found["jaxddp"] or "(a checkout)"
     found["tensorflow"] = found["tensorflow"] or installed_version("tensorflow-cpu")
-    installed = {"python": platform.python_version()} | {
-        name: known or "not installed" for name, known in found.items()
-    }
-    detail = ", ".join(f"{name} {number}" for name, number in installed.items())
-    if installed["tensorflow"] == "not installed":
+    detail = ", ".join(f"{name} {version or 'not installed'}" for name, version in found.items())
+    if found["tensorflow"] is None:
         return Finding(f"{detail}: without TensorFlow only arrays in memory can be trained on", verdict="warn")
     return Finding(detail)
 
 
 def all_reduce(topology: Topology) -> Finding:
     """Sum over all devices, check the sums, and measure the bandwidth of a link of the ring."""
-    speeds, sums = [], []
-    for name, num_bytes in _SIZES.items():
-        if topology.platform == "cpu" and num_bytes > _LARGEST_ON_CPU:
-            continue
-        seconds, total = time_all_reduce(topology, num_bytes)
-        sums.append(total)
-        speed = bus_bandwidth(topology.num_devices, num_bytes, seconds) / 1e9
-        speeds.append(f"{name} in {seconds * 1000:.3g} ms, {speed:.3g} GB/s")
-    for total in sums:
+    largest, speeds = _LARGEST_ON_CPU if topology.platform == "cpu" else math.inf, ["sums are right"]
+    sizes = {name: num_bytes for name, num_bytes in _SIZES.items() if num_bytes <= largest}
+    measured = {name: time_all_reduce(topology, num_bytes) for name, num_bytes in sizes.items()}
+    for name, (seconds, total) in measured.items():
         check_sum(topology, total)
+        bandwidth = bus_bandwidth(topology.num_devices, sizes[name], seconds) / 1e9
+        speeds.append(f"{name} in {seconds * 1000:.3g} ms, {bandwidth:.3g} GB/s")
     if topology.num_devices == 1:
-        speeds = ["one device, so nothing is sent"]
-    return Finding("; ".join(["sums are right", *speeds]))
+        return Finding("sums are right; one device, so nothing is sent")
+    return Finding("; ".join(speeds))
 
 
 def settings(file: RecipeFile | None, directory: Path | None, peers: Peers) -> Finding:
@@ -379,53 +373,39 @@ def doctor(file: RecipeFile | None, workdir: Path | None) -> list[CheckRow]:
     """
     report = Checklist()
     parallel = file.config.parallel if file else ParallelConfig()
-    jobs = report.add("environment", checklist.environment)
-    job = next(iter(jobs or []), None)
-    job_peers = report.add("coordinator", checklist.coordinator, job, parallel, jobs is not None) or joined()
-    topology = report.add("devices", checklist.devices, parallel, job_peers)
-    report.add("versions", checklist.versions)
-    if _all_are_ready(job_peers, topology is not None):
-        report.add("all-reduce", checklist.all_reduce, topology)
+    job = report.add("environment", environment)
+    is_described = report.rows[0].verdict != "fail"
+    peers = report.add("coordinator", coordinator, job, parallel, is_described) or joined()
+
+    def all_are_ready(*needed: object) -> bool:
+        """Return whether every process has what a collective check needs. The exchange uses no devices."""
+        answers = peers.exchange("doctor: ready", str(None not in needed))
+        return all(answer == str(True) for answer in answers)
+
+    topology = report.add("devices", devices, parallel, peers)
+    report.add("versions", versions)
+    if all_are_ready(topology):
+        report.add("all-reduce", all_reduce, topology)
     # In the checks below, processes with different arguments would wait for each other.
-    if job_peers.is_alone or report.add("settings", checklist.settings, file, workdir, job_peers):
-        process = job.process_id if job else 0
-        setup = _rehearse(report, file, job_peers, process, topology is not None) if file else None
+    if peers.is_alone or report.add("settings", settings, file, workdir, peers):
+        setup, needed, process = None, None, job.process_id if job else 0
+        if file is not None:
+            tables = report.add("data", data, file.config, process)
+            if tables is not None:
+                report.add("images", images, file.config, tables, process)
+            if all_are_ready(topology, tables):
+                setup = report.add("recipe", recipe, file)
+            if setup is not None:
+                report.add("step", step, setup)
+                needed = checkpoint_bytes(setup.state, file.config.checkpoint.keep)
         if workdir is not None:
-            _check_directory(report, file, workdir, setup, job_peers)
+            written = report.add("work directory", work_directory, workdir, needed)
+            if written is not None and (written / FILE).exists():
+                report.add("processes", slow_processes, workdir)
+            if not peers.is_alone and all_are_ready(written):
+                report.add("shared", shared, workdir, peers)
     rows = json.dumps([(row.check, row.verdict, row.detail) for row in report.rows])
-    reports = job_peers.exchange("doctor: rows", rows)
-    return merge([[CheckRow(*row) for row in json.loads(text)] for text in reports])
-
-
-def _rehearse(report: Checklist, file: RecipeFile, job_peers: Peers, process: int, has_devices: bool) -> Any | None:
-    """Check the recipe, and return the setup of its run; None if a check failed."""
-    tables = report.add("data", checklist.data, file.config, process)
-    if tables is not None:
-        report.add("images", checklist.images, file.config, tables, process)
-    if not _all_are_ready(job_peers, has_devices and tables is not None):
-        return None
-    setup = report.add("recipe", checklist.recipe, file)
-    if setup is not None:
-        report.add("step", checklist.step, setup)
-    return setup
-
-
-def _check_directory(
-    report: Checklist, file: RecipeFile | None, workdir: Path, setup: Any | None, job_peers: Peers
-) -> None:
-    needed = None
-    if file is not None and setup is not None:
-        needed = checklist.checkpoint_bytes(setup.state, file.config.checkpoint.keep)
-    written = report.add("work directory", checklist.work_directory, workdir, needed)
-    if written is not None and (written / FILE).exists():
-        report.add("processes", checklist.slow_processes, workdir)
-    if not job_peers.is_alone and _all_are_ready(job_peers, written is not None):
-        report.add("shared", checklist.shared, workdir, job_peers)
-
-
-def _all_are_ready(job_peers: Peers, ready: bool) -> bool:
-    """Return whether every process is ready for a collective check. The processes exchange this without devices."""
-    return all(answer == str(True) for answer in job_peers.exchange("doctor: ready", str(ready)))
+    return merge([[CheckRow(*row) for row in json.loads(text)] for text in peers.exchange("doctor: rows", rows)])
 
 
 def merge(reports: Sequence[Sequence[CheckRow]]) -> list[CheckRow]:

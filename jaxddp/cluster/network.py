@@ -33,17 +33,11 @@ class Disconnected(NamedTuple):
     reason: str
 
 
-class Unreached(NamedTuple):
-    """Machine 0 was not reached in time, or it refused this machine."""
-
-    error: JaxddpError
-
-
 class Event(NamedTuple):
-    """What happened to a machine: one of the above, or a message of its launcher."""
+    """What happened to a machine: one of the above, a message of its launcher, or the error why it is not reached."""
 
     machine: int
-    content: Message | Arrived | Disconnected | Unreached
+    content: Message | Arrived | Disconnected | JaxddpError
 
 
 class Network:
@@ -150,7 +144,7 @@ class LauncherClient(Network):
             with about(f"--coordinator {self._job.coordinator}"):
                 connection = await self._client.connect(seconds, self._join)
         except (InputError, Unreachable) as error:
-            self._report(Event(0, Unreached(error)))
+            self._report(Event(0, error))
             return
         try:
             await self._listen(0, self._job.host, connection)

@@ -1,1 +1,0 @@
-"""The checks that `jaxddp doctor` makes before a run."""
