@@ -79,8 +79,7 @@ FILE_LIBRARIES = {
     "jaxddp/cluster/doctor.py": "jax",
     "jaxddp/curate/pack.py": "PIL",
     "jaxddp/data/formats/tfds.py": "tensorflow_datasets",
-    "jaxddp/data/images/verify.py": "PIL simplejpeg",
-    "jaxddp/data/images/header.py": "PIL",
+    "jaxddp/data/images.py": "PIL simplejpeg",
     "jaxddp/data/formats/parquet_files.py": "pyarrow",
     "jaxddp/data/sample.py": "PIL sklearn",
     "jaxddp/data/storage/tables.py": "pyarrow datasets",
@@ -125,8 +124,11 @@ TOOLS = {
 }
 """The tools on top of a finished run, and the rooms that may import each."""
 
-SOUND_IMAGES = ("sound_image", "open_sound", "stray_bytes")
-"""The functions of `data.images.verify` for other modules: these bytes, or what is wrong; and those for a check."""
+SOUND_IMAGES = (
+    *("sound_image", "open_sound", "stray_bytes", "parse_header", "decode_pillow", "PillowKind"),
+    *("DOWNLOAD_AGAIN", "JPEG_END", "JPEG_START", "MAX_PIXELS"),
+)
+"""The names of `data.images` for other modules: these bytes, or what is wrong; those for a check, and for decoding."""
 
 SHARED = {"support", "recipes"}
 """Folders of tests/ without tests: `support` has modules that tests import, and `recipes` has recipe files."""
@@ -224,8 +226,8 @@ def doors(path: str, source: str) -> list[str]:
         is_door = any(f"{inside}.".startswith(f"{door}.") for door in DOORS.get(room, ()))
         if library == "jaxddp" and own not in DOORS and room in DOORS and not is_door:
             violations.append(f"{path}:{line}: {name} is behind a door; see DOORS")
-        is_inner = f"{inside}.".startswith("images.verify.") and inside.rpartition(".")[2] not in SOUND_IMAGES
-        if library == "jaxddp" and room == "data" and is_inner and not path.startswith("jaxddp/data/images/"):
+        is_inner = inside.startswith("images.") and inside.rpartition(".")[2] not in SOUND_IMAGES
+        if library == "jaxddp" and room == "data" and is_inner:
             violations.append(f"{path}:{line}: {name} is behind the door of sound images; see SOUND_IMAGES")
         if library == "jaxddp" and own in SEEN and room not in SEEN[own]:
             violations.append(f"{path}:{line}: {name} is not seen from {own}/; see SEEN")
@@ -336,7 +338,7 @@ BAD = [
     (doors, "jaxddp/workdir/presence.py", "def f():\n    from jaxddp.job import watchdog"),
     (doors, "jaxddp/api.py", "import jaxddp.job.messages"),
     (doors, "jaxddp/job/membership.py", "from jaxddp.config import Config"),
-    (doors, "jaxddp/curate/pack.py", "from jaxddp.data.images.verify import verify"),
+    (doors, "jaxddp/curate/pack.py", "from jaxddp.data.images import verify"),
     (device_queries, "jaxddp/engine/step.py", "import jax\nn = len(jax.devices())"),
     (device_queries, "jaxddp/engine/step.py", "import jax as j\ndef f():\n    return j.local_devices()"),
     (device_queries, "jaxddp/engine/step.py", "import jax.numpy\nn = jax.device_count()"),

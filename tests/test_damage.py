@@ -18,8 +18,7 @@ from jaxddp.config import DataConfig
 from jaxddp.core.errors import InputError
 from jaxddp.curate.check import check, examine_file
 from jaxddp.data.formats.ilsvrc import train_solutions
-from jaxddp.data.images.header import DHT, PNG_START
-from jaxddp.data.images.verify import MAX_LEFT_OVER, verify, without_stray_bytes
+from jaxddp.data.images import DHT, MAX_LEFT_OVER, PNG_START, verify, without_stray_bytes
 from jaxddp.data.order import EvalOrder
 
 OPTIONS = {

@@ -16,8 +16,7 @@ from jaxddp.core.errors import InputError
 from jaxddp.curate.check import examine_file
 from jaxddp.curate.pack import PackOptions, packed_image
 from jaxddp.data.batch import PixelFormat
-from jaxddp.data.images.header import ImageHeader, parse_header
-from jaxddp.data.images.verify import verify
+from jaxddp.data.images import ImageHeader, parse_header, verify
 from jaxddp.data.stream.decode import Pixels
 from jaxddp.data.stream.tensorflow_cpu import tf
 

@@ -11,8 +11,7 @@ from PIL import Image
 from support.images import EOI, PNGS, at_start, before_scan, encode, passes, picture, segment, ycck
 
 from jaxddp.core.errors import InputError
-from jaxddp.data.images.header import PNG_END
-from jaxddp.data.images.verify import verify
+from jaxddp.data.images import PNG_END, verify
 
 
 def plane_by_plane() -> bytes:

@@ -30,8 +30,7 @@ from jaxddp.core.errors import InputError
 from jaxddp.core.files import CACHE_VARIABLE
 from jaxddp.curate.check import CheckedSplit, CheckReport, examine, write_manifest
 from jaxddp.data.formats.ilsvrc import train_solutions
-from jaxddp.data.images.header import SOS, jpeg_segments
-from jaxddp.data.images.verify import bytes_left_over, joined, verify
+from jaxddp.data.images import SOS, bytes_left_over, joined, verify
 from jaxddp.data.manifest import ImageManifest
 from jaxddp.data.order import SampleOrder
 from jaxddp.data.table import ExampleTable
@@ -66,7 +65,7 @@ def measure_sound_files(files: list[Path]) -> None:
         assert scan is not None
         zeros = max([zeros, *map(len, re.findall(rb"\0+", data[scan.end :]))])
         if (shorter := other_size(rows=lambda n: n - 1)(data, random.Random())) != data:
-            rows.append(bytes_left_over(*joined(shorter, [*jpeg_segments(shorter)])))
+            rows.append(bytes_left_over(joined(shorter)))
     print(f"{len(files)} files accepted; files by bytes left over: {dict(left)}; longest run of zeros {zeros}")
     print(f"fewest bytes left over with one row of blocks less, in {len(rows)} files: {sorted(rows)[:3]}")
 

@@ -20,8 +20,7 @@ from jaxddp.core.errors import InputError, counted, plural, some, span
 from jaxddp.core.files import readable_errors, replace
 from jaxddp.core.threads import map_in_threads
 from jaxddp.data.faults import find_repeats
-from jaxddp.data.images.header import parse_header
-from jaxddp.data.images.verify import open_sound, sound_image, stray_bytes
+from jaxddp.data.images import open_sound, parse_header, sound_image, stray_bytes
 from jaxddp.data.manifest import VERSION, manifest_name
 from jaxddp.data.source import SourceTable, image_dtype, labels_of
 

@@ -20,7 +20,7 @@ from jaxddp.core.files import whole_folder
 from jaxddp.core.ranges import Range
 from jaxddp.core.threads import map_in_threads
 from jaxddp.data.formats.packed_records import FEATURE, MANIFEST
-from jaxddp.data.images.verify import open_sound, sound_image
+from jaxddp.data.images import open_sound, sound_image
 from jaxddp.data.source import Table, labels_of
 
 SHARD_BYTES = 1 << 30

@@ -20,7 +20,7 @@ from jaxddp.core import files
 from jaxddp.core.errors import InputError, choices, not_installed
 from jaxddp.data.formats.array_files import as_input_errors
 from jaxddp.data.formats.numpy_files import unpack_array
-from jaxddp.data.images.header import parse_header
+from jaxddp.data.images import parse_header
 from jaxddp.data.source import Labels, Table
 from jaxddp.inference.predictions import OutputRow
 

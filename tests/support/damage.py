@@ -4,7 +4,7 @@ import random
 import struct
 from collections.abc import Callable
 
-from jaxddp.data.images.header import DHT, DRI, FRAMES, SOS, Segment, jpeg_segments
+from jaxddp.data.images import DHT, DRI, FRAMES, SOS, Segment, jpeg_segments
 
 Damage = Callable[[bytes, random.Random], bytes]
 

@@ -9,8 +9,7 @@ import simplejpeg
 from PIL import Image
 
 from jaxddp.core.errors import InputError
-from jaxddp.data.images.header import PNG_START
-from jaxddp.data.images.verify import verify
+from jaxddp.data.images import PNG_START, verify
 
 EOI = b"\xff\xd9"
 

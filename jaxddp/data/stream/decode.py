@@ -28,7 +28,7 @@ import numpy as np
 from jaxddp.config import DataConfig
 from jaxddp.core.errors import InputError
 from jaxddp.data.batch import PixelFormat
-from jaxddp.data.images.header import (
+from jaxddp.data.images import (
     DOWNLOAD_AGAIN,
     JPEG_END,
     JPEG_START,

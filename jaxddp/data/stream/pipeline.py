@@ -20,7 +20,7 @@ import numpy as np
 
 from jaxddp.core.errors import InputError, Unreachable, about
 from jaxddp.data.batch import Batch
-from jaxddp.data.images.verify import sound_image
+from jaxddp.data.images import sound_image
 from jaxddp.data.order import Order, Shard, check_order, columns
 from jaxddp.data.soundness import Omissions
 from jaxddp.data.source import Substitutes

@@ -1,1 +1,0 @@
-"""Image files without TensorFlow: their headers, whether they are sound, and their pixels."""
