@@ -10,8 +10,6 @@ import sys
 import zlib
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -26,9 +24,10 @@ from jaxddp.core.errors import InputError
 from jaxddp.data.batch import Batch
 from jaxddp.data.order import WHOLE, EvalOrder, SampleOrder, Shard
 from jaxddp.data.soundness import Omissions
+from jaxddp.data.storage.store import LocalFiles
 from jaxddp.data.stream import decode
 from jaxddp.data.stream.decode import ASPECT, Area, Pixels, example_keys, resize
-from jaxddp.data.stream.pipeline import BATCHES_AHEAD, _fetched
+from jaxddp.data.stream.pipeline import BATCHES_AHEAD, Pipeline
 from jaxddp.data.stream.tensorflow_cpu import tf
 from jaxddp.data.table import ExampleTable
 
@@ -124,13 +123,14 @@ def test_keys_are_all_different():
     assert len({tuple(key) for key in keys}) == 21
 
 
-def test_images_are_fetched_a_few_batches_ahead():
-    steps = []
-    batches = (steps.append(step) or np.arange(2) for step in range(9))
-    table: Any = SimpleNamespace(read=lambda row: b"%d" % row)
-    fetched = _fetched(table, batches)
-    assert next(fetched)[0].tolist() == [b"0", b"1"] and len(steps) == 1 + BATCHES_AHEAD
-    assert len(list(fetched)) == 8
+def test_images_are_fetched_a_few_batches_ahead(table: ExampleTable, monkeypatch: pytest.MonkeyPatch):
+    steps, rows = [], EvalOrder.rows
+    monkeypatch.setattr(EvalOrder, "rows", lambda order, step: steps.append(step) or rows(order, step))
+    monkeypatch.setattr(LocalFiles, "in_graph", lambda store: None)
+    large = table.rows(np.arange(2000) % NUM_EXAMPLES)
+    produced = Pipeline(large, EvalOrder(2000, 64), Pixels(SIZE), range(31), WHOLE)._produce(range(31))
+    assert next(produced)[3].tolist() == [large.read(row) for row in range(64)]
+    assert max(steps) <= 1 + BATCHES_AHEAD
 
 
 def test_steps_before_the_start_are_not_read(tmp_path: Path):

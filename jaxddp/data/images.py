@@ -122,7 +122,7 @@ def parse_header(data: bytes, segments: Sequence["Segment"] | None = None) -> Im
     """
     if not data:
         raise InputError(f"empty file; {DOWNLOAD_AGAIN}")
-    kind = next((kind for start, kind in _STARTS if re.match(start, data[:12], re.DOTALL)), None)
+    kind: Kind | None = next((each for start, each in _STARTS if re.match(start, data[:12], re.DOTALL)), None)
     if kind is None:
         description = "a GIF" if data.startswith(b"GIF8") else f"a file that starts with {data[:4]!r}"
         raise InputError(f"not a JPEG, PNG, WebP, TIFF, BMP or PPM but {description}; convert it or leave it out")

@@ -10,15 +10,14 @@ import hashlib
 import itertools
 import os
 import weakref
-from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from jaxddp.core.errors import InputError, Unreachable, about
+from jaxddp.core.threads import map_in_threads
 from jaxddp.data.batch import Batch
 from jaxddp.data.images import sound_image
 from jaxddp.data.order import Order, Shard, check_order, columns
@@ -143,17 +142,20 @@ class Pipeline:
         return images
 
     def _produce(self, steps: range) -> Iterator[tuple[np.ndarray, ...]]:
-        batches = ((batch, *self._images_of(batch)) for batch in map(self._columns, steps))
-        # `fetched` is ahead of `decoded` by some batches, because images of a remote store are fetched in advance.
-        fetched, decoded = itertools.tee(batches)
+        is_in_graph, digests = self.table.store.in_graph() is not None, self.table.digests
+        rows_ahead = (row for step in steps for row in self._images_of(self._columns(step))[1].tolist())
+        ahead = -(-BATCHES_AHEAD * self.shard.examples(self.order.batch_size) // FETCH_THREADS)
+        fetched = map_in_threads(self.table.read, rows_ahead, FETCH_THREADS, ahead=ahead)
         try:
-            rows_ahead = (rows for _, _, rows in fetched)
-            in_graph, digests = self.table.store.in_graph() is not None, self.table.digests
-            # The arguments `place` of the graph: (paths, offsets), or (encoded images,).
-            places = map(self.table.places, rows_ahead) if in_graph else _fetched(self.table, rows_ahead)
-            for (batch, real, rows), place in zip(decoded, places, strict=True):
+            for batch in map(self._columns, steps):
+                real, rows = self._images_of(batch)
                 keys = example_keys(self.order.seed, batch.epoch[real], batch.row[real] + self.order.first_row)
                 expected = np.zeros(len(rows), "S1") if digests is None else digests.of(rows)
+                # The arguments `place` of the graph: (paths, offsets), or (encoded images,).
+                if is_in_graph:
+                    place = self.table.places(rows)
+                else:
+                    place = (np.array([*itertools.islice(fetched, len(rows))], object),)
                 yield keys, self.verifies & ~self.table.verified.sound[rows], expected, *place
         except Exception as error:
             self.failures.append(error)
@@ -203,15 +205,14 @@ class Pipeline:
         if isinstance(failure, Unreachable):
             # The search would read each image again, and wait again for the store.
             raise failure
-        faults = ((row, fault) for row in np.unique(rows).tolist() if (fault := self._fault(row)) is not None)
-        has_bad_image = False
-        for row, fault in faults:
-            has_bad_image, self.table.verified.sound[row] = True, False
+        faults = {row: fault for row in np.unique(rows).tolist() if (fault := self._fault(row)) is not None}
+        if not faults:
+            raise failure
+        for row, fault in faults.items():
+            self.table.verified.sound[row] = False
             if self.substitutes is None:
                 raise InputError(fault) from None
             self.substitutes.refuse(row, fault)
-        if not has_bad_image:
-            raise failure
 
     def _with_images(self, step: int, batch: Batch, pixels: np.ndarray) -> Batch:
         """Return the batch with its images; the images of padding are 0."""
@@ -247,23 +248,3 @@ class Pipeline:
 
     def _columns(self, step: int) -> Batch:
         return columns(self.table.labels, self.order, step, self.shard)
-
-
-def _fetched(table: Any, batches: Iterable[np.ndarray]) -> Iterator[tuple[np.ndarray]]:
-    """Yield the encoded images of each batch, fetched in advance by threads. The threads end with the iterator."""
-    pending: deque[list[Future[bytes]]] = deque()
-
-    def oldest() -> tuple[np.ndarray]:
-        return (np.array([image.result() for image in pending.popleft()], object),)
-
-    pool = ThreadPoolExecutor(FETCH_THREADS)
-    try:
-        for rows in batches:
-            pending.append([pool.submit(table.read, row) for row in rows.tolist()])
-            if len(pending) > BATCHES_AHEAD:
-                yield oldest()
-        while pending:
-            yield oldest()
-    finally:
-        # Closing the stream must not wait for a store that does not answer.
-        pool.shutdown(wait=False, cancel_futures=True)
