@@ -197,10 +197,10 @@ def test_evaluation_data_must_have_the_image_shape_and_classes_of_the_training_d
         train(jaxddp.softmax_cross_entropy, setup, val=val)
 
     with pytest.raises(
-        InputError, match="validation data: class 1 is 'c', and 'b' in the training data; select the same"
+        InputError, match="validation data: class 1 is 'c', and class 1 is 'b' in the training data; select the same"
     ):
         train_with_validation(VAL.images, tuple("acbde"))
-    with pytest.raises(InputError, match="validation data: 4 classes, and 5 in the training data; select the same"):
+    with pytest.raises(InputError, match="validation data: 4 classes, and 5 classes in the training data; select"):
         train_with_validation(VAL.images, tuple("acde"))
     with pytest.raises(InputError, match=r"validation data: images of \(5, 6, 3\), and \(6, 6, 3\) in the training"):
         train_with_validation(VAL.images[:, 1:], tuple("abcde"))

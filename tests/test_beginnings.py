@@ -107,5 +107,5 @@ def test_validation_classes_without_training_examples_are_logged(caplog):
         warnings.append([record.message for record in caplog.records if record.message.startswith("validation data")])
     assert warnings == [
         [],
-        ["validation data: 6 of 8 examples are of classes without any training examples: 'c', 'd', 'e' and 1 more"],
+        ["validation data: 6 of 8 examples are of classes without any training examples: 'c', 'd', 'e', ..."],
     ]

@@ -1,6 +1,8 @@
 """The built-in losses equal PyTorch's; losses of users are those of single examples, and all others raise an error."""
 
 import dataclasses
+from types import SimpleNamespace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +28,7 @@ from jaxddp.models.adapt import adapt
 from jaxddp.recipe.file import read_recipe
 from jaxddp.setup.recipe import make_objects
 from jaxddp.setup.resources import Layout, TrainingData
-from jaxddp.setup.user_objects import class_weights, configured_losses, objects_of_arguments
+from jaxddp.setup.user_objects import class_weights, losses_of, objects_of_arguments
 
 LOGITS = np.array([[1.0, -0.5, 2.0], [0.25, 0.0, -1.5], [3.0, 1.0, -2.0], [-1.0, 0.5, 0.75]])
 LABELS, WEIGHTS = np.array([2, 0, 1, 1]), (1.0, 4.0, 0.5)
@@ -97,6 +99,11 @@ def config_of(**loss) -> Config:
     return Config().replace(loss=loss, train={"label_smoothing": 0.1})
 
 
+def losses_with(config, counts=COUNTS, num_examples=16):
+    data: Any = SimpleNamespace(labels=LabelKind(len(counts)), class_counts=counts, num_examples=num_examples)
+    return losses_of(config, data, objects_of_arguments())
+
+
 def test_balanced_weights_equal_scikit_learns():
     from sklearn.utils.class_weight import compute_class_weight
 
@@ -114,7 +121,7 @@ def test_balanced_weights_equal_scikit_learns():
 @pytest.mark.parametrize("name", ("cross_entropy", "nll", "bce"))
 def test_evaluation_is_weighted_and_not_smoothed(name):
     config = config_of(name=name, class_weights="balanced")
-    train_loss, eval_loss = configured_losses(config, LabelKind(len(COUNTS)), COUNTS, 16)
+    train_loss, eval_loss = losses_with(config)
     weights = tuple(16 / (3 * COUNTS))
     function = {"cross_entropy": cross_entropy, "nll": negative_log_likelihood, "bce": binary_cross_entropy}[name]
     logits = np.asarray(jax.nn.log_softmax(LOGITS.astype(np.float32)))
@@ -139,12 +146,12 @@ def test_invalid_class_weights_raise_a_one_line_error(loss, message, monkeypatch
     LOSSES.names()
     monkeypatch.setitem(LOSSES._added, "bare", lambda config: cross_entropy())
     with pytest.raises(InputError, match=message):
-        configured_losses(config_of(**loss), LabelKind(len(COUNTS)), COUNTS, 16)
+        losses_with(config_of(**loss))
 
 
 def test_a_class_without_images_cannot_be_balanced():
     with pytest.raises(InputError, match="loss.class_weights=balanced: class 1 of 3 has no training images; give the"):
-        configured_losses(config_of(class_weights="balanced"), LabelKind(3), np.array([3, 0, 1]), 4)
+        losses_with(config_of(class_weights="balanced"), np.array([3, 0, 1]), 4)
 
 
 def objects_in_float64(loss, devices: int):

@@ -1,5 +1,8 @@
 """Examples with several labels or none: training accepts losses and metrics that support them, and rejects others."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -23,7 +26,7 @@ from jaxddp.engine.ways.way import Way
 from jaxddp.losses import binary_cross_entropy, sigmoid_cross_entropy
 from jaxddp.mesh import Topology
 from jaxddp.models.adapt import adapt
-from jaxddp.setup.user_objects import configured_losses, configured_metrics
+from jaxddp.setup.user_objects import configured_metrics, losses_of, objects_of_arguments
 
 NAMES = tuple("abcde")
 SEVERAL = LabelKind(5, several=True)
@@ -132,7 +135,9 @@ def test_python_objects_for_one_label_raise_a_one_line_error():
         jaxddp.train(jaxddp.softmax_cross_entropy, setup, listeners=())
     with pytest.raises(InputError, match=r"metrics: mine: fails for .*several of an image"):
         prepare(metrics={"mine": METRICS.get("top1")})
-    with pytest.raises(InputError, match="validation data: one label per image, and several in the training data"):
+    with pytest.raises(
+        InputError, match="validation data: one label per image, and several labels per image in the tr"
+    ):
         jaxddp.train(jaxddp.sigmoid_cross_entropy, setup, val=random_table(9), listeners=())
     with pytest.raises(InputError, match="data.sampling=balanced takes one label per image"):
         prepare(data=DataConfig(sampling="balanced", image_size=6, crop="whole"))
@@ -144,9 +149,10 @@ def test_python_objects_for_one_label_raise_a_one_line_error():
 
 def test_config_names_for_one_label_raise_a_one_line_error():
     config = Config().replace(loss={"name": "cross_entropy"})
+    data: Any = SimpleNamespace(labels=SEVERAL, class_counts=np.ones(5), num_examples=5)
     with pytest.raises(InputError, match="loss.name=cross_entropy does not take several labels of an image, which the"):
-        configured_losses(config, SEVERAL, np.ones(5), 5)
-    assert configured_losses(config.replace(loss={"name": "bce"}), SEVERAL, np.ones(5), 5)[0].labels.several
+        losses_of(config, data, objects_of_arguments())
+    assert losses_of(config.replace(loss={"name": "bce"}), data, objects_of_arguments())[0].labels.several
     with pytest.raises(InputError, match="eval.metrics: top1 takes one label per image, but the data have several; "):
         configured_metrics(config, SEVERAL)
     multi_label_config = config.replace(eval={"metrics": METRIC_NAMES})

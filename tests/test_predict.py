@@ -373,7 +373,7 @@ def test_a_run_predicts_the_same_for_arrays_and_files(run, pictures):
     [
         (np.zeros((2, 8, 8, 3), np.uint8), r"images: uint8\[2, 8, 8, 3\] was given; give uint8\[N, 16, 16, 3\]"),
         (np.full((2, 16, 16, 3), -1.0), "images of float64 from -1 to -1: give floats from 0 to 1"),
-        (np.full((2, 16, 16, 3), 0.3), "float64 that are no multiples of 1/255, and the network was trained on uint8"),
+        (np.full((2, 16, 16, 3), 0.3), r"images: float64\[2, 16, 16, 3\] was given; give uint8\[N, 16, 16, 3\]"),
         (5, "images=5: give an array, a path, a list of paths, or a source"),
         ("nowhere", "nowhere: no such file or folder"),
         ([], "no images are given"),

@@ -280,7 +280,7 @@ def test_measured_shares_are_kept_for_a_resumed_run_on_the_same_devices(speeds, 
     assert len(calls) == 1
     (tmp_path / SHARES_FILE).write_text("{")
     run("auto", tmp_path, 3)
-    assert lines()[0] == f"shares: measured again, because {tmp_path / SHARES_FILE} is damaged"
+    assert lines()[0] == f"shares: measured again, because {tmp_path / SHARES_FILE} is missing or damaged"
     numbers[:] = [1.0, 1.0, 1.0, 5.0]
     run("auto", tmp_path, 4, devices=4)
     assert lines() == [

@@ -13,7 +13,7 @@ import numpy as np
 
 from jaxddp.augment.geometry import Side
 from jaxddp.config import DataConfig
-from jaxddp.core.errors import InputError, Key, counted, size
+from jaxddp.core.errors import InputError, Key, size
 from jaxddp.core.phases import doing, reached
 from jaxddp.core.threads import map_in_threads
 from jaxddp.data.batch import Batch, Division, Growth
@@ -61,20 +61,14 @@ class Feed:
 
     source: Source
     order: SampleOrder
-    data: DataConfig
+    data: DataConfig = field(repr=False)
     topology: Topology
-    substitutes: Substitutes | None = None
+    substitutes: Substitutes | None = field(default=None, repr=False)
     growth: Growth | None = None
     resident: dict[str, Resident] = field(default_factory=dict, repr=False)
     """The images that are on the devices, by use."""
     unlabelled: "Feed | None" = None
-    whole: Shard = field(default_factory=Shard)
-
-    def __repr__(self) -> str:
-        resident = "".join(f", {use} images on the devices" for use in self.resident)
-        devices = counted(self.topology.num_devices, "device")
-        unlabelled = "" if self.unlabelled is None else f", unlabelled {self.unlabelled!r}"
-        return f"Feed({self.source!r}, {self.order!r}, {devices}{resident}{unlabelled})"
+    whole: Shard = field(default_factory=Shard, repr=False)
 
     @property
     def shard(self) -> Shard:
@@ -125,26 +119,24 @@ class Feed:
         data = self.data if self.data.cache == "device" else replace(self.data, image_size=side)
         return data, None if self.source.image_shape(data)[0] == side else Side(side, data.interpolation)
 
-    def with_side(self, arguments: tuple[Any, ...], side: int) -> tuple[Any, ...]:
-        """Return the arguments of a chunk for images of another side. Arrays of images become abstract shapes."""
-        data, resizing = self.loading_and_resizing(side)
-
-        def resized(argument: Any) -> Any:
-            if not isinstance(argument, Batch):
-                return argument
-            if (image := argument.image) is not None:
-                shape = len(image), *self.source.image_shape(data)
-                image = jax.ShapeDtypeStruct(shape, image.dtype, sharding=image.sharding)
-            return argument._replace(image=image, side=resizing, unlabelled=resized(argument.unlabelled))
-
-        return tuple(map(resized, arguments))
-
     def growing(self, total_steps: int) -> ImageGrowth | None:
         """Return the growth of the images in a run of this length; None if their size is constant."""
         if self.growth is None:
             return None
         largest = self.growth.side(total_steps - 1)
-        return ImageGrowth(self.growth.side, lambda arguments: self.with_side(arguments, largest))
+        return ImageGrowth(
+            self.growth.side, lambda feed: tuple(self._with_side(argument, largest) for argument in feed)
+        )
+
+    def _with_side(self, argument: Any, side: int) -> Any:
+        """Return an argument of a chunk for images of another side. The images of a batch become abstract shapes."""
+        if not isinstance(argument, Batch):
+            return argument
+        (data, resizing), image = self.loading_and_resizing(side), argument.image
+        if image is not None:
+            shape = len(image), *self.source.image_shape(data)
+            image = jax.ShapeDtypeStruct(shape, image.dtype, sharding=image.sharding)
+        return argument._replace(image=image, side=resizing, unlabelled=self._with_side(argument.unlabelled, side))
 
     @property
     def images(self) -> ResidentImages:

@@ -13,8 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxddp.config.values import flatten, plain
-from jaxddp.core.errors import InputError
+from jaxddp.config.values import flatten
 from jaxddp.data.batch import Batch
 from jaxddp.engine.objective import Objective, is_set_metric, supervised
 from jaxddp.engine.optimizer import call_update
@@ -25,6 +24,7 @@ from jaxddp.mesh import AXIS
 from jaxddp.models.interface import takes_example_keys
 from jaxddp.setup.recipe import Recipe, minimized
 
+_CHECKS = ("parallel.check_replicas", "parallel.self_test")
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
@@ -59,16 +59,10 @@ def identity(recipe: Recipe, supervised_objective: Objective, state: TrainState)
         keys = {"example_keys": jax.random.split(key, len(images))} if takes_example_keys(recipe.model) else {}
         return recipe.model.apply(params, model_state, images, train=True, key=key, **keys)
 
-    def network_of(batch: int) -> str:
-        images = jax.ShapeDtypeStruct((batch, *image_shape), jnp.float32)
-        return _digest(network, state.params, state.model_state, images, key)
-
-    model = type(getattr(recipe.model, "module", recipe.model)).__name__
-    try:
-        digests["model"] = f"{model} {network_of(1)}"
-    except InputError:
-        # Ghost batch norm needs at least one group of images.
-        digests["model"] = f"{model} {network_of(recipe.config.train.batch_size)}"
+    # Ghost batch norm needs at least one group of images.
+    images = jax.ShapeDtypeStruct((recipe.config.train.batch_size, *image_shape), jnp.float32)
+    name = type(getattr(recipe.model, "module", recipe.model)).__name__
+    digests["model"] = name_and_digest(network, state.params, state.model_state, images, key, name=name)
     if recipe.schedule is not None:
         digests["schedule"] = name_and_digest(recipe.schedule, jax.ShapeDtypeStruct((), jnp.int32))
     if recipe.augmentation is not None:
@@ -94,11 +88,9 @@ def shared_settings(recipe: Recipe, **others: Any) -> dict[str, str]:
 
     The settings determine the results, and the steps at which processes wait for each other.
     """
-    config, val = recipe.config, recipe.resources.val
-    settings = flatten({"data": plain(config.data), "train": plain(config.train)})
-    settings |= {"log_every": config.log.every, "eval_every": config.eval.every, "save_every": config.checkpoint.every}
-    settings |= flatten({"checkpoint": recipe.goal.plain()})
-    settings |= {"check_every": config.parallel.check_replicas, "self_test": config.parallel.self_test}
+    flat, val = flatten(recipe.config.to_dict()), recipe.resources.val
+    sections, keys = ("data.", "train.", "checkpoint."), ("log.every", "eval.every", *_CHECKS)
+    settings = {key: value for key, value in flat.items() if key.startswith(sections) or key in keys}
     settings |= {"val": None if val is None else val.fingerprint, "metrics": list(recipe.metrics)}
     return {name: str(value) for name, value in (settings | others).items()}
 

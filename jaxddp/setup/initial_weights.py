@@ -80,20 +80,19 @@ def initial_weights(path: Path, target: WeightsTarget, topology: Topology) -> di
         # `jaxddp push` writes the signature beside a file of weights.
         is_pushed = path.name == WEIGHTS_FILE and os.path.isfile(path.parent / CONFIG_FILE)
         signature = Signature.read(path.parent) if is_pushed else None
-    class_ids = tuple(target.class_ids)
+    class_ids, shape = tuple(target.class_ids), target.image_shape
     has_other_classes = signature is not None and bool(class_ids) and signature.class_ids != class_ids
     if has_other_classes and target.needs_head:
         raise InputError(f"{path}: its classes differ from those of the data; give data with the same classes")
     stored_shape = signature.image_shape if signature is not None else None
-    shape, num_classes = target.image_shape, target.num_classes
     images = None if shape is None else ImageArrays.of(target.model, shape, stored_shape)
     heads, crc = {"new_head": has_other_classes, "needs_head": target.needs_head}, 0
     with about(path):
-        matched = match(target.shapes, stored, namings, num_classes, target.new_layers, **heads, images=images)
+        matched = match(target.shapes, stored, namings, target.num_classes, target.new_layers, **heads, images=images)
     for name, array in sorted(matched.arrays.items()):
         crc = zlib.crc32(np.ascontiguousarray(array).tobytes(), zlib.crc32(name.encode(), crc))
     topology.peers.agree({"the weights to start from": f"{crc:08x}"})
-    classes = counted(num_classes, "other class" if has_other_classes else "class")
+    classes = counted(target.num_classes, "other class" if has_other_classes else "class")
     differences = {
         "new": matched.new,
         f"a new head for {classes}": matched.head,
@@ -192,11 +191,10 @@ def _trained(config: Config, shapes: Shapes, kernels: Kernels) -> list[str]:
         "optimizer.rate_factors": config.optimizer.factors,
         "optimizer.groups": groups.rates | groups.decays,
     }
-    config.model.frozen.check(names, "model.freeze")
-    config.model.fresh_layers.check(names, "model.new_layers")
-    Layers((*groups.frozen, *keys["optimizer.groups"])).check(names, "optimizer.groups")
-    for key in ("model.unfreeze", "optimizer.rate_factors"):
-        Layers(tuple(keys[key])).check(names, key)
+    checked = {"model.freeze": config.model.frozen, "model.new_layers": config.model.fresh_layers}
+    checked |= {key: Layers((*(groups.frozen if "groups" in key else ()), *layers)) for key, layers in keys.items()}
+    for key, layers in checked.items():
+        layers.check(names, key)
     trained = [name for name in names if name not in config.frozen]
     freezing_key = Key.plain("model.freeze", config.model.freeze) if config.model.freeze else Key("optimizer.groups")
     if not trained:

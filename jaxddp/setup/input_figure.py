@@ -36,9 +36,8 @@ def input_figure(feed: Feed, preprocess: Preprocess, step: int, count: int) -> "
 def denormalized(preprocess: Preprocess, inputs: Inputs) -> np.ndarray:
     """Convert the network's input back to pixels, uint8[B, H, W, C]."""
     images = np.asarray(inputs.images).astype(np.float32)
-    channels = images.shape[-1]
-    pixels = (images * np.array(preprocess.std[:channels]) + np.array(preprocess.mean[:channels])) * 255
-    return np.clip(np.round(pixels), 0, 255).astype(np.uint8)
+    std, mean = (np.array(each[: images.shape[-1]]) for each in (preprocess.std, preprocess.mean))
+    return np.clip(np.round((images * std + mean) * 255), 0, 255).astype(np.uint8)
 
 
 def _titles(batch: Batch, inputs: Inputs, names: tuple[str, ...], places: np.ndarray) -> list[str]:
@@ -48,14 +47,14 @@ def _titles(batch: Batch, inputs: Inputs, names: tuple[str, ...], places: np.nda
         classes = [int(label)] if label.ndim == 0 else np.flatnonzero(label).tolist()
         return ", ".join(short_class_name(names[each]) for each in classes) or "no label"
 
-    titles = []
-    for index in places.tolist():
+    def title_of(index: int) -> str:
         title, mixing = name_of(batch.label[index]), inputs.mixing
         if mixing is not None:
             weight = float(mixing.weight[index])
             title = f"{weight:.0%} {title}\n{1 - weight:.0%} {name_of(mixing.label[index])}"
-        titles.append(f"{title}\nrow {int(batch.row[index])}")
-    return titles
+        return f"{title}\nrow {int(batch.row[index])}"
+
+    return [title_of(index) for index in places.tolist()]
 
 
 def show(recipe: Recipe, step: int, count: int, out: Path) -> str:

@@ -149,7 +149,7 @@ def settle_shares(
 
 def _settle_auto(setup: RunSetup, file: Path | None, run_id: str, *, resumes: bool) -> tuple[str, str]:
     """Return shares that were saved or are measured now, and their ratio and origin as text."""
-    topology, peers = setup.topology, setup.topology.peers
+    topology, peers, division = setup.topology, setup.topology.peers, setup.layout.division
     kinds = [device.device_kind for device in topology.mesh.devices.flat]
     content = {RUN_ID: run_id, "shares": "", "processes": topology.process_count, "devices": kinds}
     # Process 0 reads the file, because other hosts may not see its last write yet.
@@ -159,14 +159,13 @@ def _settle_auto(setup: RunSetup, file: Path | None, run_id: str, *, resumes: bo
     if not shares:
         if reason and peers.is_first:
             _log.info(f"shares: measured again, because {reason}")
-        speeds, division = measure_shares(setup), setup.layout.division
+        speeds = measure_shares(setup)
         arguments = speeds, peers.process_count, division.batch_size, division.unit_of_slice
         shares = peers.from_first("shares", lambda: shares_of(*arguments))
         origin = f"measured {listed([f'{speed:.3g}' for speed in speeds])} images/s"
         if file is not None and peers.is_first:
             files.replace(file, (json.dumps(content | {"shares": shares}, indent=2) + "\n").encode())
-    ratios = listed([f"{weight:g}" for weight in Shares.parse(shares).weights])
-    return shares, f"{ratios}, {origin}"
+    return shares, f"{listed([f'{weight:g}' for weight in Shares.parse(shares).weights])}, {origin}"
 
 
 def _saved(file: Path, expected: Mapping[str, Any]) -> tuple[str, str]:
@@ -175,15 +174,11 @@ def _saved(file: Path, expected: Mapping[str, Any]) -> tuple[str, str]:
     Args:
         expected: the content of the file, whose `shares` are not compared.
     """
-    if not file.exists():
-        return "", "the run did not measure its devices"
     try:
         saved = files.parse_json(files.read(file), dict)
-        if saved[RUN_ID] != expected[RUN_ID]:
-            return "", f"{file} is of another run"
-        if saved | {"shares": ""} != expected:
-            return "", "the devices have changed"
         Shares.parse(saved["shares"]).of_devices(len(saved["devices"]), saved["processes"])
-        return saved["shares"], ""
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
-        return "", f"{file} is damaged"
+        return "", f"{file} is missing or damaged"
+    if saved | {"shares": ""} != expected:
+        return "", "the devices have changed" if saved[RUN_ID] == expected[RUN_ID] else f"{file} is of another run"
+    return saved["shares"], ""

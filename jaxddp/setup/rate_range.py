@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import itertools
 import math
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -73,11 +74,9 @@ class RateTest:
     @property
     def smoothed(self) -> np.ndarray:
         """float64[steps]: the exponential moving average of the losses, with bias correction."""
-        means, mean, keep = [], 0.0, 1 - 1 / self.rates.num_steps(_SMOOTHING)
-        for step, loss in enumerate(self.losses, 1):
-            mean = keep * mean + (1 - keep) * loss
-            means.append(mean / (1 - keep**step))
-        return np.array(means)
+        keep = 1 - 1 / self.rates.num_steps(_SMOOTHING)
+        means = itertools.accumulate(self.losses, lambda mean, loss: keep * mean + (1 - keep) * loss, initial=0.0)
+        return np.array([*means][1:]) / (1 - keep ** np.arange(1, len(self.losses) + 1))
 
     @property
     def step_rates(self) -> np.ndarray:
@@ -100,16 +99,13 @@ class RateTest:
         rate of the window in which this minimum decreases most. A decrease that only undoes an earlier increase of the
         loss does not change the minimum, so it has no effect.
         """
-        rates, window, diverged = self.step_rates, self.rates.num_steps(_WINDOW), None
-        minimum = np.minimum.accumulate(self.smoothed)
-        if not self.finite:
-            diverged = float(self.rates.schedule(len(self.losses)))
-        elif self.diverged_at is not None:
-            diverged = float(rates[self.diverged_at])
+        window, minimum = self.rates.num_steps(_WINDOW), np.minimum.accumulate(self.smoothed)
+        step = self.diverged_at if self.finite else len(self.losses)
+        diverged = None if step is None else float(self.rates.schedule(step))
         decreases = minimum[:-window] - minimum[window:]
         if not decreases.size or decreases.max() <= 0:
             return Suggestion(None, None, diverged)
-        steepest = float(rates[decreases.argmax()])
+        steepest = float(self.step_rates[decreases.argmax()])
         return Suggestion(min(steepest, math.inf if diverged is None else diverged / 10), steepest, diverged)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxddp.config import Config, DataConfig, ParallelConfig
 from jaxddp.config.values import flatten
-from jaxddp.core.errors import InputError, Key, counted
+from jaxddp.core.errors import InputError, Key, counted, some
 from jaxddp.core.peers import Peers
 from jaxddp.core.phases import doing
 from jaxddp.data.batch import Division, Growth
@@ -256,16 +256,12 @@ def _united(train: Any, val: Any, config: Config, topology: Topology) -> tuple[A
 
 def check_comparable(source: Source, trained: Source, data: DataConfig) -> None:
     """Check that a source has images and classes like the training data. Raises: InputError."""
-    ids, trained_ids = source.class_ids, trained.class_ids
     same_classes = "select the same classes in both"
-    if len(ids) != len(trained_ids):
-        raise _differ(VALIDATION, counted(len(ids), "class"), len(trained_ids), same_classes)
-    for label, (class_id, trained_id) in enumerate(zip(ids, trained_ids, strict=True)):
-        if class_id != trained_id:
-            raise _differ(VALIDATION, f"class {label} is {class_id!r}", repr(trained_id), same_classes)
-    if (several := labels_of(source).several) != labels_of(trained).several:
-        both = ("several labels per image", "one") if several else ("one label per image", "several")
-        raise _differ(VALIDATION, *both, "give one label per image in both, or several in both")
+    _check_equal(VALIDATION, "{} classes", len(source.class_ids), len(trained.class_ids), same_classes)
+    for label, ids in enumerate(zip(source.class_ids, trained.class_ids, strict=True)):
+        _check_equal(VALIDATION, f"class {label} is {{!r}}", *ids, same_classes)
+    labels = ("several labels" if labels_of(each).several else "one label" for each in (source, trained))
+    _check_equal(VALIDATION, "{} per image", *labels, "give one label per image in both, or several in both")
     data = data.of_evaluation
     check_pixels(source, trained, data, VALIDATION)
     source.check_evaluation(data)
@@ -273,14 +269,17 @@ def check_comparable(source: Source, trained: Source, data: DataConfig) -> None:
 
 def check_pixels(source: Source, trained: Source, data: DataConfig, what: str) -> None:
     """Check that a source has images like the training data; `what` names it in messages. Raises: InputError."""
-    if (shape := source.image_shape(data)) != (trained_shape := trained.image_shape(data)):
-        raise _differ(what, f"images of {shape}", trained_shape, "give both the same shape")
-    if (dtype := image_dtype(source, data)) != (trained_dtype := image_dtype(trained, data)):
-        raise _differ(what, f"pixels of {dtype}", trained_dtype, "give both the same dtype")
+    shapes, dtypes = zip(
+        *((each.image_shape(data), image_dtype(each, data)) for each in (source, trained)), strict=True
+    )
+    _check_equal(what, "images of {}", *shapes, "give both the same shape")
+    _check_equal(what, "pixels of {}", *dtypes, "give both the same dtype")
 
 
-def _differ(what: str, found: str, trained: object, advice: str) -> InputError:
-    return InputError(f"{what}: {found}, and {trained} in the training data; {advice}")
+def _check_equal(what: str, problem: str, found: object, trained: object, advice: str) -> None:
+    if found != trained:
+        both = f"{problem.format(found)}, and {problem.format(trained)} in the training data"
+        raise InputError(f"{what}: {both}", advice=advice)
 
 
 def warn_of_unseen_classes(source: Source, trained: Source) -> None:
@@ -288,11 +287,10 @@ def warn_of_unseen_classes(source: Source, trained: Source) -> None:
     counts, trained_counts = class_counts(source), class_counts(trained)
     unseen = np.flatnonzero((counts > 0) & (trained_counts == 0))
     if len(unseen):
-        names = ", ".join(repr(source.class_names[label]) for label in unseen[:3])
-        more = f" and {len(unseen) - 3:,} more" if len(unseen) > 3 else ""
+        names = some([repr(source.class_names[label]) for label in unseen])
         _log.warning(
             f"validation data: {counts[unseen].sum():,} of {counted(len(source), 'example')} are of classes without "
-            f"any training examples: {names}{more}"
+            f"any training examples: {names}"
         )
 
 

@@ -3,7 +3,6 @@
 The state, the random key and the batches are arguments of the compiled programs.
 """
 
-import contextlib
 import copy
 import dataclasses
 import logging
@@ -145,8 +144,7 @@ class RunSetup(Recipe):
     @cached_property
     def measured(self) -> Objective:
         """The loss and the metrics of evaluation as one function of the parameters."""
-        loss, views = self.eval_loss, self.config.eval.views
-        return Objective(self.network, loss, self.preprocess, self.metrics, views)
+        return Objective(self.network, self.eval_loss, self.preprocess, self.metrics, self.config.eval.views)
 
     @cached_property
     def phases(self) -> Phases:
@@ -177,9 +175,9 @@ class RunSetup(Recipe):
         is_other, has_weights = seed != self.feed.order.seed, self.config.model.weights is not None
         if is_other and not has_weights and self.initialize is None and brings_weights(self.model):
             raise InputError(f"with_seed({seed}): {OWN_WEIGHTS}")
-        config = self.config.replace(seed=seed)
+        changed = self.changed(config=self.config.replace(seed=seed))
         self.topology.peers.agree({"seed": str(seed)})
-        setup = dataclasses.replace(self.changed(config=config), feed=self.feed.with_seed(seed))
+        setup = dataclasses.replace(changed, feed=self.feed.with_seed(seed))
         state = setup.initial_state()
         if is_other and not has_weights and _are_equal(self.state.params, state.params):
             _warn_of_equal_starts(self.topology)
@@ -282,9 +280,9 @@ class RunSetup(Recipe):
         return identity(self, self.supervised, self.state)
 
     def __repr__(self) -> str:
-        count = counted(sum(leaf.size for leaf in jax.tree.leaves(self.like.params)), "parameter")
+        parameters = sum(leaf.size for leaf in jax.tree.leaves(self.like.params))
         batch = f"global batch {self.feed.order.batch_size:,} over {counted(self.topology.num_devices, 'device')}"
-        return f"RunSetup({count}, {counted(len(self.resources.train), 'example')}, {batch})"
+        return f"RunSetup({counted(parameters, 'parameter')}, {counted(len(self.resources.train), 'example')}, {batch})"
 
     def __str__(self) -> str:
         """Return the `repr`, and a line for each device with the rows of a batch that it computes."""
@@ -332,16 +330,14 @@ def check_state(state: Any, setup: RunSetup, *, to_train: bool = False) -> None:
         raise refused("state", state, "give a TrainState, which is the first value that train returns")
     ours, like = (each if to_train else (each.replace(opt_state=(), parts={}, step=())) for each in (state, setup.like))
     if difference := first_difference(ours, like):
-        name, given, expected = difference
-        raise InputError(
-            f"state: {name} is {given}, and {expected} in this setup; give a state of its model and optimizer"
-        )
+        problem = "state: {} is {}, and {} in this setup".format(*difference)
+        raise InputError(problem, advice="give a state of its model and optimizer")
     step, devices = state.step, set(setup.topology.mesh.devices.flat)
     if isinstance(step, jax.Array) and step.committed and step.sharding.device_set != devices:
-        raise InputError(
-            f"state: it is on {len(step.sharding.device_set)} devices, which are not the {len(devices)} of this setup; "
-            "give setup.topology.replicate(jax.device_get(state))"
+        problem = (
+            f"state: it is on {len(step.sharding.device_set)} devices, which are not the {len(devices)} of this setup"
         )
+        raise InputError(problem, advice="give setup.topology.replicate(jax.device_get(state))")
 
 
 def check_start(setup: RunSetup, *, resumes: bool = False) -> None:
@@ -438,14 +434,16 @@ def _check_seed_of_hooks(setup: RunSetup, file: RecipeFile, params: Any) -> None
 
 def _check_agreement(recipe: Recipe) -> None:
     """Check that all processes have the same data in the same order, and compile the same program."""
-    resources, order, peers = recipe.resources, recipe.feed.order, recipe.topology.peers
-    options = resources.compiler_options
+    resources, order = recipe.resources, recipe.feed.order
     sources = {"training data": resources.train, "unlabelled data": resources.unlabelled}
-    fingerprints = {name: source.fingerprint for name, source in sources.items() if source is not None}
-    names = {"batch size": str(order.batch_size), "seed": str(order.seed)}
+    values = {name: source.fingerprint for name, source in sources.items() if source is not None}
+    values |= {"batch size": str(order.batch_size), "seed": str(order.seed)}
     # Processes with different programs would wait for each other forever.
-    names |= {"gradients come from": str(recipe.layout.way), "XLA's options": str(sorted(options.items()))}
-    peers.agree(fingerprints | names | settings())
+    values |= {
+        "gradients come from": str(recipe.layout.way),
+        "XLA's options": str(sorted(resources.compiler_options.items())),
+    }
+    recipe.topology.peers.agree(values | settings())
 
 
 def complete_recipe(recipe: Recipe) -> tuple[Recipe, Shapes]:
@@ -479,8 +477,15 @@ def check_keys_of_hooks(file: RecipeFile, recipe: Recipe) -> None:
     values = flatten(recipe.config.to_dict())
     set_keys = {key for key in file.set_keys if values[key] is not None}
     kinds = [kind for kind in CHOICES if kind.hook in file.hooks]
-    if not set_keys or not kinds or not _traced_optimizer(file, recipe):
+    if not set_keys or not kinds:
         return
+    if OPTIMIZERS in kinds:
+        # The optimizer may read keys in its update. The step calls it in the same way, and reports its errors.
+        try:
+            params, _ = trees_of(recipe.model, recipe.layout.training_data.image_shape)
+            jax.eval_shape(recipe.optimizer.update, params, jax.eval_shape(recipe.optimizer.init, params), params)
+        except Exception:
+            return
     read = set[str]().union(*(hook.read for hook in file.hooks.values())) | _read_by_others(file, recipe)
     problems, names = dict[str, Words](), set[str]()
     for kind in kinds:
@@ -488,10 +493,10 @@ def check_keys_of_hooks(file: RecipeFile, recipe: Recipe) -> None:
         reader = f"{kind.hook} of {hook.path.stem if is_built_in(hook.path) else hook.path}"
         keys = {kind.key} if kind is OBJECTIVES else {kind.key, *kind.readers(), *kind.also_read}
         unread = keys & set_keys - read
-        for key in sorted(unread):
-            problems[key] = Key(key, values[key]), f" has no effect, because {reader} does not read it"
-        if unread and kind is not SCHEDULES:
-            names.add(kind.key)
+        problems |= {
+            key: (Key(key, values[key]), f" has no effect, because {reader} does not read it") for key in sorted(unread)
+        }
+        names |= {kind.key} if unread and kind is not SCHEDULES else set()
     if problems:
         advice: tuple[Words, ...] = ("leave it out" if len(problems) == 1 else "leave them out",)
         if len(names - problems.keys()) == 1:
@@ -499,26 +504,15 @@ def check_keys_of_hooks(file: RecipeFile, recipe: Recipe) -> None:
         raise InputError(*joined("; ", problems.values()), advice=advice)
 
 
-def _traced_optimizer(file: RecipeFile, recipe: Recipe) -> bool:
-    """Trace the optimizer of a hook, which may read keys in its update. Returns False if it cannot be traced."""
-    if OPTIMIZERS.hook not in file.hooks:
-        return True
-    # The step calls the optimizer in the same way, and reports its errors.
-    with contextlib.suppress(Exception):
-        params, _ = trees_of(recipe.model, recipe.layout.training_data.image_shape)
-        jax.eval_shape(recipe.optimizer.update, params, jax.eval_shape(recipe.optimizer.init, params), params)
-        return True
-    return False
-
-
 def _read_by_others(file: RecipeFile, recipe: Recipe) -> set[str]:
     """Return the keys of a schedule that have an effect beside a hook: on its arguments, or on a part of the step."""
     of_hook = file.hooks[OPTIMIZERS.hook].read if OPTIMIZERS.hook in file.hooks else ()
-    name = recipe.config.optimizer.schedule
+    name, read = recipe.config.optimizer.schedule, set[str]()
     of_schedule = {SCHEDULES.key, *SCHEDULES.keys_read(name)}
-    read = of_schedule if any(part.name == name for part in recipe.parts) else set[str]()
     if CALLED in of_hook:
         read |= {*of_schedule, *SCHEDULES.also_read}
+    elif any(part.name == name for part in recipe.parts):
+        read |= of_schedule
     if "optimizer.learning_rate" in of_hook:
         # The hook receives the learning rate for the batch size.
         read |= {"optimizer.reference_batch", "optimizer.scaling"}

@@ -13,7 +13,9 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 
 from jaxddp.config.registry import METRICS
-from jaxddp.core.errors import InputError, Option, plural
+from jaxddp.core.errors import plural
+from jaxddp.core.files import reading
+from jaxddp.core.peers import Peers
 from jaxddp.core.phases import phase
 from jaxddp.data.batch import Batch
 from jaxddp.engine.objective import Objective, targets
@@ -66,15 +68,11 @@ def train(
     claimed = _claim(recipe, directory)
     if directory is None:
         setup = settle_shares(_begin(recipe, resumes=False))
-        return fit(make_run(setup, listeners, evaluators, claimed.objects, claimed.record()))
+        return fit(make_run(setup, listeners, evaluators, claimed.record()))
     # The user's code may change the current directory.
-    try:
+    with reading(directory, "go to another directory, or give an absolute path"):
         directory = directory.absolute()
-    except FileNotFoundError:
-        problem = Option("workdir", directory), ": the current directory does not exist"
-        raise InputError(*problem, advice="go to another directory, or give an absolute path") from None
     loggers = make_loggers(config, directory)
-    check_requested_metrics(loggers, recipe.layout.training_data.labels)
     with session(directory, peers, keep=config.checkpoint.keep, goal=recipe.goal, resume=resume) as opened:
         resumes = opened.resume_step is not None
         signature = Signature.of(recipe.resources.train, config.data)
@@ -83,15 +81,12 @@ def train(
         record, is_same = claim(directory, claimed, peers, resuming=resumes)
         if not resumes:
             opened.checkpoints.integrity.run = RunIdentity.of(record)
-        is_same = is_same and recipe.file is not None
-        if ended := describe_end(directory, opened.resume_step, peers, is_same=is_same):
-            if peers.is_first:
-                print(ended, flush=True)
+        if ended := describe_end(directory, opened.resume_step, peers, is_same=is_same and recipe.file is not None):
+            _print(ended, peers)
             return None
         all_listeners = [*listeners, *loggers, *_listeners_of_hook(recipe, directory)]
-        setup = _begin(recipe, resumes=resumes)
-        setup = settle_shares(setup, directory, record[RUN_ID], resumes=resumes)
-        run = make_run(setup, all_listeners, evaluators, claimed.objects, record)
+        setup = settle_shares(_begin(recipe, resumes=resumes), directory, record[RUN_ID], resumes=resumes)
+        run = make_run(setup, all_listeners, evaluators, record)
         if peers.is_first:
             signature.write(directory, record[RUN_ID])
         return fit(opened.restore_into(run))
@@ -107,9 +102,13 @@ def _begin(recipe: Recipe, *, resumes: bool) -> RunSetup:
         check_start(recipe, resumes=resumes)
         return dataclasses.replace(recipe, state=jax.tree.map(jnp.copy, recipe.state))
     setup = initialize(recipe, fresh=not resumes)
-    if recipe.topology.peers.is_first and (line := derivation(recipe.config)):
-        print(line, flush=True)
+    _print(derivation(recipe.config), recipe.topology.peers)
     return setup
+
+
+def _print(line: str, peers: Peers) -> None:
+    if line and peers.is_first:
+        print(line, flush=True)
 
 
 def _listeners_of_hook(recipe: Recipe, directory: Path) -> Sequence[Any]:
@@ -133,25 +132,26 @@ def _claim(recipe: Recipe, directory: Path | None) -> Claim:
         return Claim(settings, fingerprints, recipe.file)
     # Each call of `train` may have other validation data.
     fingerprints.pop("val", None)
-    train, keys = settings["train"], ["batch_size", "duration", "gradient_precision", "precision"]
-    if train["sync_every"] is not None:
-        is_mean = train["outer_optimizer"] == "mean"
-        keys += ["sync_every", *(() if is_mean else ("outer_optimizer", "outer_rate", "outer_momentum"))]
-    config = {
-        "seed": settings["seed"],
-        "data": settings["data"],
-        "train": {key: train[key] for key in keys},
-        "parallel": {"reproducible": settings["parallel"]["reproducible"]},
-    }
+    config: dict[str, Any] = {key: settings[key] for key in ("seed", "data")}
+    config |= {section: {key: settings[section][key] for key in keys} for section, keys in _CLAIMED.items()}
     needs_identity = directory is not None or not recipe.topology.peers.is_alone
     return Claim(config, fingerprints, objects=recipe.identity() if needs_identity else {})
+
+
+_CLAIMED = {
+    "train": (
+        *("batch_size", "duration", "gradient_precision", "precision"),
+        *("sync_every", "outer_optimizer", "outer_rate", "outer_momentum"),
+    ),
+    "parallel": ("reproducible",),
+}
+"""The keys that config.json holds of a setup, by section."""
 
 
 def make_run(
     setup: RunSetup,
     listeners: Sequence[Any] = (),
     evaluators: Sequence[Measure] = (),
-    objects: Mapping[str, str] | None = None,
     record: Mapping[str, Any] | None = None,
 ) -> Run:
     """Make the run of a setup. The run consumes the setup's state. It saves nothing by itself; see
@@ -159,14 +159,12 @@ def make_run(
 
     Args:
         evaluators: functions of the state that return further metrics of a validation.
-        objects: digests that identify the recipe's objects if they were passed to the Python API; see
-            `RunSetup.identity`. They must be the same on all processes.
-        record: the content of config.json, for the listeners.
+        record: the content of config.json, for the listeners. All processes must have the same `objects` there.
     """
     plan, topology, resident = setup.layout.plan, setup.topology, setup.config.data.cache == "device"
     if not (peers := topology.peers).is_alone:
-        whole = checksums(setup.way.whole(setup.state))
-        peers.agree({**(objects or {}), **whole, "the number of steps": str(plan.total_steps)})
+        objects, whole = (record or {}).get("objects", {}), checksums(setup.way.whole(setup.state))
+        peers.agree({**objects, **whole, "the number of steps": str(plan.total_steps)})
         listeners = [*listeners, SlowProcesses(peers)]
     evaluator = _evaluator(setup, listeners, evaluators)
     if resident:
@@ -182,7 +180,6 @@ def make_run(
     # The listeners of process 0 decide how many predictions are made, and all processes compute them.
     wanted = [getattr(listener, "wants_predictions", 0) for listener in listeners]
     max_predictions = peers.from_first("predictions", lambda: str(max(wanted, default=0)))
-    has_replicas = topology.num_devices > 1 and plan.replicas.examples
     # The examples of arrays have numbers in place of paths.
     first_name = "" if setup.validated is None else setup.validated.name(0)
     return Run(
@@ -199,7 +196,7 @@ def make_run(
         learning_rate=setup.learning_rate and jax.jit(setup.learning_rate),
         growth=setup.feed.growing(plan.total_steps),
         self_test=setup.self_test(),
-        replicas=Replicas(setup.way) if has_replicas else None,
+        replicas=Replicas(setup.way) if topology.num_devices > 1 and plan.replicas.examples else None,
         suspects=functools.partial(describe_non_finite, objective=setup.supervised, feed=setup.feed, key=setup.key),
         evaluator=evaluator,
         predictor=setup.predictor(int(max_predictions)),
@@ -242,14 +239,14 @@ def describe_non_finite(state: TrainState, step: int, objective: Objective, feed
     finite = map(np.asarray, _finite(objective, feed.topology)(state, batch, key))
     # Padding is not described.
     rows, images, losses = (each[rows >= 0] for each in (rows, *finite))
+    subject, bad = "Each image of the batch has a finite loss if it is evaluated alone; the batch is", rows
     if not losses.all():
-        return f"The loss is not finite for {_rows_text(rows[~losses])} of the training data"
-    if not images.all():
-        return f"Images are not finite after augmentation: {_rows_text(rows[~images])} of the training data"
-    return (
-        "Each image of the batch has a finite loss if it is evaluated alone; "
-        f"the batch is {_rows_text(rows)} of the training data"
-    )
+        subject, bad = "The loss is not finite for", rows[~losses]
+    elif not images.all():
+        subject, bad = "Images are not finite after augmentation:", rows[~images]
+    more = f" and {len(bad) - _MOST_SHOWN} more" if len(bad) > _MOST_SHOWN else ""
+    shown = ", ".join(map(str, bad[:_MOST_SHOWN]))
+    return f"{subject} {plural(len(bad), 'row')} {shown}{more} of the training data"
 
 
 def _finite(objective: Objective, topology: Topology) -> Callable[..., tuple[jax.Array, jax.Array]]:
@@ -260,16 +257,9 @@ def _finite(objective: Objective, topology: Topology) -> Callable[..., tuple[jax
 
     def local(state: TrainState, batch: Batch, key: jax.Array) -> tuple[jax.Array, jax.Array]:
         images = objective.preprocess(batch, train=True, key=key).images
-        logits = objective.predict(state.params, state.model_state, images)
-        logits = logits.astype(jnp.float32)
+        logits = objective.predict(state.params, state.model_state, images).astype(jnp.float32)
         losses, _ = objective.loss(logits, targets(batch.label, logits))
         return jnp.isfinite(images).all((1, 2, 3)), jnp.isfinite(losses)
 
     sharded = jax.shard_map(local, mesh=topology.mesh, in_specs=(P(), P(AXIS), P()), out_specs=P(AXIS))
     return jax.jit(sharded, out_shardings=topology.replicated)
-
-
-def _rows_text(rows: np.ndarray) -> str:
-    shown = ", ".join(map(str, rows[:_MOST_SHOWN]))
-    more = f" and {len(rows) - _MOST_SHOWN} more" if len(rows) > _MOST_SHOWN else ""
-    return f"{plural(len(rows), 'row')} {shown}{more}"

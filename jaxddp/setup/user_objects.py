@@ -68,9 +68,10 @@ class UserObject:
         Raises: InputError if the object is not a function, or takes other arguments.
         """
         if isinstance(self.value, type) or not callable(self.value):
+            advice = f"give a function of {description}"
             if self.hook is None:
-                raise refused(self.where, self.value, f"give a function of {description}")
-            raise InputError(f"{self.where}: {kind_of(self.value)} was given; give a function of {description}")
+                raise refused(self.where, self.value, advice)
+            raise InputError(f"{self.where}: {kind_of(self.value)} was given", advice=advice)
         check_parameters(self.value, self.where, getattr(self.value, "__name__", type(self.value).__name__), arguments)
         return self.value if self.hook is None else self.hook.guarded(self.value)
 
@@ -152,24 +153,6 @@ def check_listeners(listeners: Any, where: str) -> list[Any]:
 _KEY = "loss.class_weights"
 
 
-def configured_losses(
-    config: Config, labels: LabelKind, class_counts: np.ndarray, num_examples: int
-) -> tuple[ExampleLoss, ExampleLoss]:
-    """Return the loss of training and the loss of evaluation, which has no label smoothing.
-
-    Args:
-        class_counts: int64[K], the number of training examples of each class.
-        num_examples: the number of training examples.
-
-    Raises:
-        InputError: the name is unknown, or the class weights do not fit the loss or the classes.
-    """
-    weights = class_weights(config, class_counts, num_examples)
-    training = _make_loss(config, weights, labels)
-    plain = config.replace(train={"label_smoothing": 0.0})
-    return training, training if config == plain else _make_loss(plain, weights, labels)
-
-
 def class_weights(config: Config, class_counts: np.ndarray, num_examples: int) -> np.ndarray | None:
     """Return the class weights, float64[K], or None. Balanced weights are N / (K n_k) for n_k of N examples in class k.
 
@@ -245,23 +228,19 @@ def with_user_metrics(
     """
     if not isinstance(user_metrics, Mapping):
         raise InputError(f"{where}: {kind_of(user_metrics)} was given; give a dict of name to function")
-    metrics = {**configured, **user_metrics} if user_metrics else {}
-    metric_of_value: dict[str, str] = {}
-    for name, metric in metrics.items():
+    metrics, measured_by = {**configured, **user_metrics}, dict[str, str]()
+    for name, metric in metrics.items() if user_metrics else ():
         check_name(name, where)
         if is_set_metric(metric):
-            value_names = check_set_metric(metric, f"{where}: {name}", labels)
+            values = check_set_metric(metric, f"{where}: {name}", labels)
         else:
             check_metric(metric, f"{where}: {name}", labels)
-            value_names = (name,)
-        for value_name in value_names:
-            check_name(value_name, f"{where}: {name}")
-            if value_name in metric_of_value:
-                raise InputError(
-                    f"{where}: {metric_of_value[value_name]} and {name} both measure {value_name!r}; rename one of them"
-                )
-            metric_of_value[value_name] = name
-    return {**configured, **user_metrics}
+            values = (name,)
+        for value in values:
+            check_name(value, f"{where}: {name}")
+            if (other := measured_by.setdefault(value, name)) != name:
+                raise InputError(f"{where}: {other} and {name} both measure {value!r}; rename one of them")
+    return metrics
 
 
 def check_requested_metrics(listeners: Iterable[Any], labels: LabelKind) -> None:
@@ -294,13 +273,21 @@ def check_name(name: Any, where: str) -> None:
 
 
 def losses_of(config: Config, data: TrainingData, user_object: ObjectSource) -> tuple[ExampleLoss, ExampleLoss]:
-    """Make the loss of training and the loss of evaluation. Raises: InputError."""
+    """Make the loss of training and the loss of evaluation, which has no label smoothing.
+
+    Raises:
+        InputError: the name is unknown, the class weights do not fit the loss or the classes, or the user's object is
+            no loss.
+    """
     custom = user_object("loss", config)
     if custom is None:
-        return configured_losses(config, data.labels, data.class_counts, data.num_examples)
-    reads_weights = custom.hook is not None and "loss.class_weights" in custom.hook.read
+        weights = class_weights(config, data.class_counts, data.num_examples)
+        plain = config.replace(train={"label_smoothing": 0.0})
+        training = _make_loss(config, weights, data.labels)
+        return training, training if config == plain else _make_loss(plain, weights, data.labels)
+    reads_weights = custom.hook is not None and _KEY in custom.hook.read
     if config.loss.class_weights is not None and not reads_weights:
-        key = Key.plain("loss.class_weights", config.loss.class_weights)
+        key = Key.plain(_KEY, config.loss.class_weights)
         raise InputError(key, f": {custom.where} gives a loss, which has its own weights", advice="leave it out")
     with custom.named_in_errors():
         loss = example_loss(custom.value, data.labels)

@@ -11,7 +11,6 @@ import os
 import secrets
 import shlex
 import shutil
-from collections import defaultdict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields
 from datetime import datetime
@@ -24,8 +23,8 @@ from jaxddp.config import Config
 from jaxddp.config.data_section import IMAGE_KEYS
 from jaxddp.config.goal import VAL
 from jaxddp.config.model_section import NETWORK_KEYS, LossConfig
-from jaxddp.config.registry import CHOICES, NAMES, effective_settings, needs
-from jaxddp.config.values import flatten
+from jaxddp.config.registry import NAMES, effective_settings, needs
+from jaxddp.config.values import flatten, nested
 from jaxddp.core.errors import InputError, Key, Option, figure
 from jaxddp.core.peers import ALONE, Peers
 from jaxddp.data.manifest import find_manifest
@@ -100,12 +99,10 @@ def claim(directory: Path, claimed: Claim, peers: Peers = ALONE, *, resuming: bo
     record, run_id, same = claimed.record(), "", False
     if resuming:
         saved, record = compare(directory, claimed, peers)
-        run_id = str(saved.get(RUN_ID) or "")
-        same = changed_keys(saved, record).isdisjoint(LENGTH_KEYS)
-        before, now = flatten(saved), flatten(record)
-        for key in (key for key in LOCATION_KEYS if peers.is_first and before.get(key) != now.get(key)):
-            change = f"was {before.get(key)!r} and is now {now.get(key)!r}"
-            _log.info(f"{key} {change}: the fingerprints are equal; they do not cover the image files")
+        run_id, changes = str(saved.get(RUN_ID) or ""), changed_keys(saved, record)
+        same = changes.keys().isdisjoint(LENGTH_KEYS)
+        for key in (key for key in LOCATION_KEYS if peers.is_first and key in changes):
+            _log.info(f"{key}{changes[key]}: the fingerprints are equal; they do not cover the image files")
     record = {RUN_ID: peers.from_first("run id", lambda: run_id or secrets.token_hex(8)), **record}
     if peers.is_first:
         if claimed.recipe is not None:
@@ -120,10 +117,17 @@ def claim(directory: Path, claimed: Claim, peers: Peers = ALONE, *, resuming: bo
     return record, same
 
 
-def changed_keys(saved: dict[str, Any], record: dict[str, Any]) -> set[str]:
-    """Return the keys, with dots, whose values differ in two contents of config.json. The run's id is not compared."""
+def changed_keys(saved: dict[str, Any], record: dict[str, Any]) -> dict[str, str]:
+    """Return the keys, with dots, whose values differ in two contents of config.json, and both values as text.
+
+    The run's id is not compared.
+    """
     before, now = flatten(saved), flatten(record)
-    return {key for key in before.keys() | now.keys() if before.get(key) != now.get(key)} - {RUN_ID}
+    return {
+        key: f" was {before.get(key)!r} and is now {now.get(key)!r}"
+        for key in sorted(before.keys() | now.keys() - {RUN_ID})
+        if before.get(key) != now.get(key)
+    }
 
 
 def compare(directory: Path, claimed: Claim, peers: Peers = ALONE) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -164,12 +168,10 @@ def check_evaluation(directory: Path, config: Config) -> None:
     if "model" not in saved:
         return
     of_run, of_config = (effective_settings(Config, flatten(each)) for each in (saved, config.to_dict()))
-    for key in EVALUATION_KEYS:
-        if of_run.get(key) != of_config[key]:
-            raise InputError(
-                *(f"{path}: ", Key(key), f" was {of_run.get(key)!r} and is now {of_config[key]!r}"),
-                advice="a checkpoint is evaluated as it was trained: leave the option out",
-            )
+    changes = changed_keys(of_run, of_config)
+    for key in (key for key in EVALUATION_KEYS if key in changes):
+        advice = "a checkpoint is evaluated as it was trained: leave the option out"
+        raise InputError(f"{path}: ", Key(key), changes[key], advice=advice)
 
 
 def _compare(path: Path, saved: dict[str, Any], record: dict[str, Any], hooks: Collection[str], peers: Peers) -> None:
@@ -183,24 +185,16 @@ def _compare(path: Path, saved: dict[str, Any], record: dict[str, Any], hooks: C
         if peers.is_first:
             written = before["objects.jax"]
             _log.warning(f"{path}: written with jax {written}; its model, loss and optimizer cannot be compared")
-        objects = {key for key in now if key.startswith("objects.") and key in before}
-        before, now = ({key: each[key] for key in each.keys() - objects} for each in (before, now))
-    changed = [key for key in sorted(saved_keys.keys() | now.keys()) if before.get(key) != now.get(key)]
-    had, has = (set(values.get("recipe.hooks") or ()) for values in (before, now))
-    # A recipe without hooks has no entry; any other entry is a damaged one, which the keys below name.
-    is_sound = isinstance(saved.get("recipe", {}), dict)
-    for kind in (kind for kind in CHOICES if is_sound and kind.hook in had ^ has):
-        verb, where = ("replaces", "") if kind.hook in had else ("replaced", " in the run")
-        problem = f" {verb} {kind.hook} of the recipe{where}"
-        raise InputError(f"{path}: ", Key(kind.key), problem, advice=_RECIPE_ADVICE)
-    needed = {need.key for need in needs(Config).values()}
+        before |= {key: value for key, value in now.items() if key.startswith("objects.") and key in before}
+    changes, needed = changed_keys(before, now), {need.key for need in needs(Config).values()}
+    changed = changes.keys() & (saved_keys.keys() | now.keys()) - MAY_CHANGE
+    first = (*NAMES, "recipe.hooks")
     # Some keys determine the values of other keys, and the precision is a part of a model. The error names such a key
     # rather than one that changes with it.
-    for key in sorted(changed, key=lambda key: (key not in NAMES, key not in needed, key.startswith("objects."))):
-        if key not in MAY_CHANGE:
-            continuation = f"; jaxddp train {path.parent} continues with its own settings" if "model" in saved else ""
-            change = f" was {before.get(key)!r} and is now {now.get(key)!r}"
-            raise InputError(f"{path}: ", Key(key), change, advice=(_RECIPE_ADVICE, continuation))
+    order = lambda key: (key not in first, key not in needed, key.startswith("objects."), key)  # noqa: E731
+    for key in sorted(changed, key=order):
+        continuation = f"; jaxddp train {path.parent} continues with its own settings" if "model" in saved else ""
+        raise InputError(f"{path}: ", Key(key), changes[key], advice=(_RECIPE_ADVICE, continuation))
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -237,25 +231,27 @@ def with_absolute_paths(config: Config, peers: Peers = ALONE) -> Config:
     Raises:
         InputError: no data set has this name, or there is no manifest.
     """
-    settings, changes = config.to_dict(), defaultdict[str, dict[str, Any]](dict)
-    flat = flatten(settings)
-    for key in (key for key in _PATH_KEYS if flat[key] is not None):
-        is_path = is_local(flat[key]) if key == "model.weights" else (key, flat[key]) != ("data.unlabelled", TRAIN)
-        section, _, name = key.partition(".")
-        changes[section][name] = absolute(flat[key]) if is_path else flat[key]
-    data = settings["data"] | changes["data"]
-    if data["name"] is not None and data["path"] is None:
-        entry = dataclasses.asdict(root.resolve(data["name"]))
-        of_name = {key: data[key] or entry[key] for key in ("train", "val", "classes")}
-        of_name |= {"path": entry["path"], "name": None}
+    data = flatten(config.to_dict())
+    changes: dict[str, Any] = {key: absolute(data[key]) for key in _PATH_KEYS if _is_path(key, data[key])}
+    data |= changes
+    if data["data.name"] is not None and data["data.path"] is None:
+        entry = dataclasses.asdict(root.resolve(data["data.name"]))
+        of_name = {f"data.{key}": data[f"data.{key}"] or entry[key] for key in ("train", "val", "classes")}
+        of_name |= {"data.path": entry["path"], "data.name": None}
         if len({*peers.exchange("data.name", json.dumps(of_name))}) == 1:
-            changes["data"] |= of_name
-    path = (data | changes["data"])["path"]
+            changes |= of_name
+    data |= changes
     # With data of its own, each process finds its own manifest when it opens the data.
-    is_shared = data["placement"] == "shared"
-    if is_shared and data["verify"] == "manifest" and data["manifest"] is None and path is not None:
-        changes["data"]["manifest"] = str(find_manifest(path, None))
-    return config.replace(**changes)
+    is_needed = data["data.placement"] == "shared" and data["data.verify"] == "manifest"
+    if is_needed and data["data.manifest"] is None and data["data.path"] is not None:
+        changes["data.manifest"] = str(find_manifest(data["data.path"], None))
+    return config.replace(**nested(changes))
+
+
+def _is_path(key: str, value: str | None) -> bool:
+    if key == "model.weights":
+        return value is not None and is_local(value)
+    return value is not None and (key, value) != ("data.unlabelled", TRAIN)
 
 
 _OPENING_KEYS = frozenset(
@@ -341,8 +337,7 @@ def nothing_to_train(file: RecipeFile, directory: Path) -> str:
     if "model" not in saved or Integrity(place).check(step) is not None:
         return ""
     claimed = Claim(config.replace(train={"precision": precision}).to_dict(), fingerprints, file)
-    changed = changed_keys(saved, claimed.record())
-    if not changed.isdisjoint(_OPENING_KEYS):
+    if not changed_keys(saved, claimed.record()).keys().isdisjoint(_OPENING_KEYS):
         return ""
     compare(directory, claimed)
     return lines

@@ -114,7 +114,7 @@ def session(
             # Damaged checkpoints are renamed first, because Orbax would count them among the latest ones to keep.
             peers.from_first("whole checkpoints", lambda: rename_damaged(place))
         with Checkpoints(place, peers, keep=keep, goal=goal) as checkpoints, stop_on_sigterm() as stop:
-            presence.saves = lambda: (checkpoints.last_saved, checkpoints.last_complete)
+            presence.last_saved = lambda: checkpoints.last_saved
 
             def should_stop(step: int) -> bool:
                 # If the directory was removed, Orbax would make it again and save there.
@@ -132,19 +132,17 @@ def rename_damaged(place: Path) -> str:
     Raises:
         InputError: there are checkpoints, and all are damaged; none is renamed.
     """
-    integrity, damaged, step = Integrity(place), dict[int, str](), None
+    integrity, damaged = Integrity(place), dict[int, str]()
     if integrity.fault is not None:
         _log.warning(f"{place / INDEX}: {integrity.fault}; it is rebuilt from the undamaged manifests")
     for step in reversed(steps_in(place)):
         if (fault := integrity.check(step)) is None:
             break
         damaged[step] = fault
-    if step in damaged:
-        newest, fault = next(iter(damaged.items()))
-        raise InputError(
-            f"{place / str(newest)}: step {newest} is damaged: {fault}",
-            advice=("no checkpoint there is whole, so restore the files, or start in another ", Option("workdir")),
-        )
+    else:
+        for newest, fault in damaged.items():
+            advice = ("no checkpoint there is whole, so restore the files, or start in another ", Option("workdir"))
+            raise InputError(f"{place / str(newest)}: step {newest} is damaged: {fault}", advice=advice)
     for each, fault in damaged.items():
         renamed = place / f"{each}{DAMAGED_SUFFIX}"
         with files.readable_errors(renamed):
@@ -164,18 +162,14 @@ def resume_step(checkpoints: Checkpoints, resume: Resume) -> int | None:
         InputError: `resume` is "must", but there is no checkpoint; or it is "never", but there is one.
     """
     # Process 0 decides, because a network file system may show an older checkpoint to the others.
-    first = checkpoints.peers.exchange("latest checkpoint", str(checkpoints.latest()))[0]
-    latest = None if first == str(None) else int(first)
+    latest = json.loads(checkpoints.peers.exchange("latest checkpoint", json.dumps(checkpoints.latest()))[0])
     if resume == "must" and latest is None:
-        raise InputError(
-            f"{checkpoints.directory}: no checkpoint to resume from",
-            advice=("check ", Option("workdir"), ", or --resume auto"),
-        )
+        advice = ("check ", Option("workdir"), ", or --resume auto")
+        raise InputError(f"{checkpoints.directory}: no checkpoint to resume from", advice=advice)
     if resume == "never" and latest is not None:
-        raise InputError(
-            f"{checkpoints.directory}: has checkpoints up to step {latest}; a new run (--resume never) would lose them",
-            advice=("choose another ", Option("workdir"), ", remove it, or --resume auto"),
-        )
+        advice = ("choose another ", Option("workdir"), ", remove it, or --resume auto")
+        problem = f"has checkpoints up to step {latest}; a new run (--resume never) would lose them"
+        raise InputError(f"{checkpoints.directory}: {problem}", advice=advice)
     return latest
 
 
@@ -236,13 +230,11 @@ class Presence:
     """The device and inode of a work directory, of its folder of checkpoints and of its config.json.
 
     Attributes:
-        saves: returns the last step that this process saved, and the last one whose checkpoint is complete; None if
-            there is none.
+        last_saved: returns the last step that this process saved; None if there is none.
     """
 
     def __init__(self, directory: Path):
-        self.saves: Callable[[], tuple[int | None, int | None]] = lambda: (None, None)
-        self._complete: int | None = None
+        self.last_saved: Callable[[], int | None] = lambda: None
         self._paths = (directory, directory / CHECKPOINTS, directory / CONFIG_FILE)
         self._identities: dict[Path, tuple[int, int]] = {}
         self._checked_state: tuple[int, int, int] | None = None
@@ -264,7 +256,6 @@ class Presence:
             if (fault := self.fault()) is not None:
                 raise InputError(fault)
             self._checked_state = state
-        _, self._complete = self.saves()
 
     def fault(self) -> str | None:
         """Return an error message about a removed or replaced path; None if all paths are unchanged or unreachable."""
@@ -305,20 +296,14 @@ class Presence:
         directory, checkpoints, config = self._paths
         for _ in range(_REMOVALS):
             with contextlib.suppress(OSError):
-                known: set[str] = {*_OF_CHECKPOINTS}
-                saved, _ = self.saves()
-                # A checkpoint that was complete before the removal, or one beside a config.json, is a copy of the user.
-                if saved != self._complete and self._is_new(directory) and not config.exists():
-                    known.add(str(saved))
+                # A checkpoint beside a config.json is a copy of the user.
+                known = {*_OF_CHECKPOINTS, "" if config.exists() else str(self.last_saved())}
                 names = {name for name in os.listdir(checkpoints) if UNFINISHED_SUFFIX not in name}
                 if self._is_new(checkpoints) and names <= known:
                     shutil.rmtree(checkpoints, ignore_errors=True)
             with contextlib.suppress(OSError):
-                names = {*os.listdir(directory)}
-                if self._is_new(directory) and names <= _OF_A_RUN:
-                    for name in names:
-                        (directory / name).unlink()
-                    directory.rmdir()
+                if self._is_new(directory) and {*os.listdir(directory)} <= _OF_A_RUN:
+                    shutil.rmtree(directory)
             time.sleep(_REMOVAL_INTERVAL)
 
     def _is_new(self, place: Path) -> bool:

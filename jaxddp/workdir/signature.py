@@ -104,12 +104,11 @@ class Signature:
             before = Signature.read(directory)
         if before is None or before.class_ids != self.class_ids:
             return
+        advice = ("restore the name in the data set, or start in another ", Option("workdir"))
         for each, was, now in zip(self.class_ids, before.class_names, self.class_names, strict=True):
             if was != now:
-                raise InputError(
-                    f"{directory / SIGNATURE_FILE}: class {show(each)} was called {show(was)} and is now {show(now)}",
-                    advice=("restore the name in the data set, or start in another ", Option("workdir")),
-                )
+                problem = f"class {show(each)} was called {show(was)} and is now {show(now)}"
+                raise InputError(f"{directory / SIGNATURE_FILE}: {problem}", advice=advice)
 
     def write(self, directory: Path, run_id: str | None) -> None:
         """Write the file into the work directory of a run. Raises InputError if this fails."""
@@ -122,19 +121,12 @@ class Signature:
         Raises:
             InputError: the arrays have another shape or dtype; see also `as_pixels`.
         """
-        dtype, images = images.dtype, as_pixels(images, "normalized" if self.dtype == NORMALIZED else None)
-        if dtype != images.dtype and images.dtype == np.uint8 and self.dtype == "uint16":
+        given, images = images, as_pixels(images, "normalized" if self.dtype == NORMALIZED else None)
+        if given.dtype != images.dtype and images.dtype == np.uint8 and self.dtype == "uint16":
             images = widened(images)
-        if dtype != images.dtype and images.dtype == np.uint16 and self.dtype == "uint8":
-            raise InputError(
-                f"images: {dtype} that are no multiples of 1/255, and the network was trained on uint8; give "
-                "np.rint(images * 255).astype(np.uint8)"
-            )
         if images.shape[1:] != self.image_shape or images.dtype != self.dtype:
-            shape = ", ".join(map(str, self.image_shape))
-            raise InputError(
-                f"images: {shaped(images)} was given; give {self.dtype}[N, {shape}], as the network was trained on"
-            )
+            expected = f"{self.dtype}[N, {', '.join(map(str, self.image_shape))}]"
+            raise InputError(f"images: {shaped(given)} was given; give {expected}, as the network was trained on")
         return images
 
     def data(self, data: DataConfig) -> DataConfig:
@@ -145,14 +137,12 @@ class Signature:
         """
         height, width, channels = self.image_shape
         if channels not in _FILE_CHANNELS or height != width or self.dtype == NORMALIZED:
-            raise InputError(
-                f"the run was trained on arrays of {height}x{width} pixels with {channels} channels, which files "
-                f"cannot have; give an array, {self.dtype}[N, {height}, {width}, {channels}]"
-            )
+            problem = f"the run was trained on arrays of {height}x{width} pixels with {channels} channels"
+            advice = f"give an array, {self.dtype}[N, {height}, {width}, {channels}]"
+            raise InputError(f"{problem}, which files cannot have", advice=advice)
         size: dict[str, Any] = {"image_size": height, "channels": channels, "bits": 8 * np.dtype(self.dtype).itemsize}
         # Images in memory were not cropped.
-        resize = height if self.in_memory else data.resize
-        return dataclasses.replace(data, **size, eval_size=None, resize=resize)
+        return dataclasses.replace(data, **size, eval_size=None, resize=height if self.in_memory else data.resize)
 
 
 def with_settings_of_weights(
