@@ -229,10 +229,9 @@ def train(
         InputError, NonFiniteError, ReplicaError, GradientError, Preempted: see `jaxddp.core.errors`.
     """
     check_setup(setup)
-    arguments.check_workdir_for(workdir, profile, log_to)
-    logs = arguments.log_settings(log_to, log_project, log_name, log_config)
+    logs = arguments.log_settings(workdir, profile, log_to, log_project, log_name, log_config)
     changes: dict[str, dict[str, Any]] = {
-        "log": {"every": log_every, "profile": profile} | logs,
+        "log": {"every": log_every} | logs,
         "eval": {"every": eval_every, "batch_size": setup.feed.order.batch_size},
         "checkpoint": {"every": save_every},
         "parallel": {"check_replicas": check_every, "self_test": self_test},
@@ -301,11 +300,8 @@ def topk_accuracy(
     """
     arguments.check_evaluation(state, setup, table, one_label=True)
     several = k if isinstance(k, Iterable) and not isinstance(k, str) else [k]
-    ks = [checked(number, int, "k") for number in several]
-    for number in ks:
-        if not 1 <= number <= table.num_classes:
-            raise InputError(Key("k", number), f": expected 1 to {table.num_classes}, the number of classes")
-    measured = setup.evaluator(table, metrics={f"top{number}": TopK(number) for number in ks})(state)
+    ks = [checked(number, Annotated[int, Range(1, table.num_classes)], "k") for number in several]
+    measured = setup.changed(metrics={f"top{number}": TopK(number) for number in ks}).evaluator(table)(state)
     return {number: measured[f"top{number}"] for number in ks}
 
 

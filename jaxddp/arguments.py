@@ -86,20 +86,19 @@ def config_of_options(options: Mapping[str, Any], objective: Any, seed: int, oth
 
 
 def log_settings(
-    log_to: str | Sequence[str], project: str | None, name: str | None, config: Mapping[str, Any] | None
+    workdir: Any, profile: Any, log_to: str | Sequence[str], project: str | None, name: str | None, config: Any
 ) -> dict[str, Any]:
-    """Return the values of the config section `log` for the arguments of loggers. Raises: InputError."""
-    words = tuple(f"{key}={value}" for key, value in checked(config or {}, dict, "log_config").items())
-    settings = {"to": ("jsonl", *checked(log_to, Names, "log_to")), "project": project, "name": name, "config": words}
-    Config().replace(log=settings).log.check()
-    return settings
+    """Return the values of the config section `log` for the arguments of loggers; `config` is a dict or None.
 
-
-def check_workdir_for(workdir: Any, profile: Any, log_to: Any) -> None:
-    """Raise `InputError` if an argument needs a work directory and there is none."""
+    Raises: InputError if a value is invalid, or a work directory is needed and there is none.
+    """
     if workdir is None and (profile or log_to):
         file = (Key("profile", profile), ": a trace") if profile else (Key("log_to", log_to), ": the output of loggers")
         raise InputError(file, " is written into the work directory", advice="give workdir too")
+    words = tuple(f"{key}={value}" for key, value in checked(config or {}, dict, "log_config").items())
+    settings = {"to": ("jsonl", *checked(log_to, Names, "log_to")), "project": project, "name": name, "config": words}
+    Config().replace(log=settings).log.check()
+    return settings | {"profile": profile}
 
 
 @contextmanager
@@ -215,12 +214,12 @@ def check_length(before: Config, after: Config) -> None:
     if before.train.lookahead is not None:
         slow = f": the last step takes over the slow weights, and the setup was prepared for {changed}"
         raise InputError(Key("train.lookahead"), slow, advice=advice)
-    times = {("model.unfreeze", f": {layer}="): time for layer, time in before.model.unfreeze_times.items()}
+    times = [("model.unfreeze", time) for time in before.model.unfreeze_times.values()]
     if before.data.grow_from is not None:
-        times |= {("data.grow_start", "="): before.data.grow_start, ("data.grow_end", "="): before.data.grow_end}
-    for (key, equals), duration in times.items():
+        times += [("data.grow_start", before.data.grow_start), ("data.grow_end", before.data.grow_end)]
+    for key, duration in times:
         if duration.unit == "%":
-            share = f"{equals}{duration} is a fraction of {changed}"
+            share = f": {duration} is a fraction of {changed}"
             raise InputError(Key(key), share, advice=f"{advice}, or use epochs or steps")
 
 

@@ -297,7 +297,7 @@ def test_evaluate_rejects_its_other_invalid_arguments(setup, trained):
     assert error_line(jaxddp.evaluate, trained, setup, VAL, "mse") == (
         "loss: an object of type str was given; give a function of (logits, labels)"
     )
-    assert error_line(jaxddp.topk_accuracy, trained, setup, VAL, 6) == "k=6: expected 1 to 5, the number of classes"
+    assert error_line(jaxddp.topk_accuracy, trained, setup, VAL, 6) == "k=6: expected 1 to 5"
     assert error_line(jaxddp.topk_accuracy, trained, setup, VAL, "1") == "k='1': expected a whole number"
     assert error_line(jaxddp.topk_accuracy, trained, setup, VAL, [1.0]) == "k=1.0: expected a whole number"
     assert jaxddp.topk_accuracy(trained, setup, VAL, 5) == {5: 1.0}

@@ -93,7 +93,7 @@ def test_a_run_with_other_classes_starts_with_a_new_head(run, caplog):
     ids = signature.class_ids
     model, topology = model_of(file.config, len(ids), objects_of_hooks(file.hooks)), Topology.create(1)
     shapes = shapes_of(model, (16, 16, 3))
-    targets = [WeightsTarget(model, shapes, len(ids), class_ids) for class_ids in (ids, ids[::-1])]
+    targets = [WeightsTarget(model, (16, 16, 3), len(ids), class_ids) for class_ids in (ids, ids[::-1])]
     weights = [initial_weights(run, target, topology) for target in targets]
     assert [shapes.keys() - arrays for arrays in weights] == [set(), {"params/fc/kernel", "params/fc/bias"}]
     heads = "a new head for 5 other classes: params/fc/bias, params/fc/kernel"

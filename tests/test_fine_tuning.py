@@ -317,7 +317,7 @@ def test_a_network_without_parameters_is_rejected():
 def test_unfreezing_at_a_percentage_raises_an_error_if_the_run_has_another_length():
     setup = prepare_training(LinenNet(), random_table(20), 1, sgd(0.1), 4, unfreeze="conv=50%")
     with pytest.raises(
-        InputError, match="conv=50% is a fraction of a run of 1 epoch, but the length is now 3 epochs; give the "
+        InputError, match="unfreeze: 50% is a fraction of a run of 1 epoch, but the length is now 3 epochs; give the "
     ):
         fit(softmax_cross_entropy, setup, epochs=3, listeners=())
 

@@ -384,7 +384,7 @@ def test_a_run_that_ends_before_its_images_have_grown_logs_it(caplog):
 def test_growth_as_a_share_of_a_run_whose_length_changed_is_rejected():
     data = DataConfig(**{**GROWING, "grow_end": "80%"})
     setup = jaxddp.prepare_training(statistics_model(), TABLE, 2, sgd(0.05), 4, epochs=2, data=data)
-    message = r"^data.grow_end=80% is a fraction of a run of 2 epochs, but the length is now 3 epochs; give"
+    message = r"^data.grow_end: 80% is a fraction of a run of 2 epochs, but the length is now 3 epochs; give"
     with pytest.raises(InputError, match=message):
         jaxddp.train(jaxddp.softmax_cross_entropy, setup, epochs=3, listeners=())
     _, history = jaxddp.train(jaxddp.softmax_cross_entropy, setup, listeners=(), log_every="1 step")

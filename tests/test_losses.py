@@ -278,7 +278,7 @@ def test_balanced_weights_of_a_recipe_come_from_its_training_data():
     table = dataclasses.replace(random_table(50), labels=np.repeat(np.arange(CLASSES), [3, 7, 10, 10, 20]))
     topology = Topology.create(1)
     layout = Layout.of(config, topology, TrainingData.of(table, config.data))
-    objects = make_objects(config, layout, topology, objects_of_arguments())
+    objects = make_objects(config, layout, objects_of_arguments())
     values, weights = objects["loss"](jnp.zeros((5, CLASSES)), jnp.arange(5))
     np.testing.assert_allclose(weights, 50 / (5 * np.array([3, 7, 10, 10, 20])), rtol=1e-6)
     np.testing.assert_allclose(values, 0.9 * weights * np.log(5) + 0.1 * np.mean(weights) * np.log(5), rtol=1e-6)

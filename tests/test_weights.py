@@ -59,9 +59,7 @@ def test_exported_weights_are_read_back_bit_for_bit(tmp_path, make):
 def test_a_head_for_other_classes_is_newly_initialized(tmp_path, caplog):
     model = small_resnet(5)
     write(tmp_path / "w.safetensors", {**state_dict_of(small_resnet()), "extra.weight": np.zeros(3)})
-    arrays = initial_weights(
-        tmp_path / "w.safetensors", WeightsTarget(model, shapes_of(model, (6, 6, 3)), 5), Topology.create(1)
-    )
+    arrays = initial_weights(tmp_path / "w.safetensors", WeightsTarget(model, (6, 6, 3), 5), Topology.create(1))
     assert set(shapes_of(model, (6, 6, 3))) - set(arrays) == {"params/fc/kernel", "params/fc/bias"}
     assert caplog.messages == [
         f"{tmp_path / 'w.safetensors'}: 30 of the network's 32 arrays; a new head for 5 classes: params/fc/bias, "

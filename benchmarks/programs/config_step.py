@@ -59,12 +59,12 @@ def compile_step(
     images = lambda count: np.zeros((count, *shape), np.uint8)  # noqa: E731
     known = TrainingData(data.examples, LabelKind(data.classes), counts, images, shape, shape, np.dtype(np.uint8))
     layout = Layout.of(config, topology, known)
-    objects = make_objects(config, layout, topology, objects_of_hooks(file.hooks))
+    objects = make_objects(config, layout, objects_of_hooks(file.hooks))
     preprocess = Preprocess.of(config, config.data.augment, objects["augmentation"])
     known = {"config": config, "topology": topology, "layout": layout, "preprocess": preprocess}
     # The data are only described, so nothing can be fed.
     none: Any = None
-    recipe, _ = complete_recipe(Recipe(**known, resources=none, feed=none, **objects))
+    recipe = complete_recipe(Recipe(**known, resources=none, feed=none, **objects))
     model = for_platform(recipe.model, platform)
     init = make_init(model, recipe.optimizer, shape, topology, parts=recipe.parts, transform=recipe.initialize)
     way = layout.way

@@ -45,7 +45,7 @@ from jaxddp.models.interface import Model, by_path, trees_of
 from jaxddp.platforms import platform_named
 from jaxddp.recipe.file import RecipeFile
 from jaxddp.setup.feed import eval_batches, limit_batch_size
-from jaxddp.setup.initial_weights import state_of_weights
+from jaxddp.setup.initial_weights import WeightsTarget, state_of_weights
 from jaxddp.setup.network_checks import check_eval_size, in_precision
 from jaxddp.setup.recipe import check_normalization, model_of
 from jaxddp.setup.resources import TrainingData, join_and_resolve, open_validation, open_validation_alone, steps_of
@@ -444,7 +444,8 @@ def network_of_weights(config: Config, source: Source, topology: Topology) -> Tr
     model = model_of(config, NUM_CLASSES, objects_of_hooks({}))
     data = config.data.of_evaluation
     shape = source.image_shape(data)
-    path, state = state_of_weights(config, model, shape, range(NUM_CLASSES), topology)
+    target = WeightsTarget(model, shape, NUM_CLASSES, new_layers=config.model.fresh_layers)
+    path, state = state_of_weights(config, target, topology)
     names = tuple(map(str, range(NUM_CLASSES)))
     signature = Signature(names, names, shape, np.dtype(image_dtype(source, data)).name, source.pixel_shape is not None)
     return TrainedRun(path or Path(), 0, config, model, state, Preprocess.of(config), signature, topology)
@@ -542,8 +543,9 @@ def _with_weights(
     if config.model.weights is None and initialize is None and not isinstance(model, NNXModel):
         raise InputError(Key("model.weights"), ": is not set", advice="name the weights to evaluate")
     change = initialize and initialize.function("(params, model_state)", "params, model_state")
-    more = {"initialize": change, "needs_head": True}
-    _, state = state_of_weights(config, model, data.image_shape, val.class_ids, topology, **more)
+    ids, fresh = tuple(val.class_ids), config.model.fresh_layers
+    target = WeightsTarget(model, data.image_shape, len(ids), ids, fresh, needs_head=True)
+    _, state = state_of_weights(config, target, topology, change)
     return model, state, val
 
 

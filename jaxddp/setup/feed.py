@@ -124,9 +124,7 @@ class Feed:
         if self.growth is None:
             return None
         largest = self.growth.side(total_steps - 1)
-        return ImageGrowth(
-            self.growth.side, lambda feed: tuple(self._with_side(argument, largest) for argument in feed)
-        )
+        return ImageGrowth(self.growth.side, lambda feed: tuple(self._with_side(each, largest) for each in feed))
 
     def _with_side(self, argument: Any, side: int) -> Any:
         """Return an argument of a chunk for images of another side. The images of a batch become abstract shapes."""
@@ -158,11 +156,8 @@ class Feed:
             del self.resident[use]
         needed, free = {use: self._bytes(use, source) for use, source in missing.items()}, self.topology.free_memory()
         if free is not None and sum(needed.values()) > free:
-            raise InputError(
-                Key("data.cache", "device", '"device"'),
-                f": each device needs memory for {images_text(needed)}, and has {size(free)} free",
-                advice=_SMALLER,
-            )
+            problem = f": each device needs memory for {images_text(needed)}, and has {size(free)} free"
+            raise InputError(Key("data.cache", "device", '"device"'), problem, advice=_SMALLER)
         for use, source in missing.items():
             when = lambda use=use: f"while the {use} images were copied to the devices"  # noqa: E731
             out_of_memory = memory_errors(when, lambda: _SMALLER)

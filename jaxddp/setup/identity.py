@@ -97,13 +97,9 @@ def shared_settings(recipe: Recipe, **others: Any) -> dict[str, str]:
 
 def checksums(state: TrainState) -> dict[str, str]:
     """Return checksums of this process's state by component; they cover structure, dtypes, shapes and values."""
-    components = {
-        "the initial parameters": (state.params, state.model_state),
-        "the optimizer's initial state": state.opt_state,
-        "the initial state of the step's parts": state.parts,
-        "the step that training begins with": state.step,
-    }
-    return {name: checksum(tree) for name, tree in components.items()}
+    components = {"parameters": (state.params, state.model_state), "state of the optimizer": state.opt_state}
+    components |= {"state of the step's parts": state.parts, "step": state.step}
+    return {f"the initial {name}": checksum(tree) for name, tree in components.items()}
 
 
 def checksum(tree: Any) -> str:

@@ -1,5 +1,6 @@
 """Loads the initial weights of a run, and applies the keys that set single layers, such as `model.freeze`."""
 
+import functools
 import logging
 import os
 import zlib
@@ -42,21 +43,24 @@ class WeightsTarget:
 
     Attributes:
         model: the network.
-        shapes: the shapes of its arrays by path.
         num_classes: the number of its classes.
         class_ids: the ids of its classes; empty if they are not known.
-        image_shape: the shape of its images, [H, W, C]; None if arrays are not converted to it.
+        image_shape: the shape of its images, [H, W, C], to which arrays are converted.
         new_layers: layers that keep their initial values.
         needs_head: whether a head for other classes is an error.
     """
 
     model: Model
-    shapes: Shapes
+    image_shape: ImageShape
     num_classes: int
     class_ids: Sequence[str] = ()
-    image_shape: tuple[int, int, int] | None = None
     new_layers: Layers = NO_LAYERS
     needs_head: bool = False
+
+    @functools.cached_property
+    def shapes(self) -> Shapes:
+        """The shapes of the network's arrays by path."""
+        return shapes_of(self.model, self.image_shape)
 
 
 def initial_weights(path: Path, target: WeightsTarget, topology: Topology) -> dict[str, np.ndarray]:
@@ -80,12 +84,12 @@ def initial_weights(path: Path, target: WeightsTarget, topology: Topology) -> di
         # `jaxddp push` writes the signature beside a file of weights.
         is_pushed = path.name == WEIGHTS_FILE and os.path.isfile(path.parent / CONFIG_FILE)
         signature = Signature.read(path.parent) if is_pushed else None
-    class_ids, shape = tuple(target.class_ids), target.image_shape
+    class_ids = tuple(target.class_ids)
     has_other_classes = signature is not None and bool(class_ids) and signature.class_ids != class_ids
     if has_other_classes and target.needs_head:
         raise InputError(f"{path}: its classes differ from those of the data; give data with the same classes")
     stored_shape = signature.image_shape if signature is not None else None
-    images = None if shape is None else ImageArrays.of(target.model, shape, stored_shape)
+    images = ImageArrays.of(target.model, target.image_shape, stored_shape)
     heads, crc = {"new_head": has_other_classes, "needs_head": target.needs_head}, 0
     with about(path):
         matched = match(target.shapes, stored, namings, target.num_classes, target.new_layers, **heads, images=images)
@@ -107,28 +111,18 @@ def initial_weights(path: Path, target: WeightsTarget, topology: Topology) -> di
 
 
 def state_of_weights(
-    config: Config,
-    model: Model,
-    image_shape: ImageShape,
-    class_ids: Sequence[Any],
-    topology: Topology,
-    *,
-    initialize: Transform | None = None,
-    needs_head: bool = False,
+    config: Config, target: WeightsTarget, topology: Topology, initialize: Transform | None = None
 ) -> tuple[Path | None, TrainState]:
     """Return the file of the weights of a config, and the state of a network with them, on all devices.
 
     Args:
-        image_shape: the shape of the images that the network is made for, [H, W, C].
+        target: the network, and the shape of its images.
         initialize: a function of the fresh arrays; see `make_init`.
-        needs_head: whether a head for other classes is an error. Otherwise `class_ids` are only counted.
 
     Raises: see `initial_weights` and `make_init`.
     """
-    ids, fresh = tuple(class_ids) if needs_head else (), config.model.fresh_layers
-    target = WeightsTarget(model, shapes_of(model, image_shape), len(class_ids), ids, image_shape, fresh, needs_head)
     path, arrays = configured_weights(config.model, target, topology)
-    init = make_init(model, optax.identity(), image_shape, topology, transform=initialize)
+    init = make_init(target.model, optax.identity(), target.image_shape, topology, transform=initialize)
     return path, init(topology.replicate(jax.random.key(config.seed)), topology.replicate(arrays))
 
 
@@ -163,10 +157,8 @@ def fine_tuned(recipe: Recipe, shapes: Shapes) -> Recipe:
         if start >= plan.total_steps and recipe.topology.peers.is_first:
             problem = f"{layer!r} is trained from step {start} on, but the run ends at step {plan.total_steps}"
             _log.warning(f"model.unfreeze: {problem}")
-    factors = {name: longest_match(config.optimizer.layer_rate_factors, name, 1.0) for name in trained}
-    if config.optimizer.layer_decay != 1:
-        decays = _layer_decays(recipe.model, trained, config.optimizer.layer_decay)
-        factors = {name: factors[name] * decays[name] for name in trained}
+    decays = _layer_decays(recipe.model, trained, config.optimizer.layer_decay)
+    factors = {name: longest_match(config.optimizer.layer_rate_factors, name, 1.0) * decays[name] for name in trained}
     if config.frozen:
         optimizer = only_trained(optimizer, config.frozen)
     if any(value != 1 for value in factors.values()):
@@ -216,6 +208,8 @@ def _trained(config: Config, shapes: Shapes, kernels: Kernels) -> list[str]:
 def _layer_decays(model: Model, names: Iterable[str], decay: float) -> dict[str, float]:
     """Return, for each name, `decay` raised to the number of layers that follow it."""
     module: Any = getattr(model, "module", model)
+    if decay == 1:
+        return dict.fromkeys(names, 1.0)
     if not hasattr(module, "depth_of"):
         problem = f": {name_of(module)} does not define the depth of its layers"
         advice = "give it depth and depth_of(path), or leave this out and set ", Key("optimizer.rate_factors")

@@ -9,7 +9,6 @@ import numpy as np
 import jaxddp.core.files as files
 from jaxddp.augment.preprocess import Inputs, Preprocess
 from jaxddp.core.errors import counted
-from jaxddp.data.batch import Batch
 from jaxddp.setup.feed import Feed
 from jaxddp.setup.recipe import Recipe
 from jaxddp.training.events import short_class_name
@@ -30,7 +29,21 @@ def input_figure(feed: Feed, preprocess: Preprocess, step: int, count: int) -> "
     places = np.flatnonzero(np.asarray(batch.mask))[:count]
     is_normalized = np.issubdtype(batch.image.dtype, np.floating)
     pixels = np.asarray(inputs.images) if is_normalized else denormalized(preprocess, inputs)
-    return input_grid(pixels[places], _titles(batch, inputs, feed.source.class_names, places))
+    names = feed.source.class_names
+
+    def name_of(label: jax.Array) -> str:
+        classes = [int(label)] if label.ndim == 0 else np.flatnonzero(label).tolist()
+        return ", ".join(short_class_name(names[each]) for each in classes) or "no label"
+
+    def title_of(index: int) -> str:
+        """Return the label, or both labels and their weights if images are mixed, and the row."""
+        title, mixing = name_of(batch.label[index]), inputs.mixing
+        if mixing is not None:
+            weight = float(mixing.weight[index])
+            title = f"{weight:.0%} {title}\n{1 - weight:.0%} {name_of(mixing.label[index])}"
+        return f"{title}\nrow {int(batch.row[index])}"
+
+    return input_grid(pixels[places], [title_of(index) for index in places.tolist()])
 
 
 def denormalized(preprocess: Preprocess, inputs: Inputs) -> np.ndarray:
@@ -38,23 +51,6 @@ def denormalized(preprocess: Preprocess, inputs: Inputs) -> np.ndarray:
     images = np.asarray(inputs.images).astype(np.float32)
     std, mean = (np.array(each[: images.shape[-1]]) for each in (preprocess.std, preprocess.mean))
     return np.clip(np.round((images * std + mean) * 255), 0, 255).astype(np.uint8)
-
-
-def _titles(batch: Batch, inputs: Inputs, names: tuple[str, ...], places: np.ndarray) -> list[str]:
-    """Return a title for each image: its label, or both labels and their weights if images are mixed, and its row."""
-
-    def name_of(label: jax.Array) -> str:
-        classes = [int(label)] if label.ndim == 0 else np.flatnonzero(label).tolist()
-        return ", ".join(short_class_name(names[each]) for each in classes) or "no label"
-
-    def title_of(index: int) -> str:
-        title, mixing = name_of(batch.label[index]), inputs.mixing
-        if mixing is not None:
-            weight = float(mixing.weight[index])
-            title = f"{weight:.0%} {title}\n{1 - weight:.0%} {name_of(mixing.label[index])}"
-        return f"{title}\nrow {int(batch.row[index])}"
-
-    return [title_of(index) for index in places.tolist()]
 
 
 def show(recipe: Recipe, step: int, count: int, out: Path) -> str:

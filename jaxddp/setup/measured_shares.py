@@ -87,19 +87,14 @@ def _are_similar(speeds: Sequence[float]) -> bool:
 
 
 def random_batch(shapes: Batch, topology: Topology) -> Batch:
-    """Return a placed batch of random pixels with these shapes, without padding, with label 0 for all examples.
-
-    Normalized images, float32, are normal numbers.
-    """
+    """Return a placed batch of random pixels with these shapes, without padding, with label 0 for all examples."""
     process, processes = topology.process_index, topology.process_count
 
     def fill(path: Any, shape: jax.ShapeDtypeStruct) -> jax.Array:
-        column, local, random = path[-1].name, (shape.shape[0] // processes, *shape.shape[1:]), np.random.default_rng
+        local, column = (shape.shape[0] // processes, *shape.shape[1:]), path[-1].name
         if column != "image":
             return topology.place(np.full(local, column == "mask", shape.dtype))
-        if np.issubdtype(shape.dtype, np.floating):
-            return topology.place(random(process).standard_normal(local, shape.dtype))
-        return topology.place(random(process).integers(0, np.iinfo(shape.dtype).max, local, shape.dtype))
+        return topology.place(np.random.default_rng(process).integers(0, 256, local).astype(shape.dtype))
 
     return jax.tree_util.tree_map_with_path(fill, shapes)
 
@@ -133,39 +128,33 @@ def settle_shares(
     Raises:
         InputError: the file cannot be written; see also `Layout.of`.
     """
-    shares, peers = setup.config.parallel.shares, setup.topology.peers
+    shares, topology, peers = setup.config.parallel.shares, setup.topology, setup.topology.peers
     if shares is None:
         return setup
     origin = f"parallel.shares={shares}"
-    if shares == AUTO and setup.topology.num_devices > 1:
+    if shares == AUTO and topology.num_devices > 1:
         file = None if directory is None else directory / SHARES_FILE
-        shares, origin = _settle_auto(setup, file, run_id, resumes=resumes)
+        kinds = [device.device_kind for device in topology.mesh.devices.flat]
+        content = {RUN_ID: run_id, "shares": "", "processes": topology.process_count, "devices": kinds}
+        # Process 0 reads the file, because other hosts may not see its last write yet.
+        read = lambda: _saved(file, content) if file is not None and resumes else ("", "")  # noqa: E731
+        shares, reason = json.loads(peers.from_first("saved shares", lambda: json.dumps(read())))
+        origin = "as measured at the start of the run"
+        if not shares:
+            if reason and peers.is_first:
+                _log.info(f"shares: measured again, because {reason}")
+            speeds, division = measure_shares(setup), setup.layout.division
+            arguments = speeds, peers.process_count, division.batch_size, division.unit_of_slice
+            shares = peers.from_first("shares", lambda: shares_of(*arguments))
+            origin = f"measured {listed([f'{speed:.3g}' for speed in speeds])} images/s"
+            if file is not None and peers.is_first:
+                files.replace(file, (json.dumps(content | {"shares": shares}, indent=2) + "\n").encode())
+        origin = f"{listed([f'{weight:g}' for weight in Shares.parse(shares).weights])}, {origin}"
         setup = setup.changed(config=setup.config.replace(parallel={"shares": shares}))
     if peers.is_first:
         sizes = [rows.stop - rows.start for _, rows in setup.slices]
         _log.info(f"shares: {origin}; slices of {listed(sizes)} images")
     return setup
-
-
-def _settle_auto(setup: RunSetup, file: Path | None, run_id: str, *, resumes: bool) -> tuple[str, str]:
-    """Return shares that were saved or are measured now, and their ratio and origin as text."""
-    topology, peers, division = setup.topology, setup.topology.peers, setup.layout.division
-    kinds = [device.device_kind for device in topology.mesh.devices.flat]
-    content = {RUN_ID: run_id, "shares": "", "processes": topology.process_count, "devices": kinds}
-    # Process 0 reads the file, because other hosts may not see its last write yet.
-    read = lambda: _saved(file, content) if file is not None and resumes else ("", "")  # noqa: E731
-    shares, reason = json.loads(peers.from_first("saved shares", lambda: json.dumps(read())))
-    origin = "as measured at the start of the run"
-    if not shares:
-        if reason and peers.is_first:
-            _log.info(f"shares: measured again, because {reason}")
-        speeds = measure_shares(setup)
-        arguments = speeds, peers.process_count, division.batch_size, division.unit_of_slice
-        shares = peers.from_first("shares", lambda: shares_of(*arguments))
-        origin = f"measured {listed([f'{speed:.3g}' for speed in speeds])} images/s"
-        if file is not None and peers.is_first:
-            files.replace(file, (json.dumps(content | {"shares": shares}, indent=2) + "\n").encode())
-    return shares, f"{listed([f'{weight:g}' for weight in Shares.parse(shares).weights])}, {origin}"
 
 
 def _saved(file: Path, expected: Mapping[str, Any]) -> tuple[str, str]:

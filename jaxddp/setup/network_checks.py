@@ -91,11 +91,9 @@ def check_frozen_state(model: Model, frozen: Layers, trees: Any, image_shape: Im
     training = origins(_trace(model, image_shape, "float32", train=True).jaxpr)
     for index, (name, (_, copied)) in enumerate(zip(by_path((), trees[1]), training, strict=False)):
         if _selects(frozen, name) and copied != index:
-            raise InputError(
-                f"model: the network changes the state {name} of a layer that is frozen or unfrozen later, so its norm "
-                "uses the batch's statistics",
-                advice="normalize by the state and return it unchanged, or give a Linen or NNX module",
-            )
+            problem = f"the network changes the state {name} of a layer that is frozen or unfrozen later"
+            advice = "normalize by the state and return it unchanged, or give a Linen or NNX module"
+            raise InputError(f"model: {problem}, so its norm uses the batch's statistics", advice=advice)
 
 
 def _selects(layers: Layers, name: str) -> bool:
@@ -126,18 +124,14 @@ def check_network(
         others = "".join(f", {share:.0%} of its products in {name}" for name, share in [*shares.items()][1:])
         _log.info(f"{where}: the network computes in {computed}{others}")
     replaces = topology.platform == "cpu" and config.model.cpu_convolutions and takes_cpu_convolutions(model)
-    if replaces and (count := _count_grouped(evaluation)):
-        _log.info(
-            f"{where}: {counted(count, 'convolution')} of grouped channels computed as sums and products of "
-            "matrices, which is faster on CPUs; model.cpu_convolutions=False leaves them to XLA"
-        )
+    convolutions = [each for each in operations_in(evaluation) if each.primitive.name == "conv_general_dilated"]
+    count = sum(each.params["feature_group_count"] > 1 and each.invars[0].aval.ndim == 4 for each in convolutions)
+    if replaces and count:
+        faster = "computed as sums and products of matrices, which is faster on CPUs"
+        key = "model.cpu_convolutions=False leaves them to XLA"
+        _log.info(f"{where}: {counted(count, 'convolution')} of grouped channels {faster}; {key}")
     for notice in notices(model, data.image_shape, evaluation, training, config.frozen_norms):
         _log.warning(f"{where}: {notice}")
-
-
-def _count_grouped(jaxpr: Any) -> int:
-    convolutions = [each for each in operations_in(jaxpr) if each.primitive.name == "conv_general_dilated"]
-    return sum(each.params["feature_group_count"] > 1 and each.invars[0].aval.ndim == 4 for each in convolutions)
 
 
 def brings_weights(model: Model) -> bool:
@@ -160,9 +154,8 @@ def check_outputs(
     Raises:
         InputError: the network returns something else.
     """
-    evaluation, training = (
-        _trace(model, image_shape, precision, train=train, num_classes=num_classes) for train in (False, True)
-    )
+    modes = [_trace(model, image_shape, precision, train=train, num_classes=num_classes) for train in (False, True)]
+    evaluation, training = modes
     return evaluation, training if training.out_avals else None
 
 
@@ -250,24 +243,19 @@ def notices(
     if training is None:
         return
     (*of_state, (sources, _)), (*_, (of_evaluation, _)) = origins(training.jaxpr), origins(evaluation.jaxpr)
-    arrays = by_path((), state)
-    # Whether training copies each array of floats, by its path and its place among the inputs.
-    copies = {
-        (path, index): copied == index
-        for index, ((path, leaf), (_, copied)) in enumerate(zip(arrays.items(), of_state, strict=True))
+    paths = [
+        (index, path)
+        for index, (path, leaf) in enumerate(by_path((), state).items())
         if jnp.issubdtype(leaf.dtype, jnp.floating)
-    }
-    if unchanged := [path for (path, _), copied in copies.items() if copied and not _selects(frozen, path)]:
+    ]
+    is_copied = lambda index: of_state[index][1] == index  # noqa: E731
+    if unchanged := [path for index, path in paths if is_copied(index) and not _selects(frozen, path)]:
         yield f"training does not change {listed(unchanged)}, as if the network were in evaluation mode; {advice}"
-    changed = {path: index in of_evaluation for (path, index), copied in copies.items() if not copied}
+    changed = {path: index in of_evaluation for index, path in paths if not is_copied(index)}
     # A layer may keep an array for its users only, such as `sigma` of `nn.SpectralNorm`.
-    layers_read = {_layer(path) for path, is_read in changed.items() if is_read}
-    if unread := [path for path in changed if _layer(path) not in layers_read]:
+    layers_read = {path.rpartition("/")[0] for path, is_read in changed.items() if is_read}
+    if unread := [path for path in changed if path.rpartition("/")[0] not in layers_read]:
         yield f"evaluation does not read {listed(unread)}, as if the network were in training mode; {advice}"
     key = len(training.jaxpr.invars) - 1
     if key not in sources and has_dropout(model, params, state, image_shape):
         yield f"the network has dropout, and training does not apply it; {advice}"
-
-
-def _layer(path: str) -> str:
-    return path.rpartition("/")[0]

@@ -156,24 +156,19 @@ class Recipe:
                 subject = Key("optimizer.schedule", part.name) if is_schedule else f"the part {part.name!r}"
                 raise InputError(subject, " follows validations, and nothing is validated", advice=advice)
         if not has_further_metrics:
-            early_stopping.check(self._metric_names())
+            labels, names = self.layout.training_data.labels, ["loss"]
+            for name, metric in self.metrics.items():
+                names += check_set_metric(metric, name, labels) if is_set_metric(metric) else [name]
+            averages = any(part.beside for part in self.parts)
+            early_stopping.check([*names, *(f"{VAL_EMA} {name}" for name in names if averages)])
         return early_stopping
-
-    def _metric_names(self) -> list[str]:
-        """Return the names of a validation's metrics, as in the result of `jaxddp.config.goal.flat`."""
-        names = ["loss"]
-        for name, metric in self.metrics.items():
-            is_of_set = is_set_metric(metric)
-            names += check_set_metric(metric, name, self.layout.training_data.labels) if is_of_set else [name]
-        return names + [f"{VAL_EMA} {name}" for name in names if any(part.beside for part in self.parts)]
 
 
 def minimized(make_objective: Callable[[Objective], TrainObjective], supervised: Objective) -> TrainObjective:
     """Return the function that a step minimizes. Raises: InputError if a recipe's objective returned no function."""
     if not callable(objective := make_objective(supervised)):
-        raise InputError(
-            f"objective: it returned {kind_of(objective)}; return a function (params, model_state, batch, …)"
-        )
+        advice = "return a function (params, model_state, batch, …)"
+        raise InputError(f"objective: it returned {kind_of(objective)}", advice=advice)
     return objective
 
 
@@ -185,69 +180,57 @@ def make_recipe(
     For the `options`, see `make_objects`. Raises: InputError; see `make_objects` and `Recipe.of`.
     """
     layout = Layout.of(config, topology, TrainingData.of(resources.train, config.data))
-    objects = make_objects(config, layout, topology, user_object, **options)
-    return Recipe.of(config, topology, resources, layout=layout, **objects)
+    return Recipe.of(config, topology, resources, layout=layout, **make_objects(config, layout, user_object, **options))
 
 
 def make_objects(
-    config: Config,
-    layout: Layout,
-    topology: Topology,
-    user_object: ObjectSource,
-    rate: optax.Schedule | None = None,
-    precision: str | None = None,
+    config: Config, layout: Layout, objects: ObjectSource, rate: Any = None, precision: str | None = None
 ) -> dict[str, Any]:
     """Make the objects of a recipe, as its fields: each is the user's, or the built-in one that the config names.
 
     Args:
         config: the config, with all values resolved, such as the precision.
-        user_object: the source of the user's objects.
-        rate: a learning rate schedule, which replaces the config's.
+        objects: the source of the user's objects.
+        rate: a learning rate schedule, an `optax.Schedule`, which replaces the config's.
         precision: the `train.precision` that the user set; None for a default.
 
     Raises:
         InputError: a name is unknown, a number is out of range, or an object is of the wrong type. The message names
             the key, the hook or the argument.
     """
-    data, schedule = layout.training_data, rate or make_schedule(config, layout.steps)
-    loss, eval_loss = losses_of(config, data, user_object)
+    data, topology, schedule = layout.training_data, layout.way.topology, rate or make_schedule(config, layout.steps)
+    loss, eval_loss = losses_of(config, data, objects)
     check = lambda model, where: check_network(model, where, config, data, topology, precision)  # noqa: E731
-    model = model_of(config, data.num_classes, user_object, data.image_shape, check)
-    optimizer, kernels, uses_schedule = _optimizer(config, schedule, model, data.image_shape, user_object)
-    custom = user_object("objective", config, topology)
-    if custom is None:
-        objective: Any = OBJECTIVES.get(config.objective.name)(config, topology)
+    model = model_of(config, data.num_classes, objects, data.image_shape, check)
+    optimizer, kernels, uses_schedule = _optimizer(config, schedule, model, data.image_shape, objects)
+    objective: Any = OBJECTIVES.get(config.objective.name)
+    if (custom := objects("objective", config, topology)) is None:
+        objective = objective(config, topology)
     else:
-        objective = custom.function(
-            "(objective)" if custom.hook else "the supervised objective, or a name", "supervised"
-        )
-    initialize = user_object("initialize", config, data.images)
+        takes = "(objective)" if custom.hook else "the supervised objective, or a name"
+        objective = custom.function(takes, "supervised")
+    initialize, augmentation = objects("initialize", config, data.images), objects("augmentation", config)
     return {
         **{"model": model, "kernels": kernels, "optimizer": optimizer, "loss": loss, "eval_loss": eval_loss},
-        "objective": objective,
-        "metrics": metrics_of(config, data, user_object),
-        "augmentation": _augmentation(config, layout, user_object),
-        "parts": parts_of(config, layout.steps, user_object),
+        **{"objective": objective, "metrics": metrics_of(config, data, objects)},
+        "parts": parts_of(config, layout.steps, objects),
+        "augmentation": augmentation and augmentation.function("(key, image)", "key, image"),
         "initialize": initialize and initialize.function("(params, model_state)", "params, model_state"),
         "learning_rate": schedule if uses_schedule else None,
     }
 
 
 def model_of(
-    config: Config,
-    num_classes: int,
-    user_object: ObjectSource,
-    image_shape: ImageShape | None = None,
-    check: Callable[[Model, str], None] = lambda model, where: None,
+    config: Config, num_classes: int, objects: ObjectSource, image_shape: ImageShape | None = None, check: Any = None
 ) -> Model:
     """Make the network. Raises: InputError.
 
     Args:
         image_shape: the shape of the images, from which it is decided whether a user's network is cast to
             `train.precision`; see `in_precision`. None if the network only gives names and shapes of arrays.
-        check: the check of a user's network before training.
+        check: the check of a user's network before training, a function of the network and the beginning of messages.
     """
-    custom = user_object("model", config, num_classes)
+    custom = objects("model", config, num_classes)
     if custom is None:
         # A built-in network has `num_classes` outputs.
         built_in = adapt(MODELS.get(config.model.name)(config, num_classes))
@@ -256,7 +239,8 @@ def model_of(
         model = with_cpu_convolutions(adapt(custom.value), allowed=config.model.cpu_convolutions)
         if image_shape is not None:
             model = in_precision(model, image_shape, config.train.precision)
-        check(model, custom.where)
+        if check is not None:
+            check(model, custom.where)
     return model
 
 
@@ -273,22 +257,6 @@ def _optimizer(
     arrays = None if is_built_in else getattr(model, "layer_arrays", None)
     kernels = BY_NAME if arrays is None else Kernels.of_layers(arrays(image_shape))
     return OPTIMIZERS.get(config.optimizer.name)(*arguments, kernels), kernels, True
-
-
-def _augmentation(config: Config, layout: Layout, user_object: ObjectSource) -> Augmentation | None:
-    """Make the user's augmentation, and check it on images of all sizes.
-
-    The check leaves out all other augmentations, so that an error names the hook or the argument.
-    """
-    custom = user_object("augmentation", config)
-    if custom is None:
-        return None
-    function = custom.function("(key, image)", "key, image")
-    only_custom = Preprocess.of(config, extra=function)
-    with custom.named_in_errors():
-        for shape in layout.shapes:
-            check_augmentation(only_custom, shape, layout.training_data.dtype)
-    return function
 
 
 def _feed(
@@ -340,8 +308,6 @@ def make_order(source: Source, config: Config, topology: Topology, division: Div
 def check_normalization(data: DataConfig, image_shape: tuple[int, int, int]) -> None:
     """Raise `InputError` if the numbers of means and standard deviations do not fit images [H, W, C]."""
     if not (len(data.mean) == len(data.std) == 1 or len(data.mean) == len(data.std) >= image_shape[-1]):
-        means, channels = counted(len(data.mean), "value"), f"images of {image_shape} have {image_shape[-1]} channels"
-        raise InputError(
-            *(Key("data.mean"), f" has {means}, ", Key("data.std"), f" {len(data.std)}, and {channels}"),
-            advice="give a value for each channel, or one for all",
-        )
+        numbers = f" has {counted(len(data.mean), 'value')}, ", Key("data.std"), f" {len(data.std)}"
+        channels = f", and images of {image_shape} have {image_shape[-1]} channels"
+        raise InputError(Key("data.mean"), *numbers, channels, advice="give a value for each channel, or one for all")

@@ -294,15 +294,13 @@ def warn_of_unseen_classes(source: Source, trained: Source) -> None:
         )
 
 
+_CHOSEN = None, "the examples are chosen among those of all processes"
 _REASONS: dict[str, tuple[Any, str]] = {
     "data.cache": ("none", "each device would hold the images of all processes"),
     "data.sampling": ("shuffled", "the classes are balanced over all examples, and a process knows only its labels"),
     "data.repeats": (1, "the copies of an example would be on one process"),
     "data.unlabelled": (None, "a second source is not divided among the processes"),
-    **dict.fromkeys(
-        ("data.limit", "data.labels_per_class", "eval.limit"),
-        (None, "the examples are chosen among those of all processes"),
-    ),
+    **dict.fromkeys(("data.limit", "data.labels_per_class", "eval.limit"), _CHOSEN),
 }
 """The keys that `data.placement=local` does not support: the value that it supports, and the reason."""
 

@@ -6,7 +6,7 @@ The state, the random key and the batches are arguments of the compiled programs
 import copy
 import dataclasses
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeVar
@@ -39,15 +39,13 @@ from jaxddp.models.interface import Model, by_path, trees_of
 from jaxddp.recipe.file import CALLED, RecipeFile
 from jaxddp.recipe.sources import is_built_in
 from jaxddp.setup.feed import LONGEST_CHUNK, eval_batches, limit_batch_size
-from jaxddp.setup.identity import identity
 from jaxddp.setup.initial_weights import WeightsTarget, configured_weights, fine_tuned
 from jaxddp.setup.network_checks import OWN_WEIGHTS, brings_weights, check_frozen_state
 from jaxddp.setup.recipe import Recipe, make_recipe, minimized
 from jaxddp.setup.resources import check_comparable, join_and_resolve, open_resources
 from jaxddp.setup.user_objects import objects_of_hooks
-from jaxddp.training.evaluation import Evaluator, ImagePredictor, Measure
+from jaxddp.training.evaluation import Evaluator, ImagePredictor
 from jaxddp.training.run import Chunk, Chunks
-from jaxddp.weights.match import Shapes
 
 T = TypeVar("T")
 _SETTINGS = (
@@ -230,21 +228,11 @@ class RunSetup(Recipe):
         objective = self._minimized(dataclasses.replace(self.supervised, metrics={}))
         return self.programs(SelfTest, objective, self.way, _first_batch, mode)
 
-    def evaluator(
-        self,
-        source: Source,
-        batch_size: int | None = None,
-        metrics: Mapping[str, Any] | None = None,
-        extra: Sequence[Measure] = (),
-        *,
-        resident: bool = False,
-    ) -> Evaluator:
+    def evaluator(self, source: Source, batch_size: int | None = None, *, resident: bool = False) -> Evaluator:
         """Return an evaluator that measures a state on a source.
 
         Args:
             batch_size: the global batch size. Default: the batch size of training.
-            metrics: metrics that replace the recipe's.
-            extra: functions of the state that return further metrics.
             resident: whether to keep the images on the devices instead of decoding them for each measurement.
 
         Raises: InputError if the source does not fit the training data or the batch size.
@@ -261,9 +249,8 @@ class RunSetup(Recipe):
                 return self.feed.resident_eval(source, size, self._longest_chunk)
             return zip(eval_batches(source, self.config.data, size, self.topology))
 
-        objective = self.measured if metrics is None else dataclasses.replace(self.measured, metrics=metrics)
-        step = self.programs(make_eval_step, objective, self.topology, resident=resident)
-        return Evaluator(step, batches, len(source), extra, objective.metrics)
+        step = self.programs(make_eval_step, self.measured, self.topology, resident=resident)
+        return Evaluator(step, batches, len(source), metrics=self.metrics)
 
     def predictor(self, count: int) -> ImagePredictor | None:
         """Return a predictor of `count` validation images in the proportions of the classes; None for no images."""
@@ -274,10 +261,6 @@ class RunSetup(Recipe):
         program, rows = self.programs(make_classify, self.measured, self.topology), labels_of(val).share(count)
         data, max_batch = self.config.data.of_evaluation, self.config.eval.batch_size
         return ImagePredictor(program, val, rows, data, self.topology, max_batch)
-
-    def identity(self) -> dict[str, str]:
-        """Return digests that identify the recipe's objects; see `jaxddp.setup.identity`."""
-        return identity(self, self.supervised, self.state)
 
     def __repr__(self) -> str:
         parameters = sum(leaf.size for leaf in jax.tree.leaves(self.like.params))
@@ -340,22 +323,6 @@ def check_state(state: Any, setup: RunSetup, *, to_train: bool = False) -> None:
         raise InputError(problem, advice="give setup.topology.replicate(jax.device_get(state))")
 
 
-def check_start(setup: RunSetup, *, resumes: bool = False) -> None:
-    """Check that the state of a setup fits its model and optimizer, and that steps are left to train.
-
-    Args:
-        resumes: whether the run starts from a checkpoint instead of this state.
-
-    Raises:
-        InputError: the state does not fit, or the run would end before its first step.
-    """
-    check_state(setup.state, setup, to_train=True)
-    done, total = int(setup.state.step), setup.layout.plan.total_steps
-    if not resumes and done >= total:
-        problem = f"state: it is at step {done}, and {setup.config.train.duration} end at step {total}"
-        raise InputError(problem, advice="give more epochs")
-
-
 @phase("start")
 def open_recipe(file: RecipeFile, rate: optax.Schedule | None = None) -> Recipe:
     """Join the job, open the data and make the objects of a recipe file. Nothing is written yet.
@@ -389,13 +356,19 @@ def initialize(recipe: Recipe, *, fresh: bool = True, programs: CompiledPrograms
     Raises: InputError if the weights are of another network, or the processes have different data.
     """
     layout, topology = recipe.layout, recipe.topology
-    _check_agreement(recipe)
+    resources, order = recipe.resources, recipe.feed.order
+    sources = {"training data": resources.train, "unlabelled data": resources.unlabelled}
+    values = {name: source.fingerprint for name, source in sources.items() if source is not None}
+    values |= {"batch size": str(order.batch_size), "seed": str(order.seed), "gradients come from": str(layout.way)}
+    # Processes with different programs would wait for each other forever.
+    values["XLA's options"] = str(sorted(resources.compiler_options.items()))
+    topology.peers.agree(values | settings())
     layout.way.connect()
-    recipe, shapes = complete_recipe(recipe)
+    recipe = complete_recipe(recipe)
     weights: Mapping[str, np.ndarray] = {}
     if fresh:
-        config, source, shape = recipe.config.model, recipe.resources.train, layout.training_data.image_shape
-        target = WeightsTarget(recipe.model, shapes, source.num_classes, source.class_ids, shape, config.fresh_layers)
+        config, shape, ids = recipe.config.model, layout.training_data.image_shape, recipe.resources.train.class_ids
+        target = WeightsTarget(recipe.model, shape, len(ids), tuple(ids), config.fresh_layers)
         _, weights = configured_weights(config, target, topology)
     else:
         recipe = dataclasses.replace(recipe, initialize=None)
@@ -432,36 +405,18 @@ def _check_seed_of_hooks(setup: RunSetup, file: RecipeFile, params: Any) -> None
     _warn_of_equal_starts(topology)
 
 
-def _check_agreement(recipe: Recipe) -> None:
-    """Check that all processes have the same data in the same order, and compile the same program."""
-    resources, order = recipe.resources, recipe.feed.order
-    sources = {"training data": resources.train, "unlabelled data": resources.unlabelled}
-    values = {name: source.fingerprint for name, source in sources.items() if source is not None}
-    values |= {"batch size": str(order.batch_size), "seed": str(order.seed)}
-    # Processes with different programs would wait for each other forever.
-    values |= {
-        "gradients come from": str(recipe.layout.way),
-        "XLA's options": str(sorted(resources.compiler_options.items())),
-    }
-    recipe.topology.peers.agree(values | settings())
-
-
-def complete_recipe(recipe: Recipe) -> tuple[Recipe, Shapes]:
-    """Complete a recipe with what depends on the network.
-
-    Returns:
-        The recipe with the settings of single layers and with averaging, and the shapes of the network's arrays.
+def complete_recipe(recipe: Recipe) -> Recipe:
+    """Return the recipe with what depends on the network: the settings of single layers, and averaging.
 
     Raises: see `fine_tuned`.
     """
     shape = recipe.layout.training_data.image_shape
     params, model_state = trees_of(recipe.model, shape)
-    shapes = {path: leaf.shape for path, leaf in by_path(params, model_state).items()}
-    recipe = fine_tuned(recipe, shapes)
+    recipe = fine_tuned(recipe, {path: leaf.shape for path, leaf in by_path(params, model_state).items()})
     check_frozen_state(recipe.model, recipe.config.frozen_norms, (params, model_state), shape)
     opt_state = jax.eval_shape(recipe.optimizer.init, params)
     recipe.layout.way.check(recipe.parts, opt_state)
-    return dataclasses.replace(recipe, parts=with_average(recipe.parts, opt_state)), shapes
+    return dataclasses.replace(recipe, parts=with_average(recipe.parts, opt_state))
 
 
 def check_keys_of_hooks(file: RecipeFile, recipe: Recipe) -> None:

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 
 from jaxddp.config.registry import METRICS
-from jaxddp.core.errors import plural
+from jaxddp.core.errors import InputError, plural
 from jaxddp.core.files import reading
 from jaxddp.core.peers import Peers
 from jaxddp.core.phases import phase
@@ -26,11 +26,11 @@ from jaxddp.mesh import AXIS, Topology
 from jaxddp.recipe.file import RUN_ID
 from jaxddp.schedules import derivation
 from jaxddp.setup.feed import Feed
-from jaxddp.setup.identity import checksums, objective_fingerprints
+from jaxddp.setup.identity import checksums, identity, objective_fingerprints
 from jaxddp.setup.measured_shares import settle_shares
 from jaxddp.setup.recipe import Recipe
 from jaxddp.setup.resources import warn_of_unseen_classes
-from jaxddp.setup.run_setup import RunSetup, check_start, initialize
+from jaxddp.setup.run_setup import RunSetup, check_state, initialize
 from jaxddp.setup.user_objects import check_listeners, check_requested_metrics, objects_of_hooks
 from jaxddp.training.checkpoints.integrity import RunIdentity
 from jaxddp.training.evaluation import Evaluator, Measure
@@ -46,14 +46,12 @@ from jaxddp.workdir.signature import Signature
 @report_work()
 @phase("start")
 def train(
-    recipe: Recipe,
-    directory: Path | None,
-    *,
-    resume: Resume = "auto",
-    listeners: Sequence[Any] = (),
-    evaluators: Sequence[Measure] = (),
+    recipe: Recipe, directory: Path | None, resume: Resume = "auto", listeners: Sequence[Any] = (), evaluators: Any = ()
 ) -> TrainState | None:
     """Train a recipe of a file, or a setup of the Python API, which is not changed. Return the last state.
+
+    Args:
+        evaluators: functions of the state that return further metrics of a validation; a sequence of `Measure`.
 
     With a directory, start or resume the run in it, and save, validate and log as configured. After SIGTERM, the run
     saves and stops. Without a directory nothing is saved.
@@ -97,9 +95,15 @@ def _begin(recipe: Recipe, *, resumes: bool) -> RunSetup:
 
     Args:
         resumes: whether a checkpoint replaces the state.
+
+    Raises: InputError if the state of a setup does not fit its model and optimizer, or no steps are left to train.
     """
     if isinstance(recipe, RunSetup):
-        check_start(recipe, resumes=resumes)
+        check_state(recipe.state, recipe, to_train=True)
+        done, total = int(recipe.state.step), recipe.layout.plan.total_steps
+        if not resumes and done >= total:
+            problem = f"state: it is at step {done}, and {recipe.config.train.duration} end at step {total}"
+            raise InputError(problem, advice="give more epochs")
         return dataclasses.replace(recipe, state=jax.tree.map(jnp.copy, recipe.state))
     setup = initialize(recipe, fresh=not resumes)
     _print(derivation(recipe.config), recipe.topology.peers)
@@ -132,34 +136,31 @@ def _claim(recipe: Recipe, directory: Path | None) -> Claim:
         return Claim(settings, fingerprints, recipe.file)
     # Each call of `train` may have other validation data.
     fingerprints.pop("val", None)
-    config: dict[str, Any] = {key: settings[key] for key in ("seed", "data")}
-    config |= {section: {key: settings[section][key] for key in keys} for section, keys in _CLAIMED.items()}
+    train = {key: settings["train"][key] for key in _TRAIN_KEYS}
+    config = {"seed": settings["seed"], "data": settings["data"], "train": train}
+    config["parallel"] = {"reproducible": settings["parallel"]["reproducible"]}
     needs_identity = directory is not None or not recipe.topology.peers.is_alone
-    return Claim(config, fingerprints, objects=recipe.identity() if needs_identity else {})
+    return Claim(
+        config, fingerprints, objects=identity(recipe, recipe.supervised, recipe.state) if needs_identity else {}
+    )
 
 
-_CLAIMED = {
-    "train": (
-        *("batch_size", "duration", "gradient_precision", "precision"),
-        *("sync_every", "outer_optimizer", "outer_rate", "outer_momentum"),
-    ),
-    "parallel": ("reproducible",),
-}
-"""The keys that config.json holds of a setup, by section."""
+_TRAIN_KEYS = (
+    *("batch_size", "duration", "gradient_precision", "precision"),
+    *("sync_every", "outer_optimizer", "outer_rate", "outer_momentum"),
+)
+"""The keys of `train` that config.json holds of a setup."""
 
 
 def make_run(
-    setup: RunSetup,
-    listeners: Sequence[Any] = (),
-    evaluators: Sequence[Measure] = (),
-    record: Mapping[str, Any] | None = None,
+    setup: RunSetup, listeners: Sequence[Any] = (), evaluators: Sequence[Measure] = (), record: Any = None
 ) -> Run:
     """Make the run of a setup. The run consumes the setup's state. It saves nothing by itself; see
     `jaxddp.workdir.session`.
 
     Args:
         evaluators: functions of the state that return further metrics of a validation.
-        record: the content of config.json, for the listeners. All processes must have the same `objects` there.
+        record: the content of config.json, a dict, for the listeners. All processes must have the same `objects` there.
     """
     plan, topology, resident = setup.layout.plan, setup.topology, setup.config.data.cache == "device"
     if not (peers := topology.peers).is_alone:
@@ -218,10 +219,11 @@ def _evaluator(setup: RunSetup, listeners: Sequence[Any], evaluators: Sequence[M
     requested = {name for listener in listeners for name in getattr(listener, "wants_metrics", ())}
     names = json.loads(peers.from_first("metrics of listeners", lambda: json.dumps(sorted(requested))))
     metrics, resident = {name: METRICS.get(name) for name in names} | dict(setup.metrics), config.data.cache == "device"
-    evaluator = setup.evaluator(val, config.eval.batch_size, metrics, evaluators, resident=resident)
+    measured = dataclasses.replace(setup, metrics=metrics)
+    evaluator = measured.evaluator(val, config.eval.batch_size, resident=resident)
     if peers.is_first:
         warn_of_unseen_classes(val, setup.resources.train)
-    return evaluator
+    return dataclasses.replace(evaluator, extra=evaluators)
 
 
 _MOST_SHOWN = 8

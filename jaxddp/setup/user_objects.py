@@ -213,10 +213,7 @@ def configured_metrics(config: Config, labels: LabelKind) -> dict[str, Metric | 
 
 
 def with_user_metrics(
-    configured: Mapping[str, Metric | SetMetric],
-    user_metrics: Any,
-    where: str,
-    labels: LabelKind,
+    configured: Mapping[str, Any], user_metrics: Any, where: str, labels: LabelKind
 ) -> dict[str, Metric | SetMetric]:
     """Return the config's and the user's metrics. A metric of the user replaces the config's metric of the same name.
 

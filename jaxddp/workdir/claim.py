@@ -11,7 +11,7 @@ import os
 import secrets
 import shlex
 import shutil
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from datetime import datetime
 from importlib.metadata import version
@@ -66,7 +66,7 @@ class Claim:
         settings: the keys of its config and their values, by section.
         fingerprints: the fingerprints of the data and of the objective, by name.
         recipe: the recipe file; None for a run from Python.
-        objects: digests of the objects of a run from Python; see `RunSetup.identity`.
+        objects: digests of the objects of a run from Python; see `jaxddp.setup.identity`.
     """
 
     settings: Mapping[str, Any]
@@ -139,14 +139,33 @@ def compare(directory: Path, claimed: Claim, peers: Peers = ALONE) -> tuple[dict
     Raises:
         InputError: a key of the recipe differs, or a file cannot be read.
     """
-    path, record = directory / CONFIG_FILE, claimed.record()
-    saved, recipe = _read(path), claimed.recipe
+    path, record, recipe = directory / CONFIG_FILE, claimed.record(), claimed.recipe
+    saved, hooks = _read(path), () if recipe is None else recipe.hooks
     had_copy = isinstance(saved.get("recipe"), dict) and "recipe" in record
     for name, file in recipe.files().items() if recipe is not None and had_copy else ():
         copy = directory / COPY_FOLDER / name
         if copy.is_file() and files.read(copy) != file:
             raise InputError(f"{copy}: the recipe file {name} has changed", advice=_RECIPE_ADVICE)
-    _compare(path, saved, record, () if recipe is None else recipe.hooks, peers)
+    saved_keys, now = flatten(saved), effective_settings(Config, flatten(record), hooks)
+    # The config.json of a published run leaves private keys out.
+    before = effective_settings(Config, flatten(Config().to_dict()) | saved_keys, hooks)
+    release = now.get("objects.jax")
+    if None not in (before.get("objects.jax"), release) and before["objects.jax"] != release:
+        # The digests depend on the release of JAX, so they are not compared. The names of the objects are compared:
+        # an object, such as a schedule, exists with any release of JAX.
+        if peers.is_first:
+            written = before["objects.jax"]
+            _log.warning(f"{path}: written with jax {written}; its model, loss and optimizer cannot be compared")
+        before |= {key: value for key, value in now.items() if key.startswith("objects.") and key in before}
+    changes, needed = changed_keys(before, now), {need.key for need in needs(Config).values()}
+    changed = changes.keys() & (saved_keys.keys() | now.keys()) - MAY_CHANGE
+    first = (*NAMES, "recipe.hooks")
+    # Some keys determine the values of other keys, and the precision is a part of a model. The error names such a key
+    # rather than one that changes with it.
+    order = lambda key: (key not in first, key not in needed, key.startswith("objects."), key)  # noqa: E731
+    for key in sorted(changed, key=order):
+        continuation = f"; jaxddp train {path.parent} continues with its own settings" if "model" in saved else ""
+        raise InputError(f"{path}: ", Key(key), changes[key], advice=(_RECIPE_ADVICE, continuation))
     # Checkpoints hold a digest of the settings, so a key that is now written in another way keeps its saved value.
     for section in (section for section, values in claimed.settings.items() if isinstance(values, Mapping)):
         kept = {name: value for name, value in saved.get(section, {}).items() if f"{section}.{name}" not in MAY_CHANGE}
@@ -172,29 +191,6 @@ def check_evaluation(directory: Path, config: Config) -> None:
     for key in (key for key in EVALUATION_KEYS if key in changes):
         advice = "a checkpoint is evaluated as it was trained: leave the option out"
         raise InputError(f"{path}: ", Key(key), changes[key], advice=advice)
-
-
-def _compare(path: Path, saved: dict[str, Any], record: dict[str, Any], hooks: Collection[str], peers: Peers) -> None:
-    saved_keys, now = flatten(saved), effective_settings(Config, flatten(record), hooks)
-    # The config.json of a published run leaves private keys out.
-    before = effective_settings(Config, flatten(Config().to_dict()) | saved_keys, hooks)
-    release = now.get("objects.jax")
-    if None not in (before.get("objects.jax"), release) and before["objects.jax"] != release:
-        # The digests depend on the release of JAX, so they are not compared. The names of the objects are compared:
-        # an object, such as a schedule, exists with any release of JAX.
-        if peers.is_first:
-            written = before["objects.jax"]
-            _log.warning(f"{path}: written with jax {written}; its model, loss and optimizer cannot be compared")
-        before |= {key: value for key, value in now.items() if key.startswith("objects.") and key in before}
-    changes, needed = changed_keys(before, now), {need.key for need in needs(Config).values()}
-    changed = changes.keys() & (saved_keys.keys() | now.keys()) - MAY_CHANGE
-    first = (*NAMES, "recipe.hooks")
-    # Some keys determine the values of other keys, and the precision is a part of a model. The error names such a key
-    # rather than one that changes with it.
-    order = lambda key: (key not in first, key not in needed, key.startswith("objects."), key)  # noqa: E731
-    for key in sorted(changed, key=order):
-        continuation = f"; jaxddp train {path.parent} continues with its own settings" if "model" in saved else ""
-        raise InputError(f"{path}: ", Key(key), changes[key], advice=(_RECIPE_ADVICE, continuation))
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -232,7 +228,12 @@ def with_absolute_paths(config: Config, peers: Peers = ALONE) -> Config:
         InputError: no data set has this name, or there is no manifest.
     """
     data = flatten(config.to_dict())
-    changes: dict[str, Any] = {key: absolute(data[key]) for key in _PATH_KEYS if _is_path(key, data[key])}
+    places = {key: data[key] for key in _PATH_KEYS if data[key] is not None}
+    if data["data.unlabelled"] == TRAIN:
+        del places["data.unlabelled"]
+    if "model.weights" in places and not is_local(places["model.weights"]):
+        del places["model.weights"]
+    changes: dict[str, Any] = {key: absolute(place) for key, place in places.items()}
     data |= changes
     if data["data.name"] is not None and data["data.path"] is None:
         entry = dataclasses.asdict(root.resolve(data["data.name"]))
@@ -246,12 +247,6 @@ def with_absolute_paths(config: Config, peers: Peers = ALONE) -> Config:
     if is_needed and data["data.manifest"] is None and data["data.path"] is not None:
         changes["data.manifest"] = str(find_manifest(data["data.path"], None))
     return config.replace(**nested(changes))
-
-
-def _is_path(key: str, value: str | None) -> bool:
-    if key == "model.weights":
-        return value is not None and is_local(value)
-    return value is not None and (key, value) != ("data.unlabelled", TRAIN)
 
 
 _OPENING_KEYS = frozenset(
@@ -268,8 +263,8 @@ def _end(directory: Path) -> tuple[int, str]:
     path = directory / RESULT
     try:
         result: dict[str, Any] = files.parse_json(files.read(path), dict)
-        status, step, validation = result["status"], result["step"], result[VAL] or {}
-        metrics = {name: value for name, value in validation.items() if isinstance(value, float)}
+        status, step = result["status"], result["step"]
+        metrics = {name: value for name, value in (result[VAL] or {}).items() if isinstance(value, float)}
         when = f"{datetime.fromtimestamp(path.stat().st_mtime):%Y-%m-%d %H:%M}"
     # Another program may have written the file. A new run replaces it.
     except (OSError, ValueError, KeyError, AttributeError, OverflowError):
@@ -279,10 +274,8 @@ def _end(directory: Path) -> tuple[int, str]:
     reason = f" ({result.get('reason') or ''})" if status == "stopped" else ""
     measured = f"; result: {VAL} {format_metrics(metrics)}" if metrics else ""
     reached = f"{status} at step {step:,}{reason} on {when}: nothing to train{measured}{_best(directory)}"
-    return step, (
-        f"{directory}: {reached}\nto train longer, give more --epochs; to start anew, another --workdir; "
-        f"to measure the run again: jaxddp eval {shlex.quote(str(directory))}"
-    )
+    advice = "to train longer, give more --epochs; to start anew, another --workdir; to measure the run again:"
+    return step, f"{directory}: {reached}\n{advice} jaxddp eval {shlex.quote(str(directory))}"
 
 
 def _best(directory: Path) -> str:

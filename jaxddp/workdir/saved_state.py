@@ -59,9 +59,8 @@ def read_run(directory: Path, which: str, topology: Topology) -> tuple[int, dict
         InputError: there is no such checkpoint, or it is damaged.
     """
     state = restore_state(directory, which, topology, f"give {FORMS}")
-    return int(state.step), {
-        path: np.asarray(leaf) for path, leaf in by_path(state.eval_params, state.model_state).items()
-    }
+    arrays = by_path(state.eval_params, state.model_state)
+    return int(state.step), {path: np.asarray(leaf) for path, leaf in arrays.items()}
 
 
 def agreed_step(checkpoints: Checkpoints, which: str) -> int:

@@ -58,14 +58,12 @@ class Session:
     Attributes:
         resume_step: the step to resume from; None for a new run.
         should_stop: returns whether the run was asked to stop.
-        check: raises InputError if the directory was removed or replaced.
     """
 
     directory: Path
     checkpoints: Checkpoints
     resume_step: int | None = None
     should_stop: Callable[[int], bool] = lambda step: False
-    check: Callable[[], None] = lambda: None
 
     def restore_into(self, run: Run) -> Run:
         """Return the run with the state of its checkpoint, and with this directory to save to.
@@ -73,15 +71,13 @@ class Session:
         Raises:
             InputError: the checkpoint is of another run or step, or the directory was removed.
         """
-        self.check()
         restored: dict[str, Any] = {}
         if self.resume_step is not None:
             state, progress = self.checkpoints.restore(self.resume_step, run.state)
             if (step := int(state.step)) != self.resume_step:
-                raise InputError(
-                    f"{self.checkpoints.directory / str(self.resume_step)}: holds the state of step {step}; move it "
-                    "away to use the step before"
-                )
+                place = self.checkpoints.directory / str(self.resume_step)
+                advice = "move it away to use the step before"
+                raise InputError(f"{place}: holds the state of step {step}", advice=advice)
             # Process 0 reads the metrics, because other hosts may not see its last writes yet.
             metrics = self.checkpoints.validations.of(self.resume_step)
             measured = json.loads(run.topology.peers.from_first("validated", lambda: json.dumps(metrics)))
@@ -121,7 +117,7 @@ def session(
                 presence.check()
                 return stop(step)
 
-            yield Session(directory, checkpoints, resume_step(checkpoints, resume), should_stop, presence.check)
+            yield Session(directory, checkpoints, resume_step(checkpoints, resume), should_stop)
 
 
 def rename_damaged(place: Path) -> str:
@@ -148,10 +144,8 @@ def rename_damaged(place: Path) -> str:
         with files.readable_errors(renamed):
             shutil.rmtree(renamed, ignore_errors=True)
             (place / str(each)).rename(renamed)
-        _log.warning(
-            f"{place / str(each)}: step {each} is damaged: {fault}; the run resumes from step {step}, the latest "
-            f"undamaged one, and this one is kept as {renamed.name}"
-        )
+        resumes = f"the run resumes from step {step}, the latest undamaged one, and this one is kept as {renamed.name}"
+        _log.warning(f"{place / str(each)}: step {each} is damaged: {fault}; {resumes}")
     return " ".join(f"{each}{DAMAGED_SUFFIX}" for each in damaged)
 
 
@@ -188,10 +182,9 @@ def check_shared(directory: Path, peers: Peers) -> None:
     if peers.is_first:
         files.remove(place)
     if str(False) in all_saw:
-        raise InputError(
-            f"{directory}: process {all_saw.index(str(False))} does not see what process 0 writes there",
-            advice=("give a ", Option("workdir"), " that all hosts share"),
-        )
+        problem = f"process {all_saw.index(str(False))} does not see what process 0 writes there"
+        advice = ("give a ", Option("workdir"), " that all hosts share")
+        raise InputError(f"{directory}: {problem}", advice=advice)
 
 
 @contextmanager

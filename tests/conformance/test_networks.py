@@ -199,7 +199,7 @@ def logits_by(module: Any) -> Any:
 def logits(name: str, file: Path, size: str, dtype: str) -> Any:
     height, width = map(int, size.split("x"))
     model = for_platform(adapt(network(name).clone(dtype=dtype, param_dtype=dtype)), "cpu")
-    arrays = initial_weights(file, WeightsTarget(model, shapes(name, height, width), CLASSES), Topology.create(1))
+    arrays = initial_weights(file, WeightsTarget(model, (height, width, 3), CLASSES), Topology.create(1))
     images = jnp.asarray(image(height, width), dtype)
     return np.asarray(logits_by(model.module)(variables_of(arrays, dtype), images))[0]
 
@@ -266,15 +266,15 @@ def test_a_network_of_gray_images_takes_weights_for_rgb_images(tmp_path, name, s
     """Its logits equal those of the network of RGB images for three equal channels."""
     with jax.enable_x64(True):
         module = module_of(name, dtype="float64", param_dtype="float64")
-        rgb, gray = (shapes_of(adapt(module), (*SHAPE[:2], channels)) for channels in (3, 1))
+        rgb = shapes_of(adapt(module), (*SHAPE[:2], 3))
         zeros = {path: np.broadcast_to(np.float32(0), shape) for path, shape in rgb.items()}
         like = {each: array.shape for each, array in published(zeros, namings_of(adapt(module))[0]).items()}
         file, topology = tmp_path / "w.safetensors", Topology.create(1)
         write(file, weights(like))
         images = np.random.default_rng(0).standard_normal((2, *SHAPE[:2], 1))
         results = []
-        for shapes, channels in ((rgb, 3), (gray, 1)):
-            target = WeightsTarget(adapt(module), shapes, len(NAMES), image_shape=(*SHAPE[:2], channels))
+        for channels in (3, 1):
+            target = WeightsTarget(adapt(module), (*SHAPE[:2], channels), len(NAMES))
             arrays = initial_weights(file, target, topology)
             inputs = jnp.asarray(np.broadcast_to(images, (*images.shape[:3], channels)))
             results.append(np.asarray(logits_by(module)(variables_of(arrays, "float64"), inputs)))
