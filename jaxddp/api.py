@@ -325,9 +325,6 @@ def export_weights(state: TrainState, setup: RunSetup, out: str | Path) -> None:
     write_weights(place, setup.model, {path: np.asarray(leaf) for path, leaf in arrays.items()}, setup.topology.peers)
 
 
-_MOST_INPUTS = 1000
-
-
 @errors_name_arguments()
 def show_inputs(setup: RunSetup, count: int = 16, step: int = 1) -> "Figure":
     """Show the first training images of a step after augmentation.
@@ -344,7 +341,7 @@ def show_inputs(setup: RunSetup, count: int = 16, step: int = 1) -> "Figure":
         InputError: an argument has the wrong type, or an image cannot be read.
     """
     check_setup(setup)
-    checked(count, Annotated[int, Range(1, _MOST_INPUTS)], "count")
+    checked(count, Annotated[int, Range(1, 1000)], "count")
     checked(step, Annotated[int, Range(1, 10**9)], "step")
     return input_figure(setup.feed, setup.preprocess, step, count)
 

@@ -322,11 +322,6 @@ def test_unfreezing_at_a_percentage_raises_an_error_if_the_run_has_another_lengt
         fit(softmax_cross_entropy, setup, epochs=3, listeners=())
 
 
-def test_unfreezing_after_the_end_of_the_run_is_logged(caplog):
-    prepare_training(LinenNet(), random_table(20), 1, sgd(0.1), 4, unfreeze=["conv=9 steps"])
-    assert caplog.messages == ["model.unfreeze: 'conv' is trained from step 9 on, but the run ends at step 5"]
-
-
 def test_a_network_without_known_layer_depths_is_rejected():
     with pytest.raises(InputError, match="^layer_decay=0.5: LinenNet does not define the depth of its layers"):
         prepare_training(LinenNet(), random_table(20), 1, sgd(0.1), 4, layer_decay=0.5)

@@ -372,11 +372,6 @@ def test_images_that_are_not_square_do_not_grow():
         setup_of(table=table)
 
 
-def test_a_run_that_ends_before_its_images_have_grown_logs_it(caplog):
-    setup_of(grow_end="100 steps")
-    assert 'data.grow_end="100 steps": the run ends earlier, at 6 of 12 pixels' in caplog.text
-
-
 # --- Python API and command line ---
 
 

@@ -153,10 +153,6 @@ def fine_tuned(recipe: Recipe, shapes: Shapes) -> Recipe:
     config, optimizer, plan = recipe.config, recipe.optimizer, recipe.layout.plan
     trained, unfreeze_times = _trained(config, shapes, recipe.kernels), config.model.unfreeze_times
     starts = {layer: duration.steps(**plan.lengths) for layer, duration in unfreeze_times.items()}
-    for layer, start in starts.items():
-        if start >= plan.total_steps and recipe.topology.peers.is_first:
-            problem = f"{layer!r} is trained from step {start} on, but the run ends at step {plan.total_steps}"
-            _log.warning(f"model.unfreeze: {problem}")
     decays = _layer_decays(recipe.model, trained, config.optimizer.layer_decay)
     factors = {name: longest_match(config.optimizer.layer_rate_factors, name, 1.0) * decays[name] for name in trained}
     if config.frozen:

@@ -11,7 +11,6 @@ import jax.numpy as jnp
 from jaxddp.config import Config, DataConfig
 from jaxddp.config.layers import NO_LAYERS, Layers
 from jaxddp.core.errors import InputError, Key, counted, first_line, kind_of
-from jaxddp.core.peers import Peers
 from jaxddp.engine.objective import wide_logits
 from jaxddp.measure.cost import count_flops, operations_in, origins
 from jaxddp.mesh import AXIS, Topology
@@ -28,18 +27,13 @@ OWN_WEIGHTS = (
 _NUM_IMAGES = 2
 
 
-def check_sizes(data: DataConfig, model: Model, layout: Layout, peers: Peers) -> None:
+def check_sizes(data: DataConfig, model: Model, layout: Layout) -> None:
     """Check that a network accepts images of all sizes of a run.
 
-    A warning is logged if the run ends before the images have their full size. Raises: InputError if the
-    network does not accept a size. The message names the first such size.
+    Raises: InputError if the network does not accept a size. The message names the first such size.
     """
-    full_shape, largest = layout.training_data.image_shape, layout.shapes[-1]
-    if largest != full_shape and peers.is_first:
-        sides = f"{largest[0]} of {full_shape[0]} pixels"
-        _log.warning(f'data.grow_end="{data.grow_end}": the run ends earlier, at {sides}')
     for shape in layout.shapes:
-        _check_accepted(model, full_shape, shape, "grow_from", data)
+        _check_accepted(model, layout.training_data.image_shape, shape, "grow_from", data)
     check_eval_size(data, model, layout.training_data)
 
 

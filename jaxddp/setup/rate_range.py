@@ -4,8 +4,6 @@ import contextlib
 import dataclasses
 import itertools
 import math
-from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +22,7 @@ _SMOOTHING, _WINDOW = 1 / 20, 1 / 10
 """The fractions of the test over which the loss is smoothed, and over which its decrease is measured."""
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class RateRange:
     """The rates of a test: a geometric sequence from the lowest to the highest."""
 
@@ -46,26 +44,12 @@ class RateRange:
         return max(1, round(share * self.steps))
 
 
-class Suggestion(NamedTuple):
-    """The result of a test.
-
-    Attributes:
-        rate: the suggested rate; None if the loss never decreased.
-        steepest: the rate at which the loss decreased fastest; None if it never decreased.
-        diverged: the rate at which the loss diverged; None if it did not.
-    """
-
-    rate: float | None
-    steepest: float | None
-    diverged: float | None
-
-
-@dataclass
+@dataclasses.dataclass
 class RateTest:
     """A listener that collects the losses of a range test and suggests a rate."""
 
     rates: RateRange
-    losses: list[float] = field(default_factory=list)
+    losses: list[float] = dataclasses.field(default_factory=list)
     finite: bool = True
 
     def step(self, record: StepRecord) -> None:
@@ -92,8 +76,10 @@ class RateTest:
         smoothed = self.smoothed
         return next(iter(np.flatnonzero(smoothed > _DIVERGENCE * np.minimum.accumulate(smoothed)).tolist()), None)
 
-    def suggestion(self) -> Suggestion:
+    def suggestion(self) -> tuple[float | None, float | None, float | None]:
         """Return the rate at which the loss decreases fastest, but at most a tenth of the rate at which it diverges.
+
+        The other two values are these rates. A rate is None if the loss never decreases, or does not diverge.
 
         A window of a tenth of the test moves over the running minimum of the smoothed loss. The result is the first
         rate of the window in which this minimum decreases most. A decrease that only undoes an earlier increase of the
@@ -104,9 +90,9 @@ class RateTest:
         diverged = None if step is None else float(self.rates.schedule(step))
         decreases = minimum[:-window] - minimum[window:]
         if not decreases.size or decreases.max() <= 0:
-            return Suggestion(None, None, diverged)
+            return None, None, diverged
         steepest = float(self.step_rates[decreases.argmax()])
-        return Suggestion(min(steepest, math.inf if diverged is None else diverged / 10), steepest, diverged)
+        return min(steepest, math.inf if diverged is None else diverged / 10), steepest, diverged
 
 
 def find_rate(setup: RunSetup, rates: RateRange) -> RateTest:

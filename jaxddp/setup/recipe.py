@@ -3,7 +3,6 @@
 import dataclasses
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any, Self
 
 import jax
@@ -36,7 +35,7 @@ from jaxddp.setup.user_objects import ObjectSource, check_optimizer, losses_of, 
 from jaxddp.training.evaluation import EarlyStopping
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Recipe:
     """What was asked for: a config, the objects that it names, its data and devices. Nothing is compiled yet.
 
@@ -61,19 +60,19 @@ class Recipe:
         file: the recipe file; None for the Python API.
     """
 
-    config: Config = field(repr=False)
+    config: Config = dataclasses.field(repr=False)
     topology: Topology
     resources: Resources
     layout: Layout
     feed: Feed
     preprocess: Preprocess
-    model: Model = field(repr=False)
-    optimizer: optax.GradientTransformation = field(repr=False)
+    model: Model = dataclasses.field(repr=False)
+    optimizer: optax.GradientTransformation = dataclasses.field(repr=False)
     loss: ExampleLoss
     eval_loss: ExampleLoss
     objective: Callable[[Objective], TrainObjective] = supervised
     kernels: Kernels = BY_NAME
-    metrics: Mapping[str, Any] = field(default_factory=dict)
+    metrics: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     augmentation: Augmentation | None = None
     parts: tuple[Part, ...] = ()
     initialize: Transform | None = None
@@ -94,7 +93,7 @@ class Recipe:
         """
         layout = layout or Layout.of(config, topology, TrainingData.of(resources.train, config.data))
         data, augmentation = layout.training_data, objects.get("augmentation")
-        check_sizes(config.data, objects["model"], layout, topology.peers)
+        check_sizes(config.data, objects["model"], layout)
         feed = _feed(config, topology, resources, layout, objects.get("objective", supervised))
         check_normalization(config.data, data.image_shape)
         preprocess = Preprocess.of(config, config.data.augment, augmentation)

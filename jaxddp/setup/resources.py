@@ -2,7 +2,7 @@
 
 import functools
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
@@ -256,12 +256,12 @@ def _united(train: Any, val: Any, config: Config, topology: Topology) -> tuple[A
 
 def check_comparable(source: Source, trained: Source, data: DataConfig) -> None:
     """Check that a source has images and classes like the training data. Raises: InputError."""
-    same_classes = "select the same classes in both"
-    _check_equal(VALIDATION, "{} classes", len(source.class_ids), len(trained.class_ids), same_classes)
+    both, same_classes = (source, trained), "select the same classes in both"
+    _check_equal(VALIDATION, "{} classes", (len(each.class_ids) for each in both), same_classes)
     for label, ids in enumerate(zip(source.class_ids, trained.class_ids, strict=True)):
-        _check_equal(VALIDATION, f"class {label} is {{!r}}", *ids, same_classes)
-    labels = ("several labels" if labels_of(each).several else "one label" for each in (source, trained))
-    _check_equal(VALIDATION, "{} per image", *labels, "give one label per image in both, or several in both")
+        _check_equal(VALIDATION, f"class {label} is {{!r}}", ids, same_classes)
+    labels = ("several labels" if labels_of(each).several else "one label" for each in both)
+    _check_equal(VALIDATION, "{} per image", labels, "give one label per image in both, or several in both")
     data = data.of_evaluation
     check_pixels(source, trained, data, VALIDATION)
     source.check_evaluation(data)
@@ -269,17 +269,15 @@ def check_comparable(source: Source, trained: Source, data: DataConfig) -> None:
 
 def check_pixels(source: Source, trained: Source, data: DataConfig, what: str) -> None:
     """Check that a source has images like the training data; `what` names it in messages. Raises: InputError."""
-    shapes, dtypes = zip(
-        *((each.image_shape(data), image_dtype(each, data)) for each in (source, trained)), strict=True
-    )
-    _check_equal(what, "images of {}", *shapes, "give both the same shape")
-    _check_equal(what, "pixels of {}", *dtypes, "give both the same dtype")
+    both = (source, trained)
+    _check_equal(what, "images of {}", (each.image_shape(data) for each in both), "give both the same shape")
+    _check_equal(what, "pixels of {}", (image_dtype(each, data) for each in both), "give both the same dtype")
 
 
-def _check_equal(what: str, problem: str, found: object, trained: object, advice: str) -> None:
+def _check_equal(what: str, problem: str, values: Iterable[Any], advice: str) -> None:
+    found, trained = map(problem.format, values)
     if found != trained:
-        both = f"{problem.format(found)}, and {problem.format(trained)} in the training data"
-        raise InputError(f"{what}: {both}", advice=advice)
+        raise InputError(f"{what}: {found}, and {trained} in the training data", advice=advice)
 
 
 def warn_of_unseen_classes(source: Source, trained: Source) -> None:

@@ -7,9 +7,8 @@ import copy
 import dataclasses
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
 import numpy as np
@@ -47,7 +46,6 @@ from jaxddp.setup.user_objects import objects_of_hooks
 from jaxddp.training.evaluation import Evaluator, ImagePredictor
 from jaxddp.training.run import Chunk, Chunks
 
-T = TypeVar("T")
 _SETTINGS = (
     *("jax_enable_x64", "jax_default_matmul_precision", "jax_default_prng_impl", "jax_threefry_partitionable"),
     "jax_numpy_dtype_promotion",
@@ -69,7 +67,7 @@ class CompiledPrograms:
         self._max_programs = max_programs
         self._programs: dict[Any, tuple[Any, Any]] = {}
 
-    def __call__(self, make: Callable[..., T], *pieces: Any, **options: Any) -> T:
+    def __call__(self, make: Callable[..., Any], *pieces: Any, **options: Any) -> Any:
         """Return `make(*pieces, **options)`, or what it returned for the same objects before."""
         key = make, _identity((settings(), pieces, options))
         # The pieces are kept beside their program, so no other object gets their ids.
@@ -100,7 +98,7 @@ def _identity(piece: Any) -> Any:
 _log = logging.getLogger("jaxddp.experiment")
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class RunSetup(Recipe):
     """A prepared training: a recipe with the settings that depend on its network, and the initialized state.
 
@@ -116,8 +114,8 @@ class RunSetup(Recipe):
     network: Model
     state: TrainState
     like: TrainState
-    weights: Mapping[str, np.ndarray] = field(default_factory=dict)
-    programs: CompiledPrograms = field(default_factory=CompiledPrograms)
+    weights: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
+    programs: CompiledPrograms = dataclasses.field(default_factory=CompiledPrograms)
 
     @property
     def way(self) -> Way:

@@ -82,7 +82,10 @@ def train(
         if ended := describe_end(directory, opened.resume_step, peers, is_same=is_same and recipe.file is not None):
             _print(ended, peers)
             return None
-        all_listeners = [*listeners, *loggers, *_listeners_of_hook(recipe, directory)]
+        # Only the first process calls listeners.
+        hooks = recipe.file.hooks if recipe.file is not None and peers.is_first else {}
+        hook = objects_of_hooks(hooks)("listeners", config, directory)
+        all_listeners = [*listeners, *loggers, *(check_listeners(hook.value, hook.where) if hook else ())]
         setup = settle_shares(_begin(recipe, resumes=resumes), directory, record[RUN_ID], resumes=resumes)
         run = make_run(setup, all_listeners, evaluators, record)
         if peers.is_first:
@@ -110,16 +113,9 @@ def _begin(recipe: Recipe, *, resumes: bool) -> RunSetup:
     return setup
 
 
-def _print(line: str, peers: Peers) -> None:
+def _print(line: str | None, peers: Peers) -> None:
     if line and peers.is_first:
         print(line, flush=True)
-
-
-def _listeners_of_hook(recipe: Recipe, directory: Path) -> Sequence[Any]:
-    """Return the listeners of the recipe file, which only the first process calls."""
-    hooks = recipe.file.hooks if recipe.file is not None and recipe.topology.peers.is_first else {}
-    hook = objects_of_hooks(hooks)("listeners", recipe.config, directory)
-    return () if hook is None else check_listeners(hook.value, hook.where)
 
 
 def _claim(recipe: Recipe, directory: Path | None) -> Claim:

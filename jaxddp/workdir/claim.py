@@ -12,7 +12,6 @@ import secrets
 import shlex
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
 from datetime import datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -49,16 +48,17 @@ from jaxddp.workdir.lock import is_locked
 
 _RESTORE_ADVICE = ("restore it, or start in another ", Option("workdir"))
 _RECIPE_ADVICE = ("a resumed run keeps its recipe: set it back, or start in another ", Option("workdir"))
+_LOSS_KEYS = tuple(f"loss.{field.name}" for field in dataclasses.fields(LossConfig))
 EVALUATION_KEYS = (
     *(*(f"model.{key}" for key in NETWORK_KEYS), *(f"data.{key}" for key in IMAGE_KEYS)),
-    *("data.classes", "data.val_share", *(f"loss.{field.name}" for field in fields(LossConfig)), "train.ema"),
+    *("data.classes", "data.val_share", *_LOSS_KEYS, "train.ema"),
 )
 """The keys that must be equal in an evaluation and its run: those of the network, the images, the classes and the loss.
 Other keys are not compared, because an evaluation makes no optimizer and no training batch."""
 _log = logging.getLogger("jaxddp.experiment")
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Claim:
     """The content that a run writes into config.json.
 
@@ -72,7 +72,7 @@ class Claim:
     settings: Mapping[str, Any]
     fingerprints: Mapping[str, str]
     recipe: RecipeFile | None = None
-    objects: Mapping[str, str] = field(default_factory=dict)
+    objects: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def record(self) -> dict[str, Any]:
         """Return the content of config.json as it is read again, with plain numbers in place of NumPy's."""
@@ -125,7 +125,7 @@ def changed_keys(saved: dict[str, Any], record: dict[str, Any]) -> dict[str, str
     before, now = flatten(saved), flatten(record)
     return {
         key: f" was {before.get(key)!r} and is now {now.get(key)!r}"
-        for key in sorted(before.keys() | now.keys() - {RUN_ID})
+        for key in sorted((before.keys() | now.keys()) - {RUN_ID})
         if before.get(key) != now.get(key)
     }
 

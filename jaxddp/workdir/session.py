@@ -128,23 +128,23 @@ def rename_damaged(place: Path) -> str:
     Raises:
         InputError: there are checkpoints, and all are damaged; none is renamed.
     """
-    integrity, damaged = Integrity(place), dict[int, str]()
+    integrity, damaged, steps = Integrity(place), dict[int, str](), [*steps_in(place)]
     if integrity.fault is not None:
         _log.warning(f"{place / INDEX}: {integrity.fault}; it is rebuilt from the undamaged manifests")
-    for step in reversed(steps_in(place)):
-        if (fault := integrity.check(step)) is None:
-            break
-        damaged[step] = fault
-    else:
-        for newest, fault in damaged.items():
-            advice = ("no checkpoint there is whole, so restore the files, or start in another ", Option("workdir"))
-            raise InputError(f"{place / str(newest)}: step {newest} is damaged: {fault}", advice=advice)
+    while steps and (fault := integrity.check(steps[-1])) is not None:
+        damaged[steps.pop()] = fault
+    if damaged and not steps:
+        newest, fault = next(iter(damaged.items()))
+        advice = ("no checkpoint there is whole, so restore the files, or start in another ", Option("workdir"))
+        raise InputError(f"{place / str(newest)}: step {newest} is damaged: {fault}", advice=advice)
     for each, fault in damaged.items():
         renamed = place / f"{each}{DAMAGED_SUFFIX}"
         with files.readable_errors(renamed):
             shutil.rmtree(renamed, ignore_errors=True)
             (place / str(each)).rename(renamed)
-        resumes = f"the run resumes from step {step}, the latest undamaged one, and this one is kept as {renamed.name}"
+        resumes = (
+            f"the run resumes from step {steps[-1]}, the latest undamaged one, and this one is kept as {renamed.name}"
+        )
         _log.warning(f"{place / str(each)}: step {each} is damaged: {fault}; {resumes}")
     return " ".join(f"{each}{DAMAGED_SUFFIX}" for each in damaged)
 

@@ -7,7 +7,6 @@ import dataclasses
 import json
 import os
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_type_hints
 
@@ -26,7 +25,7 @@ from jaxddp.recipe.file import RUN_ID, RecipeFile, read_config
 from jaxddp.recipe.sources import CONFIG_FILE
 from jaxddp.training.checkpoints.integrity import RunIdentity
 from jaxddp.weights.download import SCHEME, HubFile
-from jaxddp.weights.places import WEIGHTS_FILE, PublishedWeights, fetch_settings, find_published, has_library, is_local
+from jaxddp.weights.places import WEIGHTS_FILE, fetch_settings, find_published, has_library, is_local
 from jaxddp.workdir.claim import absolute
 
 SIGNATURE_FILE = "signature.json"
@@ -38,7 +37,7 @@ NORMALIZED = "float32"
 """The dtype of images that were normalized before the run."""
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Signature:
     """The classes of a run, in the order of its logits, and the format of its images."""
 
@@ -166,7 +165,11 @@ def with_settings_of_weights(
     own_network = "get_model" in file.hooks
     started_here = workdir is not None and _started_from(workdir, weights)
     if has_library(weights) and not started_here:
-        changes = _settings_of_published(find_published(weights), own_network=own_network)
+        published = find_published(weights)
+        of_weights = ("image_size", "resize", "eval_crop", "interpolation", "mean", "std")
+        images = {key: getattr(published, key) for key in of_weights} | {"eval_size": None, "channels": 3, "bits": 8}
+        network = {} if own_network else {"model": {**dict.fromkeys(NETWORK_KEYS), "name": published.network}}
+        changes = {"data": images, **network}
     else:
         place = workdir if started_here else _folder_of(weights, offline=offline)
         if place is None or not os.path.isfile(place / CONFIG_FILE):
@@ -188,14 +191,6 @@ def _folder_of(weights: str, *, offline: bool) -> Path | None:
     folder = fetch_settings(place, offline=offline)
     # Another library's config.json has other keys.
     return folder if folder is not None and RunIdentity.in_workdir(folder) is not None else None
-
-
-def _settings_of_published(weights: PublishedWeights, *, own_network: bool) -> dict[str, dict[str, Any]]:
-    """Return the settings of published weights as changes of a config."""
-    of_weights = ("image_size", "resize", "eval_crop", "interpolation", "mean", "std")
-    images = {key: getattr(weights, key) for key in of_weights} | {"eval_size": None, "channels": 3, "bits": 8}
-    network = {} if own_network else {"model": {**dict.fromkeys(NETWORK_KEYS), "name": weights.network}}
-    return {"data": images, **network}
 
 
 def _settings(place: Path, *, own_network: bool) -> dict[str, dict[str, Any]]:
