@@ -298,8 +298,8 @@ def test_evaluate_rejects_its_other_invalid_arguments(setup, trained):
         "loss: an object of type str was given; give a function of (logits, labels)"
     )
     assert error_line(jaxddp.topk_accuracy, trained, setup, VAL, 6) == "k=6: expected 1 to 5"
-    assert error_line(jaxddp.topk_accuracy, trained, setup, VAL, "1") == "k='1': expected a whole number"
-    assert error_line(jaxddp.topk_accuracy, trained, setup, VAL, [1.0]) == "k=1.0: expected a whole number"
+    assert error_line(jaxddp.topk_accuracy, trained, setup, VAL, "1") == "k='1': expected a whole number, 1 to 5"
+    assert error_line(jaxddp.topk_accuracy, trained, setup, VAL, [1.0]) == "k=1.0: expected a whole number, 1 to 5"
     assert jaxddp.topk_accuracy(trained, setup, VAL, 5) == {5: 1.0}
     assert error_line(jaxddp.show_predictions, trained, setup, VAL, count=0) == "count=0: expected 1 to 1,000"
     assert error_line(jaxddp.export_weights, trained, setup, 5) == "out=5: expected a path"

@@ -224,6 +224,7 @@ class Presence:
 
     Attributes:
         last_saved: returns the last step that this process saved; None if there is none.
+        kept_open: closes the directories that the object keeps open.
     """
 
     def __init__(self, directory: Path):
@@ -231,7 +232,7 @@ class Presence:
         self._paths = (directory, directory / CHECKPOINTS, directory / CONFIG_FILE)
         self._identities: dict[Path, tuple[int, int]] = {}
         self._checked_state: tuple[int, int, int] | None = None
-        self._open = contextlib.ExitStack()
+        self.kept_open = contextlib.ExitStack()
         self.fault()
 
     def check(self) -> None:
@@ -261,7 +262,7 @@ class Presence:
                 if place not in self._identities:
                     # File systems such as gcsfuse give a directory a new inode when no process has it open.
                     with contextlib.suppress(OSError):
-                        self._open.callback(os.close, os.open(place, os.O_RDONLY | os.O_DIRECTORY))
+                        self.kept_open.callback(os.close, os.open(place, os.O_RDONLY | os.O_DIRECTORY))
                 is_gone = self._identities.setdefault(place, identity) != identity
             if is_gone:
                 self._checked_state = None
@@ -301,10 +302,6 @@ class Presence:
 
     def _is_new(self, place: Path) -> bool:
         return _identity(place) != self._identities.get(place)
-
-    def close(self) -> None:
-        """Close the directories that the object keeps open."""
-        self._open.close()
 
 
 def _identity(place: Path) -> tuple[int, int]:
@@ -346,4 +343,4 @@ def watch_workdir(directory: Path, peers: Peers = ALONE) -> Iterator[Presence]:
         raise
     finally:
         finished.set()
-        presence.close()
+        presence.kept_open.close()
