@@ -137,10 +137,10 @@ def test_the_command_names_each_bad_file_on_its_own_line_and_exits_with_code_1(f
             assert line.startswith(f"{file}: {FAULTS[kind][1]}")
     summary = "\n".join(lines[len(FAULTS) :])
     assert str(root) not in summary
-    assert f"train: 24 rows (16 jpeg, 2 png), {len(FAULTS)} cannot be used" in summary
+    assert f"train: 24 examples (16 jpeg, 2 png), {len(FAULTS)} cannot be used" in summary
     assert "train: note: CMYK: 1" in summary
-    assert "train: repair or replace the images that cannot be used, or take their rows out of the table" in summary
-    assert "val: 4 rows (4 jpeg), 0 cannot be used" in summary
+    assert "train: repair or replace the images that cannot be used, or leave them out of the data set" in summary
+    assert "val: 4 examples (4 jpeg), 0 cannot be used" in summary
     header, *images = map(json.loads, manifest.read_text().splitlines())
     tables = {"train": train_solutions(root), "val": val_solutions(root)}
     assert header["manifest"] == 1
@@ -198,9 +198,9 @@ def test_one_run_reports_every_fault_of_a_folder(tmp_path, capfd):
     assert f"{train}/ant: the name b'\\xff.png' is not UTF-8; rename it" in lines
     assert [line for line in lines if line.startswith(f"{root}/val/cat: a class that {train} does not have")]
     assert len(header["refused"]) == len(in_list) + 2 == len({*header["refused"]})
-    assert header["splits"]["train"] | {"examples": 5, "faults": 1, "made_of": "file"} == header["splits"]["train"]
-    assert "train: 5 files (4 jpeg), 1 cannot be used" in lines
-    assert "train: repair or replace the images that cannot be used, or take the files out of the folder" in lines
+    assert header["splits"]["train"] | {"examples": 5, "faults": 1} == header["splits"]["train"]
+    assert "train: 5 examples (4 jpeg), 1 cannot be used" in lines
+    assert "train: repair or replace the images that cannot be used, or leave them out of the data set" in lines
     assert not [line for line in lines if "row" in line]
 
 
@@ -225,7 +225,7 @@ def test_one_run_reports_every_fault_of_a_list(tmp_path, capfd):
         assert [line for line in lines if line.startswith(f"{root}/train.csv:{number}: {fault}")], number
     assert [line for line in lines if line.startswith(f"{root}/val.csv:3: no row of train.csv has the label 'cat'")]
     assert f"{root}/no.jpg: missing image; download it or leave it out" in lines
-    assert len(header["refused"]) == 8 and "train: 4 rows (3 jpeg), 1 cannot be used" in lines
+    assert len(header["refused"]) == 8 and "train: 4 examples (3 jpeg), 1 cannot be used" in lines
 
 
 @pytest.mark.slow
@@ -237,7 +237,7 @@ def test_one_run_reports_every_fault_of_parquet_and_of_records(tmp_path, capfd):
     pq.write_table(table.set_column(1, "label", labels), file)
     lines, header = check_all(parquet, tmp_path, capfd)
     assert {line.partition(":")[0] for line in header["refused"]} == {f"{file}, row 0", f"{file}, row 1"}
-    assert "train: 8 rows (8 png), 0 cannot be used" in lines
+    assert "train: 8 examples (8 png), 0 cannot be used" in lines
     records = write_packed(tmp_path / "packed")
     index = json.loads((records / "packed.json").read_text())
     index["splits"]["train"]["files"]["train-00001.tfrecord"] = 9
@@ -246,7 +246,7 @@ def test_one_run_reports_every_fault_of_parquet_and_of_records(tmp_path, capfd):
     assert header["refused"] == [
         f"{records}/train-00001.tfrecord: no such file; copy it again, or pack the data set again"
     ]
-    assert "train: 9 records (9 jpeg), 0 cannot be used" in lines
+    assert "train: 9 examples (9 jpeg), 0 cannot be used" in lines
 
 
 def test_a_data_set_without_a_readable_split_raises_a_one_line_error_with_exit_code_2(tmp_path, capfd, monkeypatch):

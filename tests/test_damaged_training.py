@@ -18,7 +18,7 @@ from jaxddp.core.errors import InputError
 from jaxddp.curate.pack import PackOptions, pack
 from jaxddp.data.formats.ilsvrc import train_solutions
 from jaxddp.data.order import EvalOrder, SampleOrder
-from jaxddp.data.soundness import Omissions
+from jaxddp.data.source import Labels, Substitutes
 from jaxddp.data.table import ExampleTable
 
 INTACT = encode(picture(170, 210), quality=90)
@@ -57,7 +57,7 @@ def messages_by_reader(tmp_path_factory: pytest.TempPathFactory) -> tuple[Exampl
         "data on the devices": lambda faults: table.train_batches(all_rows, whole, range(1), substitutes=faults),
         "evaluation": lambda faults: table.eval_batches(all_rows, DATA, omissions=faults),
     }.items():
-        omissions = Omissions(size)
+        omissions = Substitutes(Labels(np.zeros(size, np.int32), (), ()))
         list(batches(omissions))
         messages[reader] = omissions.faults
     with contextlib.redirect_stdout(io.StringIO()) as out:

@@ -124,7 +124,7 @@ def test_rows_are_sorted_by_class_and_path(root: Path):
         os.path.splitext(path)[0] for path, _ in rows(table)
     ]
     assert table.class_ids == table.class_names == ("ant", "bee", "cat")
-    assert table.class_indices == (0, 1, 2) and table.labels.dtype == np.int32 and table.offset is None
+    assert table.labels.dtype == np.int32 and table.offset is None
     table.check(DATA)
 
 

@@ -48,7 +48,7 @@ def test_the_slots_of_a_process_hold_its_own_examples_first_and_repeat_them_in_p
         slots = order.rows(step)
         for host, (first, end) in enumerate(pairwise(bounds.tolist())):
             own, of_host = Shard(host, len(sizes)).of(slots), order.of_host(host)
-            count, rows = of_host.count(step), of_host.rows(step)
+            count, rows = int(of_host.mask(step).sum()), of_host.rows(step)
             assert of_host.first_row == first and of_host.mask(step).tolist() == [1] * count + [0] * (
                 order.slots - count
             )
@@ -69,7 +69,7 @@ def test_the_processes_alternate_as_evenly_as_their_sizes_allow(sizes):
         before = np.searchsorted(places[host], np.arange(total + 1))
         assert np.abs(before - np.arange(total + 1) * size / total).max() <= 0.5 + 0.5 * len(sizes) * size / total
         order, most = order_of(sizes, batch_size), most_in_batch(sizes, host, batch_size)
-        counts = [order.of_host(host).count(step) for step in range(2 * total)]
+        counts = [order.of_host(host).mask(step).sum() for step in range(2 * total)]
         assert max(counts) <= most <= batch_size
         # Over two epochs, the batches begin at each place that they can begin at.
         if np.gcd(batch_size, total) == 1:

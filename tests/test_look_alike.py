@@ -20,8 +20,9 @@ from jaxddp.data.formats.csv_listing import read_csv
 from jaxddp.data.formats.folders import read_folders
 from jaxddp.data.formats.ilsvrc import train_solutions
 from jaxddp.data.formats.numpy_files import read_numpy
-from jaxddp.data.formats.packed_records import MANIFEST, read_packed
+from jaxddp.data.formats.packed_records import read_packed
 from jaxddp.data.storage.root import CATALOG_VARIABLE, resolve
+from jaxddp.training.checkpoints.integrity import MANIFEST
 
 CELL = pa.struct([("bytes", pa.binary())])
 ALIKE = {
@@ -71,7 +72,7 @@ def packed(root: Path, *names: str) -> tuple[Callable[[], Any], str]:
     (root / "train.tfrecord").touch()
     rows = {"id": np.array([b"a"]), **{key: np.zeros(1, np.int32) for key in ("label", "shard", "offset")}}
     np.savez(root / "train.npz", **rows)
-    classes = {"ids": names, "names": names, "indices": [0, 1]}
+    classes = {"ids": names, "names": names}
     splits = {"train": {"files": {"train.tfrecord": 0}}}
     (root / MANIFEST).write_text(json.dumps({"classes": classes, "splits": splits}))
     return lambda: read_packed(root, "train"), MANIFEST

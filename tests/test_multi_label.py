@@ -70,7 +70,7 @@ def test_a_table_of_arrays_keeps_label_rows():
 def test_invalid_label_rows_raise_a_one_line_error():
     with pytest.raises(InputError, match=r"labels of shape \(50, 4\) for 50 images: give one label per image, or.* 5"):
         jaxddp.ArrayTable(TABLE.images, np.zeros((50, 4), int), NAMES)
-    with pytest.raises(InputError, match="label 2 of row 0, class 0: give 1 if the image is of the class, else 0"):
+    with pytest.raises(InputError, match="label 2 of row 0: give 1 if the image is of class 0, else 0"):
         jaxddp.ArrayTable(TABLE.images, np.full((50, 5), 2), NAMES)
 
 

@@ -45,7 +45,7 @@ def test_a_packed_table_has_the_same_rows_and_classes_and_smaller_images(tables,
     copy, original = read_packed(packed, split), tables[split]
     np.testing.assert_array_equal(copy.id, original.id)
     np.testing.assert_array_equal(copy.labels, original.labels)
-    for attribute in ("class_ids", "class_names", "class_indices"):
+    for attribute in ("class_ids", "class_names"):
         assert getattr(copy, attribute) == getattr(original, attribute)
     assert copy.fingerprint != original.fingerprint
     copy.check(DataConfig())

@@ -88,7 +88,7 @@ def test_processes_have_slots_whose_examples_are_the_rows_of_the_batch_in_order(
 
 
 def test_a_batch_that_does_not_consist_of_the_slices_is_an_error():
-    with pytest.raises(InputError, match=r"batch size 10 does not divide into 2 parts with slices of \(3, 1\)"):
+    with pytest.raises(InputError, match=r"batch size 10 does not divide into slices of \(3, 1\); use 8 or 12"):
         Shard(0, 2, (3, 1)).of(np.arange(10))
     with pytest.raises(InputError, match="part 2 of a batch of 2 parts"):
         Shard(2, 2, (3, 1)).of(np.arange(4))

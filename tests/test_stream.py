@@ -23,7 +23,7 @@ from jaxddp.config import DataConfig
 from jaxddp.core.errors import InputError
 from jaxddp.data.batch import Batch
 from jaxddp.data.order import WHOLE, EvalOrder, SampleOrder, Shard
-from jaxddp.data.soundness import Omissions
+from jaxddp.data.source import Labels, Substitutes
 from jaxddp.data.storage.store import LocalFiles
 from jaxddp.data.stream import decode
 from jaxddp.data.stream.decode import ASPECT, Area, Pixels, example_keys, resize
@@ -271,7 +271,8 @@ def test_a_one_line_error_names_each_bad_image(tmp_path: Path, phase: str):
     contents = [make() for make, _ in BAD.values()]
     table = write_table(tmp_path, [content or b"" for content in contents] + [encode(waves(row)) for row in range(3)])
     Path(table.name([*BAD].index("missing"))).unlink()
-    omissions, size = Omissions(len(table)), len(table)
+    size = len(table)
+    omissions = Substitutes(Labels(np.zeros(size, np.int32), (), ()))
     if phase == "train":
         list(table.train_batches(SampleOrder(size, size, SEED), DATA, range(1), WHOLE, omissions))
     else:

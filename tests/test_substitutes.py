@@ -14,7 +14,7 @@ from support.streams import DATA, SIZE, table_of, waves
 from jaxddp.core.errors import InputError
 from jaxddp.data.batch import Batch
 from jaxddp.data.order import WHOLE, SampleOrder, Shard
-from jaxddp.data.source import Substitutes
+from jaxddp.data.source import Substitutes, labels_of
 from jaxddp.data.stream.decode import Pixels, example_keys
 from jaxddp.data.table import ExampleTable
 
@@ -66,7 +66,7 @@ def spoiled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
 
 def batches(table: ExampleTable, steps: range = range(6), shard: Shard = WHOLE) -> list[Batch]:
     order = SampleOrder(NUM_EXAMPLES, BATCH, SEED)
-    return list(table.train_batches(order, DATA, steps, shard, Substitutes(table)))
+    return list(table.train_batches(order, DATA, steps, shard, Substitutes(labels_of(table), table.name)))
 
 
 @pytest.fixture(scope="module")
@@ -126,9 +126,9 @@ def test_the_log_names_each_bad_file_once_and_its_substitute(spoiled, read):
 
 
 def test_resolve_follows_chains_and_wraps_around(spoiled):
-    substitutes = Substitutes(table_of(*spoiled))
+    substitutes = Substitutes(labels_of(table_of(*spoiled)))
     rows = np.arange(NUM_EXAMPLES, dtype=np.int32)
-    assert substitutes.resolve(rows) is rows
+    assert (substitutes.resolve(rows) == rows).all()
     # A substitute may be read for its own row before or after the row that it replaces.
     for row in (12, 9, 15):
         substitutes.refuse(row, "gone")
@@ -165,5 +165,5 @@ def test_an_image_is_rejected_even_where_crops_are_above_the_damage(damaged_belo
     assert str(caught.value).startswith(f"{root / names[4]}: damaged: ")
     assert str(caught.value).endswith("; download it again or leave it out")
     table = table_of(root, names)
-    for batch in table.train_batches(order, DATA, steps, substitutes=Substitutes(table)):
+    for batch in table.train_batches(order, DATA, steps, substitutes=Substitutes(labels_of(table))):
         assert batch.substituted.tolist() == (batch.row == 4).tolist()

@@ -51,7 +51,6 @@ def test_train_labels_follow_the_mapping_and_paths_exist(tree):
     assert (len(table), table.num_classes) == (12, 4)
     assert table.class_ids == tuple(synset(i) for i in range(4))
     assert table.class_names[1] == "class 1, also called 1"
-    assert table.class_indices == (0, 1, 2, 3)
     assert table.labels.dtype == np.int32 and table.labels.tolist() == [0, 1, 2, 3] * 3
     assert table.path[5].decode() == f"{IMAGES}/train/{synset(1)}/{table.id[5].decode()}.JPEG"
     assert table.name(5) == f"{tree}/{table.path[5].decode()}"
@@ -108,7 +107,7 @@ CLASS_IDS = tuple(f"n{i:03d}" for i in range(7))
 def small_table(label) -> ExampleTable:
     label = np.array(label, np.int32)
     ids = np.array([b"%d" % row for row in range(len(label))])
-    return ExampleTable(None, ids, np.strings.add(b"/d/", ids), label, CLASS_IDS, CLASS_IDS, tuple(range(7)))
+    return ExampleTable(None, ids, np.strings.add(b"/d/", ids), label, CLASS_IDS)
 
 
 LABELS = st.lists(st.integers(0, 6), min_size=1, max_size=40)
@@ -122,8 +121,7 @@ def test_selected_labels_are_dense_and_lead_back_through_the_mapping(label, data
         chosen.append(label[0])
     selected = table.select(chosen)
     assert [int(i) for i in selected.id] == [row for row, old in enumerate(label) if old in chosen]
-    assert [selected.class_indices[new] for new in selected.labels] == [old for old in label if old in chosen]
-    assert selected.class_indices == tuple(sorted(chosen))
+    assert [sorted(chosen)[new] for new in selected.labels] == [old for old in label if old in chosen]
     assert selected.class_ids == selected.class_names == tuple(CLASS_IDS[i] for i in sorted(chosen))
     assert selected.labels.dtype == np.int32
     by_name = table.select(",".join(CLASS_IDS[i] for i in chosen))
@@ -138,11 +136,11 @@ def test_selected_labels_are_dense_and_lead_back_through_the_mapping(label, data
 
 def test_a_range_selects_as_python_does(tree):
     table = train_solutions(tree, classes="1:3")
-    assert table.class_indices == (1, 2) and table.labels.tolist() == [0, 1] * 3
+    assert table.labels.tolist() == [0, 1] * 3
     for same in (range(1, 3), [2, 1], np.array([1, 2]), f" {synset(2)}, {synset(1)},"):
         assert train_solutions(tree, classes=same).fingerprint == table.fingerprint
     twice = table.select([1])
-    assert twice.class_indices == (2,) and twice.class_ids == (synset(2),) and twice.labels.tolist() == [0] * 3
+    assert twice.class_ids == (synset(2),) and twice.labels.tolist() == [0] * 3
     assert val_solutions(tree, classes="1:3").class_ids == table.class_ids
     assert table.select(None) is table
 

@@ -26,4 +26,4 @@ def photograph_table(folder: Path, count: int = PHOTOGRAPHS) -> ExampleTable:
     names = np.array([f"{number:04d}.jpg".encode() for number in range(count)])
     label = (np.arange(count) % CLASSES).astype(np.int32)
     classes = tuple(f"n{label:08d}" for label in range(CLASSES))
-    return ExampleTable(LocalFiles(folder), names, names, label, classes, classes, tuple(range(CLASSES)))
+    return ExampleTable(LocalFiles(folder), names, names, label, classes)

@@ -33,11 +33,9 @@ def centered(key: jax.Array, image_height: int, image_width: int, height: jax.Ar
 
 def check_side(key: str, pixels: int, image: jax.Array) -> None:
     """Raise `InputError` if `data.augment.KEY` is larger than the shorter side of an image, [H, W, C]."""
-    side = min(image.shape[:2])
-    if pixels > side:
-        raise InputError(
-            Key(f"data.augment.{key}", pixels), f": expected 0 to {side} pixels, at most the image's shorter side"
-        )
+    if pixels > (side := min(image.shape[:2])):
+        expected = f": expected 0 to {side} pixels, at most the image's shorter side"
+        raise InputError(Key(f"data.augment.{key}", pixels), expected)
 
 
 def flip(key: jax.Array, image: jax.Array) -> jax.Array:

@@ -25,18 +25,13 @@ class Mixing(NamedTuple):
 
 def check_mixing(augment: AugmentConfig, batch_size: int, parts: int) -> None:
     """Raise `InputError` if a batch is divided into parts with an odd number of examples."""
-    key = "mixup" if augment.mixup else "cutmix"
+    key, share = "mixup" if augment.mixup else "cutmix", batch_size // parts
     alpha = getattr(augment, key)
-    share = batch_size // parts
     if alpha and share % 2:
         batches = " or ".join(str(size * parts) for size in (share - 1, share + 1) if size)
-        raise InputError(
-            Key(f"data.augment.{key}", alpha),
-            " mixes pairs of images within a part of the batch, but ",
-            Key("train.batch_size", batch_size),
-            f" makes {parts} parts of {share}, an odd number",
-            advice=f"a batch of {batches} would do",
-        )
+        why = " mixes pairs of images within a part of the batch, but ", Key("train.batch_size", batch_size)
+        odd = f" makes {parts} parts of {share}, an odd number"
+        raise InputError(Key(f"data.augment.{key}", alpha), why, odd, advice=f"a batch of {batches} would do")
 
 
 def mix(

@@ -10,7 +10,7 @@ image with three channels last would take 43 times its memory.
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -73,12 +73,7 @@ def blend(image: jax.Array, operation: PixelOperation) -> jax.Array:
     """Blend uint8[C, H, W] with the degenerate image of an operation."""
     pixels = image.astype(jnp.int32)
     gray = gray_of(pixels)
-    degenerates = {
-        "color": gray,
-        "contrast": mean_of(gray),
-        "brightness": jnp.int32(0),
-        "sharpness": _smooth(pixels),
-    }
+    degenerates = {"color": gray, "contrast": mean_of(gray), "brightness": jnp.int32(0), "sharpness": _smooth(pixels)}
     shaped = [jnp.broadcast_to(degenerate, image.shape) for degenerate in degenerates.values()]
     degenerate = jnp.select(operation.matches(*degenerates), shaped, pixels)
     return blended(pixels, degenerate, operation.factor).astype(image.dtype)
@@ -189,9 +184,9 @@ def operate(planes: jax.Array, operation: PixelOperation) -> jax.Array:
     return blend(look_up(warp(planes, operation), operation), operation)
 
 
-Size = tuple[int, int]
+Size = tuple[int, ...]
 """(height, width) of an image, in pixels."""
-Space = dict[str, np.ndarray]
+Space = Mapping[str, np.ndarray]
 """The magnitudes of each operation from which a policy draws, float64[n].
 
 The units are: shear: pixels for each pixel; translate: pixels; rotate: degrees; posterize: the number of upper bits
@@ -200,24 +195,17 @@ factor from 1.
 """
 
 
-def space_of(
-    names: Iterable[str],
-    steps: np.ndarray,
-    others: Space,
-    *,
-    blends: float = 0.9,
-    shear: float = 0.3,
-    rotate: float = 30,
-) -> Space:
+def space_of(names: Iterable[str], steps: np.ndarray, others: Space, largest: tuple = (0.9, 0.3, 30)) -> Space:
     """Return the magnitudes of operations; 0 for one without a magnitude.
 
     Args:
         steps: float64[n], the shares of the largest magnitude.
         others: the magnitudes of operations other than blends, shear and rotate.
-        blends, shear, rotate: the largest magnitudes of these operations.
+        largest: the largest magnitudes of blends, shear and rotate.
     """
-    largest = {**dict.fromkeys(BLENDS, blends), "shear_x": shear, "shear_y": shear, "rotate": rotate}
-    return {name: others[name] if name in others else largest.get(name, 0) * steps for name in names}
+    blends, shear, rotate = largest
+    of_others = {**dict.fromkeys(BLENDS, blends), "shear_x": shear, "shear_y": shear, "rotate": rotate}
+    return {name: others[name] if name in others else of_others.get(name, 0) * steps for name in names}
 
 
 IDENTITY = (_NUMBERS["identity"], ONE, 0, 0, 0, 0, 0, 256, 0, ONE, 0)

@@ -47,7 +47,7 @@ def wide_space() -> Space:
     steps = np.arange(31) / 30
     others = {"posterize": 8 - np.round(6 * steps), "solarize": 255 - 255 * steps}
     others |= {"translate_x": 32 * steps, "translate_y": 32 * steps}
-    return space_of(OPERATIONS, steps, others, blends=0.99, shear=0.99, rotate=135)
+    return space_of(OPERATIONS, steps, others, largest=(0.99, 0.99, 135))
 
 
 @POLICIES.add("trivial_augment")
@@ -118,8 +118,7 @@ TABLES = {"auto_augment_imagenet": IMAGENET, "auto_augment_cifar10": CIFAR10, "a
 
 def learned_space(size: Size) -> Space:
     """Return the 10 magnitudes of each operation, as in torchvision; "invert" has none."""
-    steps = np.arange(10) / 9
-    height, width = size
+    steps, (height, width) = np.arange(10) / 9, size
     others = {"posterize": 8 - np.round(4 * steps), "solarize": 255 - 255 * steps}
     others |= {"translate_x": 150 / 331 * width * steps, "translate_y": 150 / 331 * height * steps}
     return space_of(OPERATIONS, steps, others)
@@ -131,8 +130,7 @@ def _auto_augment(settings: AugmentConfig) -> Policy:
     probabilities = jnp.array([[probability for _, probability, _ in pair] for pair in policy], jnp.float32)
 
     def apply(key: jax.Array, image: jax.Array) -> jax.Array:
-        height, width, _ = image.shape
-        space = learned_space((height, width))
+        space = learned_space(image.shape[:2])
         # The last axes are: sub-policy, operation, outcome (skipped, either direction), parameters.
         table = np.array([[[IDENTITY, *rows(space, name)[index]] for name, _, index in pair] for pair in policy])
         pair_key, use_key, sign_key = jax.random.split(key, 3)
@@ -161,8 +159,7 @@ def mixing_space(size: Size) -> Space:
     The paper leaves out the operations that resemble the corruptions of ImageNet-C: brightness, color, contrast and
     sharpness.
     """
-    steps = np.arange(SEVERITY) / 9
-    height, width = size
+    steps, (height, width) = np.arange(SEVERITY) / 9, size
     others = {"posterize": 4 - np.round(4 * steps), "solarize": 255 - 255 * steps}
     others |= {"translate_x": width / 3 * steps, "translate_y": height / 3 * steps}
     names = "autocontrast", "equalize", "posterize", "rotate", "solarize", "shear_x", "shear_y"
@@ -179,9 +176,8 @@ def augmix(settings: AugmentConfig) -> Policy:
     """
 
     def apply(key: jax.Array, image: jax.Array) -> jax.Array:
-        height, width, _ = image.shape
         chain_key, weight_key = jax.random.split(key)
-        return on_planes(mixture, image, draw_chains(chain_key, (height, width)), draw_weights(weight_key))
+        return on_planes(mixture, image, draw_chains(chain_key, image.shape[:2]), draw_weights(weight_key))
 
     return apply
 
@@ -244,13 +240,9 @@ def three_augment(settings: AugmentConfig) -> Policy:
         InputError: the config has further color jitter.
     """
     if settings.color_jitter:
-        raise InputError(
-            Key("data.augment.color_jitter", settings.color_jitter),
-            ": ",
-            Key.plain("data.augment.policy", "three_augment"),
-            " has color jitter of its own",
-            advice="set one of them",
-        )
+        policy = Key.plain("data.augment.policy", "three_augment"), " has color jitter of its own"
+        jitter = Key("data.augment.color_jitter", settings.color_jitter)
+        raise InputError(jitter, ": ", policy, advice="set one of them")
     table = np.array([box_weights(radius) for radius in RADII], np.uint32)
 
     def apply(key: jax.Array, image: jax.Array) -> jax.Array:
@@ -300,12 +292,11 @@ TIMM = (
 
 def rand_space(settings: AugmentConfig, size: Size) -> Space:
     """Return the magnitudes of each operation for images of a size, from the smallest to the largest."""
-    level = np.array([settings.rand_magnitude])
+    level, (height, width) = np.array([settings.rand_magnitude]), size
     if settings.rand_deviation:
         normal = NormalDist(settings.rand_magnitude, settings.rand_deviation)
         level = np.array([normal.inv_cdf((index + 0.5) / QUANTILES) for index in range(QUANTILES)]).clip(0, LARGEST)
     share = level / LARGEST
-    height, width = size
     if settings.rand_operations == "timm":
         others = {"posterize": 4 - np.floor(4 * share), "solarize": 256 - np.floor(256 * share)}
         others |= {"translate_x": np.round(0.45 * width * share), "translate_y": np.round(0.45 * height * share)}
@@ -321,8 +312,7 @@ def rand_augment(key: jax.Array, image: jax.Array, settings: AugmentConfig) -> j
     Operation, direction and magnitude of a layer are uniform and independent. A layer is skipped with probability
     1 - `settings.rand_probability`.
     """
-    height, width, _ = image.shape
-    space, layers = rand_space(settings, (height, width)), (settings.rand_augment,)
+    space, layers = rand_space(settings, image.shape[:2]), (settings.rand_augment,)
     table = np.array([rows(space, name) for name in space])
     count, levels, _, fields = table.shape
     operation_key, sign_key, level_key, use_key = jax.random.split(key, 4)

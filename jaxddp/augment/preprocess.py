@@ -104,10 +104,10 @@ class Preprocess:
 
         pixels = batch.image if batch.side is None else resized(batch.image, batch.side, self._compute_dtype)
         images, mixing = jax.vmap(augmented)(batch.epoch, batch.row, pixels), None
-        if self.augment.mixup or self.augment.cutmix:
+        mixup, cutmix = self.augment.mixup, self.augment.cutmix
+        if mixup or cutmix:
             keys = jax.vmap(lambda epoch, row: jax.random.fold_in(key_of(epoch, row), _MIX))(batch.epoch, batch.row)
-            alphas = {"mixup": self.augment.mixup, "cutmix": self.augment.cutmix}
-            images, mixing = mix(keys, images, batch.label, batch.mask, **alphas)
+            images, mixing = mix(keys, images, batch.label, batch.mask, mixup=mixup, cutmix=cutmix)
         return Inputs(images.astype(self.dtype), mixing)
 
     def augmented(self, key: jax.Array, image: jax.Array) -> jax.Array:
@@ -121,8 +121,8 @@ class Preprocess:
                     fault = f": needs 8-bit pixels with 1 or 3 channels, and not {jax.typeof(image)}"
                     raise InputError(Key(f"data.augment.{name}", setting), fault, advice=_OF_COLORS[name])
                 use = jax.random.fold_in(key, _STREAMS[name])
-                if name == "policy":
-                    use = jax.random.fold_in(use, self.view) if self.view else use
+                if name == "policy" and self.view:
+                    use = jax.random.fold_in(use, self.view)
                 image = augment(use, image, self.augment)
         for index, name in enumerate(self.augment.then):
             stream = jax.random.fold_in(jax.random.fold_in(key, _THEN), zlib.crc32(name.encode()))
@@ -161,13 +161,10 @@ def check_augmentation(preprocess: Preprocess, image_shape: tuple[int, int, int]
     """
     augment = preprocess.augment
     if augment.alternate_flip and augment.flip:
-        both = "flip and alternate_flip are both set"
-        raise InputError(Key("data.augment"), f": {both}", advice="set one of them to false")
+        fault = ": flip and alternate_flip are both set"
+        raise InputError(Key("data.augment"), fault, advice="set one of them to false")
     if augment.policy and augment.rand_augment:
-        policy, rand = (
-            Key("data.augment.policy", augment.policy),
-            Key("data.augment.rand_augment", augment.rand_augment),
-        )
+        policy, rand = (Key(f"data.augment.{key}", getattr(augment, key)) for key in ("policy", "rand_augment"))
         raise InputError(policy, " with ", rand, ": an image is changed by one policy only", advice="set one of them")
     if augment.color_jitter and augment.color_jitter[3] > 0.5:
         fault = ": the strength of the hue, the last number, is at most 0.5, which is half a turn"
@@ -182,14 +179,9 @@ def _apply_checked(origin: Words, function: Augmentation, key: jax.Array, image:
     except InputError:
         raise
     except Exception as error:
-        reason = first_line(error)
-        raise InputError(
-            *(origin, f": failed for an image {jax.typeof(image)} ({type(error).__name__}: {reason})"),
-            advice="give a function (key, image) -> image that JAX can trace",
-        ) from error
+        fault = f": failed for an image {jax.typeof(image)} ({type(error).__name__}: {first_line(error)})"
+        raise InputError(origin, fault, advice="give a function (key, image) -> image that JAX can trace") from error
     if (result.shape, result.dtype) != (image.shape, image.dtype):
-        raise InputError(
-            *(origin, f": returned {jax.typeof(result)} for an image {jax.typeof(image)}"),
-            advice="return the same shape and dtype",
-        )
+        fault = f": returned {jax.typeof(result)} for an image {jax.typeof(image)}"
+        raise InputError(origin, fault, advice="return the same shape and dtype")
     return result

@@ -6,7 +6,7 @@ import os
 import threading
 import warnings
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -34,12 +34,6 @@ _large_images = threading.Lock()
 DUPLICATE, CONTRADICTION, LEAK = "duplicate", "contradiction", "leak"
 WARNINGS = (CONTRADICTION, LEAK)
 """The kinds of notes on images that distort the measured accuracy. Such images do not stop a run: ImageNet has some."""
-_ADVICE = {
-    "row": "take their rows out of the table",
-    "file": "take the files out of the folder",
-    "record": "write the records again without them",
-}
-"""The advice for images that cannot be repaired, by the `made_of` of a table."""
 _MIN_THREADS = 8
 
 
@@ -82,18 +76,16 @@ def examine(source: SourceTable, row: int) -> ImageFindings:
 
 def examine_file(data: bytes, name: str) -> ImageFindings:
     """Examine an encoded image, and compare the extension of its name with its content."""
-    digest, size = hashlib.sha256(data).digest(), len(data)
+    findings = ImageFindings(hashlib.sha256(data).digest(), len(data))
     try:
         header = parse_header(data)
-    except InputError as error:
-        return ImageFindings(digest, size, fault=str(error))
-    fields: dict = {"kind": header.kind, "height": header.height, "width": header.width}
-    try:
+        findings.kind, findings.height, findings.width = header.kind, header.height, header.width
         with _large_images if header.height * header.width > LARGE else nullcontext():
             header, decoded = sound_image(data)
-            mode, notes = _describe(data)
+            findings.mode, notes = _describe(data)
     except InputError as error:
-        return ImageFindings(digest, size, **fields, fault=str(error))
+        findings.fault = str(error)
+        return findings
     suffix = name[name.rfind(".") :]
     if _SUFFIXES.get(suffix.lower(), header.kind) != header.kind:
         notes.insert(0, f"{header.kind.upper()} named {suffix}: decoded by its content, not its name")
@@ -101,7 +93,8 @@ def examine_file(data: bytes, name: str) -> ImageFindings:
         notes.append(f"bytes left over: {header.left_over} behind the last pixel")
     if header.kind == "jpeg":
         notes += stray_bytes(data)
-    return ImageFindings(digest, size, **fields, mode=mode, notes=tuple(notes), has_stray_bytes=decoded is not data)
+    findings.notes, findings.has_stray_bytes = tuple(notes), decoded is not data
+    return findings
 
 
 def _describe(data: bytes) -> tuple[str, list[str]]:
@@ -170,7 +163,10 @@ class CheckReport:
 
     def __init__(self, splits: Sequence[CheckedSplit], refused: Sequence[str] = ()):
         self.splits, self.refused = tuple(splits), tuple(refused)
-        for split, row, first_split, first_row in _repeats(splits):
+        places = [(split, row) for split in splits for row, each in enumerate(split.findings) if each.fault is None]
+        digests = np.array([split.findings[row].sha256 for split, row in places], "V32")
+        for repeat, first in find_repeats(digests):
+            (split, row), (first_split, first_row) = places[repeat], places[first]
             this_class, first_class = split.class_of(row), first_split.class_of(first_row)
             where, notes = f"the same content as {first_split.name_of(first_row)}", []
             if this_class is not None and first_class is not None and this_class != first_class:
@@ -191,16 +187,9 @@ class CheckReport:
 
     def lines(self) -> list[str]:
         """Return the summary as readable lines, several for each split."""
-        lines = [line for name, summary in self.summary().items() for line in _lines(name, summary)]
+        lines = [f"{name}: {line}" for name, summary in self.summary().items() for line in _lines(summary)]
         count = f"faults in the listing of images: {len(self.refused):,}"
         return [f"{count}; correct them, since a run ends at the first", *lines] if self.refused else lines
-
-
-def _repeats(splits: Sequence[CheckedSplit]) -> list[tuple[CheckedSplit, int, CheckedSplit, int]]:
-    """Return (split, row, first split, first row) for every sound image with the content of an earlier image."""
-    places = [(split, row) for split in splits for row, each in enumerate(split.findings) if each.fault is None]
-    digests = np.array([split.findings[row].sha256 for split, row in places], "V32")
-    return [(*places[repeat], *places[first]) for repeat, first in find_repeats(digests)]
 
 
 def _summary(split: CheckedSplit, first: CheckedSplit) -> dict[str, Any]:
@@ -210,7 +199,6 @@ def _summary(split: CheckedSplit, first: CheckedSplit) -> dict[str, Any]:
     ids, counts = split.source.class_ids, labels_of(split.source).counts
     summary: dict[str, Any] = {
         "examples": len(split.source),
-        "made_of": getattr(split.source, "made_of", "image"),
         "fingerprint": split.source.fingerprint,
         "bytes": sum(each.size for each in split.findings),
         "faults": len(split.faults),
@@ -229,23 +217,21 @@ def _summary(split: CheckedSplit, first: CheckedSplit) -> dict[str, Any]:
     return summary
 
 
-def _lines(name: str, summary: dict[str, Any]) -> list[str]:
-    kinds = ", ".join(f"{n:,} {kind}" for kind, n in summary["kinds"].items())
-    images = counted(summary["examples"], summary["made_of"])
-    lines = [f"{name}: {images} ({kinds or 'none readable'}), {summary['faults']:,} cannot be used"]
-    if summary["faults"] and (advice := _ADVICE.get(summary["made_of"])):
-        lines.append(f"{name}: repair or replace the images that cannot be used, or {advice}")
+def _lines(summary: dict[str, Any]) -> Iterator[str]:
+    kinds = ", ".join(f"{n:,} {kind}" for kind, n in summary["kinds"].items()) or "none readable"
+    yield f"{counted(summary['examples'], 'example')} ({kinds}), {summary['faults']:,} cannot be used"
+    if summary["faults"]:
+        yield "repair or replace the images that cannot be used, or leave them out of the data set"
     if balance := summary.get("images_a_class"):
         least, most = balance["least"], balance["most"]
         median = f", median {balance['median']:,g}" if least < most else ""
         images_a_class = f"{span(least, most)} {plural(most, 'image')} a class{median}"
-        lines.append(f"{name}: {counted(summary['classes'], 'class')}, {images_a_class}")
+        yield f"{counted(summary['classes'], 'class')}, {images_a_class}"
     for key, classes in summary.items():
         if isinstance(classes, list) and classes:
-            lines.append(f"{name}: {key.replace('_', ' ')}: {len(classes):,} ({some(classes)})")
+            yield f"{key.replace('_', ' ')}: {len(classes):,} ({some(classes)})"
     for kind, n in summary["notes"].items():
-        lines.append(f"{name}: {'warning' if kind in WARNINGS else 'note'}: {kind}: {n:,}")
-    return lines
+        yield f"{'warning' if kind in WARNINGS else 'note'}: {kind}: {n:,}"
 
 
 def check(
@@ -286,8 +272,7 @@ def check(
                     split.findings.append(findings)
                     sound[row] = findings.fault is None and not findings.has_stray_bytes
                     num_examined, num_faulty = num_examined + 1, num_faulty + (findings.fault is not None)
-                    line = findings.fault and f"{split.name_of(row)}: {findings.fault}"
-                    progress(num_examined, num_faulty, line)
+                    progress(num_examined, num_faulty, findings.fault and f"{split.name_of(row)}: {findings.fault}")
             finally:
                 findings_of_rows.close()
                 if verified is not None:

@@ -57,11 +57,10 @@ def pack(
         labels = labels_of(source)
         if labels.several and len(several := np.flatnonzero(labels.values.sum(1) > 1)):
             names = ", ".join(labels.names[label] for label in labels.of(int(several[0])))
-            raise InputError(
-                f"{source.name(int(several[0]))}: several labels ({names}), but packing accepts one label per row "
-                f"({len(several)} of {len(source)} rows have several)",
-                advice=("keep one label per row, or set ", Key("data.classes"), " to classes of which no row has two"),
-            )
+            fault = f"several labels ({names}), but packing accepts one label per row"
+            of_all = f"{len(several)} of {len(source)} rows have several"
+            advice = "keep one label per row, or set ", Key("data.classes"), " to classes of which no row has two"
+            raise InputError(f"{source.name(int(several[0]))}: {fault} ({of_all})", advice=advice)
     _check_classes(sources)
     if out.exists():
         raise InputError(f"{out}: exists already; remove it, or choose another --out")
@@ -69,7 +68,7 @@ def pack(
     with whole_folder(out) as unfinished:
         first = next(iter(sources.values()))
         manifest = {
-            "classes": {"ids": first.class_ids, "names": first.class_names, "indices": first.class_indices},
+            "classes": {"ids": first.class_ids, "names": first.class_names},
             "short_side": packing.short_side,
             "quality": packing.quality,
             "splits": {
@@ -87,10 +86,8 @@ def _check_classes(sources: Mapping[str, Table]) -> None:
     for split, source in others:
         for place, (one, other) in enumerate(zip_longest(source.class_ids, whole.class_ids)):
             if one != other:
-                raise InputError(
-                    f"{split}: class {place} is {show(one)}, and {show(other)} in {first}; give all splits the same "
-                    "classes in the same order"
-                )
+                fault = f"class {place} is {show(one)}, and {show(other)} in {first}"
+                raise InputError(f"{split}: {fault}; give all splits the same classes in the same order")
 
 
 def packed_image(data: bytes, packing: PackOptions) -> bytes:
@@ -137,9 +134,15 @@ def _pack_split(
         with about(source.name(row)):
             return packed_image(data, packing)
 
+    def serialized(image: bytes, row: int) -> bytes:
+        binary = {FEATURE: image, "id": ids[row]}
+        features = {name: tf.train.Feature(bytes_list=tf.train.BytesList(value=[it])) for name, it in binary.items()}
+        label = tf.train.Feature(int64_list=tf.train.Int64List(value=[int(source.labels[row])]))
+        example = tf.train.Example(features=tf.train.Features(feature={**features, "label": label}))
+        return example.SerializeToString(deterministic=True)
+
     ids = [os.fsencode(str(source.record(row).id)) for row in range(len(source))]
-    shard, offset = np.zeros(len(source), np.int32), np.zeros(len(source), np.int64)
-    shards: list[str] = []
+    shard, offset, shards = np.zeros(len(source), np.int32), np.zeros(len(source), np.int64), list[str]()
     writer, shard_size = None, SHARD_BYTES
     try:
         with ExitStack() as open_writers:
@@ -148,24 +151,14 @@ def _pack_split(
                     open_writers.close()
                     shards.append(f"{split}-{len(shards):05d}.tfrecord")
                     writer, shard_size = open_writers.enter_context(tf.io.TFRecordWriter(str(folder / shards[-1]))), 0
-                record = _example(tf, image, int(source.labels[row]), ids[row]).SerializeToString(deterministic=True)
+                record = serialized(image, row)
                 writer.write(record)
                 shard[row], offset[row] = len(shards) - 1, shard_size
                 shard_size += len(record) + _RECORD_OVERHEAD
                 progress()
-        columns = {"id": np.array(ids), "label": source.labels, "shard": shard, "offset": offset}
-        np.savez(folder / f"{split}.npz", **columns)
+        np.savez(folder / f"{split}.npz", id=np.array(ids), label=source.labels, shard=shard, offset=offset)
         bytes_of_files = {name: (folder / name).stat().st_size for name in shards}
     except (tf.errors.OpError, OSError) as error:
         reason = getattr(error, "message", None) or getattr(error, "strerror", None) or error
         raise InputError(f"{folder.parent}: cannot be written ({reason}); free some space there") from None
     return {"examples": len(source), "fingerprint": source.fingerprint, "files": bytes_of_files}
-
-
-def _example(tf: Any, image: bytes, label: int, image_id: bytes) -> Any:
-    features = {
-        FEATURE: tf.train.Feature(bytes_list=tf.train.BytesList(value=[image])),
-        "label": tf.train.Feature(int64_list=tf.train.Int64List(value=[label])),
-        "id": tf.train.Feature(bytes_list=tf.train.BytesList(value=[image_id])),
-    }
-    return tf.train.Example(features=tf.train.Features(feature=features))

@@ -49,7 +49,6 @@ class ArrayTable:
     pixels: FloatKind | None = None
 
     verified = None
-    made_of = "image"
 
     def __post_init__(self) -> None:
         for name, values in (("images", self.images), ("labels", self.labels)):
@@ -77,10 +76,6 @@ class ArrayTable:
     def class_ids(self) -> tuple[str, ...]:
         return self.class_names
 
-    @property
-    def class_indices(self) -> tuple[int, ...]:
-        return tuple(range(self.num_classes))
-
     @cached_property
     def fingerprint(self) -> str:
         """The SHA-256, in hex, of pixels, labels and class names; equal on every machine."""
@@ -93,7 +88,7 @@ class ArrayTable:
     def select(self, classes: ClassSelection) -> "ArrayTable":
         if classes is None:
             return self
-        _, rows, labels = labels_of(self).select(classes, self.name(0))
+        rows, labels = labels_of(self).select(classes, self.name(0))
         return ArrayTable(self.images[rows], labels.values, labels.names, self.pixels)
 
     def take(self, limit: int) -> "ArrayTable":
@@ -120,12 +115,10 @@ class ArrayTable:
     def check(self, data: DataConfig) -> None:
         default, (height, width, channels) = DataConfig(), self.pixel_shape
         for key in ("mean", "std") if self.pixels == "normalized" else ():
-            if getattr(data, key) != getattr(default, key):
-                raise InputError(
-                    Key(f"data.{key}", getattr(data, key)),
-                    ": these images are already normalized, and no mean or deviation is used",
-                    advice=("leave ", Key(f"data.{key}"), ' out, or give pixels="unit"'),
-                )
+            if (value := getattr(data, key)) != getattr(default, key):
+                fault = ": these images are already normalized, and no mean or deviation is used"
+                advice = "leave ", Key(f"data.{key}"), ' out, or give pixels="unit"'
+                raise InputError(Key(f"data.{key}", value), fault, advice=advice)
         if height != width:
             raise InputError(f"these images are {height}x{width}, in memory; make them square, or put them into files")
         bits = 8 * self.images.dtype.itemsize
@@ -176,10 +169,8 @@ class ArrayTable:
 def _check_fixed(key: str, wanted: object, *allowed: object) -> None:
     """Raise `InputError` if a key asks for other images than those in memory; the first allowed value is theirs."""
     if wanted not in allowed:
-        advice = ("set ", Key(f"data.{key}"), f" {allowed[0]}")
-        raise InputError(
-            Key.plain(f"data.{key}", str(wanted)), ": images in memory are used as they are", advice=advice
-        )
+        advice, key_of_image = ("set ", Key(f"data.{key}"), f" {allowed[0]}"), Key.plain(f"data.{key}", str(wanted))
+        raise InputError(key_of_image, ": images in memory are used as they are", advice=advice)
 
 
 def _array(name: str, values: Any) -> np.ndarray:
@@ -209,22 +200,17 @@ def as_pixels(images: np.ndarray, pixels: FloatKind | None = None) -> np.ndarray
             not of the kind `pixels`.
     """
     _check_float_kind(images, pixels)
+    if images.ndim != 4 or not images.size:
+        advice = "give [N, H, W, C], with C = 1 for gray; a data set needs at least one example and one pixel"
+        raise InputError(f"images of shape {images.shape}: {advice}")
     if pixels == "normalized":
-        converted, dtypes = images.astype(np.float32, copy=False), (np.float32,)
-    else:
-        has_floats = images.size and np.issubdtype(images.dtype, np.floating)
-        converted, dtypes = from_floats(images) if has_floats else images, (np.uint8, np.uint16)
-    if converted.ndim != 4 or not converted.size:
-        raise InputError(
-            f"images of shape {images.shape}: give [N, H, W, C], with C = 1 for gray; a data set needs at least one "
-            "example and one pixel"
-        )
-    if converted.dtype not in dtypes:
-        raise InputError(
-            f"images of {images.dtype}: give uint8 from 0 to 255, uint16 from 0 to 65535 in this machine's byte "
-            "order, or floats from 0 to 1; the device normalizes"
-        )
-    return converted
+        return images.astype(np.float32, copy=False)
+    if np.issubdtype(images.dtype, np.floating):
+        return from_floats(images)
+    if images.dtype not in (np.uint8, np.uint16):
+        advice = "give uint8 from 0 to 255, uint16 from 0 to 65535 in this machine's byte order, or floats from 0 to 1"
+        raise InputError(f"images of {images.dtype}: {advice}; the device normalizes")
+    return images
 
 
 def check_labels(labels: np.ndarray, num_examples: int, num_classes: int) -> None:
@@ -234,24 +220,17 @@ def check_labels(labels: np.ndarray, num_examples: int, num_classes: int) -> Non
         InputError: the labels are neither integers [N] in -1..num_classes-1 nor multi-hot [N, K] of 0 and 1.
     """
     if labels.shape not in ((num_examples,), (num_examples, num_classes)):
-        raise InputError(
-            f"labels of shape {labels.shape} for {counted(num_examples, 'image')}: give one label per image, or, if "
-            f"images may have several labels, a row of {num_classes} numbers per image, one per class"
-        )
-    if labels.ndim == 2:
-        if len(wrong := np.argwhere((labels != 0) & (labels != 1))):
-            row, column = wrong[0]
-            raise InputError(
-                f"label {labels[row, column]} of row {row}, class {column}: give 1 if the image is of the class, else 0"
-            )
-        return
-    if not np.issubdtype(labels.dtype, np.integer):
+        several = f"if images may have several labels, a row of {num_classes} numbers per image, one per class"
+        images = counted(num_examples, "image")
+        raise InputError(f"labels of shape {labels.shape} for {images}: give one label per image, or, {several}")
+    if labels.ndim == 1 and not np.issubdtype(labels.dtype, np.integer):
         raise InputError(f"labels of {labels.dtype}: give integers, dense class indices from 0")
-    if len(wrong := np.flatnonzero((labels < -1) | (labels >= num_classes))):
-        raise InputError(
-            f"label {labels[wrong[0]]} of row {wrong[0]}: {num_classes} class names allow 0..{num_classes - 1}, and -1 "
-            "where the class is unknown"
-        )
+    wrong = (labels != 0) & (labels != 1) if labels.ndim == 2 else (labels < -1) | (labels >= num_classes)
+    if wrong.any():
+        row, *columns = np.argwhere(wrong)[0].tolist()
+        allowed = f"{num_classes} class names allow 0..{num_classes - 1}, and -1 where the class is unknown"
+        advice = f"give 1 if the image is of class {columns[0]}, else 0" if columns else allowed
+        raise InputError(f"label {labels[row, *columns]} of row {row}: {advice}")
 
 
 def _check_float_kind(images: np.ndarray, pixels: FloatKind | None) -> None:
@@ -266,8 +245,8 @@ def _check_float_kind(images: np.ndarray, pixels: FloatKind | None) -> None:
     for start, chunk in _chunks(images):
         wrong = ~np.isfinite(chunk) if pixels == "normalized" else ~((chunk >= 0) & (chunk <= 1))
         if wrong.any():
-            row = np.argwhere(wrong)[0][0]
-            value = chunk[row][wrong[row]][0]
+            row, *place = np.argwhere(wrong)[0]
+            value = chunk[row, *place]
             raise InputError(f"pixels={pixels!r}: row {start + row} has the value {value:g}; give {expected}")
 
 
@@ -299,11 +278,8 @@ def from_floats(images: np.ndarray) -> np.ndarray:
         advice = f"give floats from 0 to 1, for example images / {highest:g}"
         raise InputError(f"{span}, which are not whole numbers up to {_UINT16_MAX:,}: {advice}")
     if scale is None:
-        scale = _UINT16_MAX
-        _log.warning(
-            f"images: {images.dtype} that are not multiples of 1/255 are kept as uint16, each number rounded by at "
-            f"most {0.5 / scale:.1e}"
-        )
+        scale, rounded = _UINT16_MAX, f"each number rounded by at most {0.5 / _UINT16_MAX:.1e}"
+        _log.warning(f"images: {images.dtype} that are not multiples of 1/255 are kept as uint16, {rounded}")
     pixels = np.empty(images.shape, np.uint16 if scale == _UINT16_MAX or highest > 255 else np.uint8)
     for start, chunk in _chunks(images):
         pixels[start : start + _CHUNK] = np.rint(chunk.astype(np.float64) * scale)

@@ -175,26 +175,16 @@ class Growth:
         if (first := data.grow_from) is None:
             return None
         if first >= last:
-            raise InputError(
-                Key("data.grow_from", first),
-                f": images grow to {last} pixels",
-                advice=("give a smaller side, or leave ", Key("data.grow_from"), " out"),
-            )
+            advice = "give a smaller side, or leave ", Key("data.grow_from"), " out"
+            raise InputError(Key("data.grow_from", first), f": images grow to {last} pixels", advice=advice)
         if data.grow_by > last - first:
-            raise InputError(
-                Key("data.grow_by", data.grow_by),
-                f": the side grows by only {last - first} pixels, from {first} to {last}",
-                advice=f"give at most {last - first}",
-            )
+            fault = f": the side grows by only {last - first} pixels, from {first} to {last}"
+            raise InputError(Key("data.grow_by", data.grow_by), fault, advice=f"give at most {last - first}")
         run = {"num_examples": num_examples, "batch_size": batch_size, "total_steps": total_steps}
         start, end = (duration.examples(**run) for duration in (data.grow_start, data.grow_end))
         if start > end:
-            raise InputError(
-                Key("data.grow_start", data.grow_start, f'"{data.grow_start}"'),
-                " comes after ",
-                Key("data.grow_end", data.grow_end, f'"{data.grow_end}"'),
-                advice="give an earlier start",
-            )
+            keys = [Key(f"data.{name}", (at := getattr(data, name)), f'"{at}"') for name in ("grow_start", "grow_end")]
+            raise InputError(keys[0], " comes after ", keys[1], advice="give an earlier start")
         return cls(first, last, data.grow_by, start, end, batch_size)
 
     def side(self, step: int) -> int:
@@ -205,8 +195,7 @@ class Growth:
         if examples <= self.start:
             return self.first
         line = self.first + (self.last - self.first) * (examples - self.start) / (self.end - self.start)
-        nearest = math.floor(line / self.by + Fraction(1, 2)) * self.by
-        return min(max(nearest, self.first), self.last)
+        return min(max(math.floor(line / self.by + Fraction(1, 2)) * self.by, self.first), self.last)
 
     def changes(self, total_steps: int) -> list[int]:
         """Return the steps, among `total_steps` steps, at which the side of the images changes."""

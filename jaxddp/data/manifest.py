@@ -10,7 +10,6 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -18,7 +17,7 @@ import jaxddp.core.files as files
 from jaxddp.config import DataConfig
 from jaxddp.core.errors import InputError, Key, counted
 from jaxddp.data.soundness import Digests
-from jaxddp.data.source import SourceTable, Table
+from jaxddp.data.source import SourceTable
 from jaxddp.data.storage.root import is_address
 from jaxddp.data.table import ExampleTable
 
@@ -51,21 +50,17 @@ class ImageManifest:
                 if files.parse_json(next(lines, b"{}"))["manifest"] != VERSION:
                     raise ValueError
                 for number, line in enumerate(lines, 2):  # noqa: B007
-                    manifest._add(files.parse_json(line))
+                    image = files.parse_json(line)
+                    digest = bytes.fromhex(image["sha256"] or "")
+                    if len(digest) not in (0, len(_NO_DIGEST)):
+                        raise ValueError
+                    if digest and image["path"] is None:
+                        manifest.of_pixels.add(digest)
+                    elif digest:
+                        manifest.of_files[os.fsencode(image["path"]), int(image["offset"] or 0)] = digest
             except (ValueError, ArithmeticError, KeyError, TypeError):
                 raise InputError(f"{file}, line {number}: not a line of a manifest; {_WRITE_AGAIN}") from None
         return manifest
-
-    def _add(self, image: Mapping[str, Any]) -> None:
-        if image["sha256"] is None:
-            return
-        digest = bytes.fromhex(image["sha256"])
-        if len(digest) != len(_NO_DIGEST):
-            raise ValueError
-        if image["path"] is None:
-            self.of_pixels.add(digest)
-        else:
-            self.of_files[os.fsencode(image["path"]), int(image["offset"] or 0)] = digest
 
     def digests(self, table: ExampleTable) -> Digests:
         """Return the digests of a table's rows."""
@@ -89,15 +84,11 @@ def find_manifest(address: str, wanted: str | None) -> Path:
         return files.expanded(wanted).absolute()
     folders = [Path.cwd(), *([] if is_address(address) else [files.expanded(address).resolve().parent])]
     name = manifest_name(address)
-    manifest = next((folder / name for folder in folders if (folder / name).is_file()), None)
-    if manifest is None:
-        places = " or ".join(dict.fromkeys(map(str, folders)))
-        raise InputError(
-            Key.plain("data.verify", "manifest"),
-            f": no {name} in {places}",
-            advice=(f"run `jaxddp data check {address}`, or give ", Key("data.manifest")),
-        )
-    return manifest
+    if manifest := next((folder / name for folder in folders if (folder / name).is_file()), None):
+        return manifest
+    fault = f": no {name} in {' or '.join(dict.fromkeys(map(str, folders)))}"
+    advice = f"run `jaxddp data check {address}`, or give ", Key("data.manifest")
+    raise InputError(Key.plain("data.verify", "manifest"), fault, advice=advice)
 
 
 def compare_with_manifest(
@@ -111,26 +102,19 @@ def compare_with_manifest(
     compared: dict[str, SourceTable] = dict(splits)
     for split, source in splits.items():
         if isinstance(source, ExampleTable):
-            compared[split] = table = replace(source, digests=(digests := manifest.digests(source)))
+            compared[split] = replace(source, digests=(digests := manifest.digests(source)))
             if len(missing := digests.unlisted) and (split != "train" or data.bad_images == "fail"):
                 others = f", nor {counted(len(missing) - 1, 'other')}" if len(missing) > 1 else ""
-                raise InputError(
-                    f"{table.name(int(missing[0]))}: {manifest.file} does not list it{others}; run `jaxddp data check` "
-                    "again"
-                )
+                fault = f"{manifest.file} does not list it{others}; run `jaxddp data check` again"
+                raise InputError(f"{source.name(int(missing[0]))}: {fault}")
         elif source.pixel_shape is None:
             _log.warning(f"data.verify=manifest: the {split} images are not compared with {manifest.file}")
         else:
-            _check_pixels(source, manifest)
+            # The table may be a part of the data set in the manifest, so digests are looked up in a set.
+            for row in range(len(source)):
+                digest = hashlib.sha256(source.read(row)).digest()
+                if digest not in manifest.of_pixels:
+                    fault = f"{manifest.file} lists no image with these pixels (SHA-256 {digest.hex()[:12]}…)"
+                    advice = "restore the data or, if the change is intended, run `jaxddp data check` again"
+                    raise InputError(f"{source.name(row)}: {fault}; {advice}")
     return compared
-
-
-def _check_pixels(source: Table, manifest: ImageManifest) -> None:
-    # The table may be a part of the data set in the manifest, so digests are looked up in a set and not by row.
-    for row in range(len(source)):
-        digest = hashlib.sha256(source.read(row)).digest()
-        if digest not in manifest.of_pixels:
-            raise InputError(
-                f"{source.name(row)}: {manifest.file} lists no image with these pixels (SHA-256 {digest.hex()[:12]}…); "
-                "restore the data or, if the change is intended, run `jaxddp data check` again"
-            )

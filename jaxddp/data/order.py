@@ -4,7 +4,6 @@ The global batch of step t depends only on (num_examples, batch_size, seed, t). 
 position in the data, and the global batches are the same for any number of hosts.
 """
 
-import itertools
 from collections import Counter
 from collections.abc import Callable, Sequence, Sized
 from dataclasses import dataclass, field, replace
@@ -56,44 +55,38 @@ class Shard(NamedTuple):
         """
         if not 0 <= self.index < self.count:
             raise InputError(f"part {self.index} of a batch of {self.count} parts: use 0..{self.count - 1}")
-        if self.sizes:
-            slices = self._slices(len(values))
-            slots = np.full((len(slices), self.slots(len(values)) // len(slices)), padding, values.dtype)
-            for slot, place in zip(slots, slices, strict=True):
-                slot[: place.stop - place.start] = values[place]
-            return slots.reshape(-1)
-        size, rest = divmod(len(values), self.count)
-        if rest:
-            use = f"{size * self.count} or {(size + 1) * self.count}" if size else f"{self.count}"
-            raise InputError(f"batch size {len(values)} does not divide into {self.count} equal parts; use {use}")
+        size, unit = len(values), sum(self._sizes)
+        if size % unit:
+            parts = f"slices of {self.sizes}" if self.sizes else f"{self.count} equal parts"
+            use = " or ".join(str(near) for near in (size - size % unit, size - size % unit + unit) if near)
+            raise InputError(f"batch size {size} does not divide into {parts}; use {use}")
         if self.microbatches > 1:
-            parts = values.reshape(self.microbatches, self.shares, -1)
-            values = parts.swapaxes(0, 1).reshape(-1)
-        return values[self.index * size : (self.index + 1) * size]
+            values = values.reshape(self.microbatches, self.shares, -1).swapaxes(0, 1).reshape(-1)
+        ends = size // unit * np.cumsum(self._sizes)[self._own]
+        lengths = size // unit * np.array(self._sizes)[self._own]
+        slots = np.full((len(ends), self.slots(size) // len(ends)), padding, values.dtype)
+        for slot, end, length in zip(slots, ends, lengths, strict=True):
+            slot[:length] = values[end - length : end]
+        return slots.reshape(-1)
 
     def slots(self, batch_size: int) -> int:
         """Return the length of the result of `of` for a batch of this size, with padding."""
-        if self.sizes:
-            return len(self.sizes) // self.count * max(self.sizes) * batch_size // sum(self.sizes)
-        return batch_size // self.count
+        return len(self._sizes[self._own]) * max(self._sizes) * batch_size // sum(self._sizes)
 
     def examples(self, batch_size: int) -> int:
         """Return the number of examples of this part of a batch, without the padding of slots."""
-        if self.sizes:
-            return sum(place.stop - place.start for place in self._slices(batch_size))
-        return batch_size // self.count
+        return sum(self._sizes[self._own]) * batch_size // sum(self._sizes)
 
-    def _slices(self, batch_size: int) -> list[slice]:
-        """Return the places in the global batch of the slices of this process's devices."""
-        factor, rest = divmod(batch_size, sum(self.sizes))
-        devices, uneven = divmod(len(self.sizes), self.count)
-        if rest or uneven:
-            raise InputError(
-                f"batch size {batch_size} does not divide into {self.count} parts with slices of {self.sizes}"
-            )
-        ends = [0, *(factor * end for end in itertools.accumulate(self.sizes))]
-        slices = [slice(start, stop) for start, stop in itertools.pairwise(ends)]
-        return slices[self.index * devices : (self.index + 1) * devices]
+    @property
+    def _sizes(self) -> tuple[int, ...]:
+        """The sizes of all slices; of equal ones, there is one for each part."""
+        return self.sizes or (1,) * self.count
+
+    @property
+    def _own(self) -> slice:
+        """The slices of this part, among all."""
+        slices = len(self._sizes) // self.count
+        return slice(self.index * slices, (self.index + 1) * slices)
 
 
 WHOLE = Shard()
@@ -121,10 +114,8 @@ class SampleOrder:
     def __post_init__(self) -> None:
         check_values(self)
         if self.batch_size > self.num_examples:
-            raise InputError(
-                f"batch size {self.batch_size}: the batch is larger than the data set of "
-                f"{counted(self.num_examples, 'example')}; use at most {self.num_examples}"
-            )
+            fault = f"the batch is larger than the data set of {counted(self.num_examples, 'example')}"
+            raise InputError(f"batch size {self.batch_size}: {fault}; use at most {self.num_examples}")
 
     @property
     def num_slots(self) -> int:
@@ -230,16 +221,6 @@ class ClassRows:
 
     of_class: tuple[np.ndarray, ...]
 
-    def __repr__(self) -> str:
-        return f"ClassRows({counted(sum(map(len, self.of_class)), 'row')} of {counted(len(self.of_class), 'class')})"
-
-    @classmethod
-    def of(cls, labels: np.ndarray) -> "ClassRows":
-        """Group the rows of labels int[N], 0 or more, by class."""
-        by_class = np.argsort(labels, kind="stable")
-        counts = np.bincount(labels)
-        return cls(tuple(np.split(by_class, np.cumsum(counts[counts > 0])[:-1])))
-
 
 @dataclass(frozen=True)
 class BalancedOrder(SampleOrder):
@@ -249,12 +230,14 @@ class BalancedOrder(SampleOrder):
     depends only on (labels, batch size, seed, step). Classes without examples are ignored.
     """
 
-    classes: ClassRows
+    classes: ClassRows = field(repr=False)
 
     @classmethod
     def of(cls, labels: np.ndarray, batch_size: int, seed: int) -> "BalancedOrder":
-        """Create an order from the labels, int[N], of all examples. Raises: see `SampleOrder`."""
-        return cls(len(labels), batch_size, seed, ClassRows.of(labels))
+        """Create an order from the labels of all examples, int[N], 0 or more. Raises: see `SampleOrder`."""
+        by_class, counts = np.argsort(labels, kind="stable"), np.bincount(labels)
+        rows = tuple(np.split(by_class, np.cumsum(counts[counts > 0])[:-1]))
+        return cls(len(labels), batch_size, seed, ClassRows(rows))
 
     def rows(self, step: int) -> np.ndarray:
         """Return the rows of the global batch, int64[batch_size]."""
@@ -345,13 +328,10 @@ class RepeatedOrder(SampleOrder):
 def check_repeats(repeats: int, batch_size: int) -> None:
     """Raise `InputError` if a batch does not have the same number of copies of each example."""
     if batch_size % repeats:
-        lower = batch_size // repeats * repeats
-        raise InputError(
-            Key("data.repeats", repeats),
-            " does not divide ",
-            Key("train.batch_size", batch_size),
-            advice=f"a batch of {' or '.join(str(size) for size in (lower, lower + repeats) if size)} would do",
-        )
+        lower = batch_size - batch_size % repeats
+        advice = f"a batch of {' or '.join(str(size) for size in (lower, lower + repeats) if size)} would do"
+        both = Key("data.repeats", repeats), " does not divide ", Key("train.batch_size", batch_size)
+        raise InputError(*both, advice=advice)
 
 
 @dataclass(frozen=True)
@@ -424,14 +404,10 @@ class HostOrder(SampleOrder):
         """The row in the union of the first example of the process."""
         return sum(self.united.lengths[: self.host])
 
-    def count(self, step: int) -> int:
-        """Return the number of examples of a batch that are of this process."""
-        first, end = self._bounds(step)
-        return end - first
-
     def mask(self, step: int) -> np.ndarray:
         """Return 1 for each slot with an example, and 0 for padding: float32[batch_size]."""
-        return (np.arange(self.batch_size) < self.count(step)).astype(np.float32)
+        first, end = self._bounds(step)
+        return (np.arange(self.batch_size) < end - first).astype(np.float32)
 
     def rows(self, step: int) -> np.ndarray:
         """Return the rows of the slots in the table of the process, int64[batch_size]."""
@@ -534,8 +510,6 @@ def stacked_columns(labels: np.ndarray, order: Order, steps: range, shard: Shard
 def check_order(examples: Sized, order: Order, shard: Shard) -> None:
     """Raise `InputError` if an order does not fit the examples or the shard."""
     if order.num_examples != len(examples):
-        raise InputError(
-            f"an order of {counted(order.num_examples, 'example')}, but the data set has "
-            f"{len(examples)}: make an order for this data set"
-        )
+        count = counted(order.num_examples, "example")
+        raise InputError(f"an order of {count}, but the data set has {len(examples)}: make an order for this data set")
     shard.of(order.rows(0))

@@ -1,4 +1,4 @@
-"""The soundness of a table's images: checksums, a cache of verified images, and the rows that predictions omit.
+"""The soundness of a table's images: checksums, and a cache of verified images.
 
 The cache identifies an image by a digest of its file's path below the root, size, and times of modification and change
 (see `Store.faults`). So a changed image is verified again, and any selection of classes can use the cache. The digests
@@ -21,8 +21,6 @@ from jaxddp.core.errors import InputError
 from jaxddp.core.files import cache_folder
 from jaxddp.data.storage.store import Fault, Store, name_of_folder, read_sealed, write_sealed
 
-_SHOWN = 12
-"""The number of hex digits of a digest in a message."""
 _log = logging.getLogger("jaxddp.data")
 _FOLDER = "verified"
 _PARTS = 64
@@ -53,7 +51,7 @@ class Digests:
         """The rows that are not in the manifest, int64[n]."""
         return np.flatnonzero(self.sha256 == np.void(bytes(32)))
 
-    def rows(self, rows: np.ndarray) -> "Digests":
+    def __getitem__(self, rows: np.ndarray) -> "Digests":
         """Return the digests of int[n] rows, in that order."""
         return Digests(self.manifest, self.sha256[rows])
 
@@ -64,50 +62,13 @@ class Digests:
 
     def fault(self, row: int, data: bytes) -> str | None:
         """Return a message about the difference between a row's file and the manifest; None if they agree."""
-        expected, actual = self.sha256[row].tobytes(), hashlib.sha256(data).digest()
+        expected, actual = self.sha256[row].tobytes().hex(), hashlib.sha256(data).hexdigest()
         if actual == expected:
             return None
-        if not any(expected):
+        if not int(expected, 16):
             return f"{self.manifest} does not list it; run `jaxddp data check` again"
-        listed = f"{expected.hex()[:_SHOWN]}… in {self.manifest}"
-        advice = "put the file back, or run `jaxddp data check` again if the change is intended"
-        return f"its SHA-256 is {actual.hex()[:_SHOWN]}…, and {listed}; {advice}"
-
-
-class Omissions:
-    """The unusable rows of a source, which predictions omit.
-
-    It has the interface of `Substitutes`. In place of unusable images, the first usable images of the source are read,
-    and `Batch.substituted` marks these examples.
-
-    Attributes:
-        faults: a dict from each unusable row to a message.
-    """
-
-    def __init__(self, num_examples: int):
-        self.faults: dict[int, str] = {}
-        self._num_examples = num_examples
-
-    @property
-    def omits_all(self) -> bool:
-        """Whether all rows are unusable."""
-        return len(self.faults) == self._num_examples
-
-    def resolve(self, rows: np.ndarray) -> np.ndarray:
-        """Return int[n] rows with each unusable row replaced by the row of its substitute."""
-        unusable = np.isin(rows, np.fromiter(self.faults, rows.dtype, len(self.faults)))
-        if not unusable.any():
-            return rows
-        left = np.setdiff1d(np.arange(self._num_examples, dtype=rows.dtype), list(self.faults))
-        resolved = rows.copy()
-        resolved[unusable] = left[np.arange(unusable.sum()) % len(left)]
-        return resolved
-
-    def refuse(self, row: int, fault: str) -> None:
-        """Mark a row as unusable. Raises: InputError if no row is left."""
-        self.faults[row] = fault
-        if self.omits_all:
-            raise InputError(f"{fault}; and no image is left that can be used")
+        both = f"its SHA-256 is {actual[:12]}…, and {expected[:12]}… in {self.manifest}"
+        return f"{both}; put the file back, or run `jaxddp data check` again if the change is intended"
 
 
 class Verified:
@@ -130,14 +91,14 @@ class Verified:
         identity = np.zeros(len(self._paths), np.uint64)
         faults = self._store.faults(self._paths, identity)
         if self._offset is not None:
-            identity = np.where(identity == 0, 0, _mixed(identity + self._offset.astype(np.uint64)))
+            identity = np.where(identity == 0, 0, identity + self._offset.astype(np.uint64))
         self.sound &= (identity == self._identity) | (self._identity == 0)
         self._identity = identity
         if self._store.root is not None:
-            parts = [np.zeros(0, np.uint64)]
+            parts = [np.zeros(1, np.uint64)]
             # The cache folder may be missing.
             with suppress(OSError, InputError):
-                parts += [_read(file) for file in _parts(self._store.root)]
+                parts += map(_read, _parts(self._store.root))
             self._cached = np.isin(identity, np.concatenate(parts)) & (identity != 0)
             self.sound |= self._cached
         return faults
@@ -189,19 +150,9 @@ def _parts(root: Path) -> list[Path]:
 
 def _read(file: Path) -> np.ndarray:
     """Return the digests of a part, uint64[n]; empty if the file is damaged or cannot be read. Damage is logged."""
-    try:
+    content: bytes | None = b""
+    with suppress(OSError):
         content = read_sealed(file)
-    except OSError:
-        return np.zeros(0, np.uint64)
     if content is None:
         _log.warning("%s: damaged, and ignored; images are verified again", file)
-        return np.zeros(0, np.uint64)
-    return np.frombuffer(content, "<u8").astype(np.uint64)
-
-
-def _mixed(numbers: np.ndarray) -> np.ndarray:
-    """Map uint64 numbers one-to-one to numbers that look random (SplitMix64, Steele et al. 2014)."""
-    z = numbers + np.uint64(0x9E3779B97F4A7C15)
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return z ^ (z >> np.uint64(31))
+    return np.frombuffer(content or b"", "<u8").astype(np.uint64)

@@ -7,7 +7,7 @@ Training and evaluation accept any object with the members of `Source`. Code tha
 import logging
 import operator
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol, Self
 
@@ -86,15 +86,15 @@ class Labels:
         """Return the rows of at most `limit` examples, int64[n], in proportion to the classes; see `balanced_rows`."""
         return balanced_rows(self.codes, limit)
 
-    def select(self, classes: str | Iterable[int | str], first: str) -> "tuple[np.ndarray, np.ndarray, Labels]":
+    def select(self, classes: str | Iterable[int | str], first: str) -> "tuple[np.ndarray, Labels]":
         """Select the examples of some classes.
 
         Args:
             first: a readable name of the first example, for messages.
 
         Returns:
-            The indices of the chosen classes, int64[k], in the order of `ids`; the rows of their examples, int64[n],
-            ascending; and the labels of these rows, with indices 0..k-1.
+            The rows of the examples of these classes, int64[n], ascending; and the labels of these rows, with indices
+            0..k-1 in the order of `ids`.
 
         Raises:
             InputError: `chosen_classes` rejects the classes, or no example is of these classes.
@@ -104,18 +104,14 @@ class Labels:
             values = self.values[:, chosen]
             rows = np.flatnonzero(values.any(1))
         else:
-            # An unknown label, -1, indexes the additional last element.
-            dense = np.full(len(self.ids) + 1, -1, np.int32)
-            dense[chosen] = np.arange(len(chosen))
-            values = dense[self.values]
-            rows = np.flatnonzero(values >= 0)
+            values = np.searchsorted(chosen, self.values).astype(np.int32)
+            rows = np.flatnonzero(np.isin(self.values, chosen))
         if not len(rows):
-            raise InputError(
-                f"classes {show(classes)}: no example has one of the {len(chosen)} selected classes "
-                f"({counted(len(self.values), 'example')}, the first is {first}); select other classes"
-            )
+            examples = f"({counted(len(self.values), 'example')}, the first is {first})"
+            fault = f"no example has one of the {len(chosen)} selected classes {examples}; select other classes"
+            raise InputError(f"classes {show(classes)}: {fault}")
         ids, names = (tuple(all_of[label] for label in chosen) for all_of in (self.ids, self.names))
-        return chosen, rows, Labels(values[rows], ids, names)
+        return rows, Labels(values[rows], ids, names)
 
 
 def chosen_classes(classes: str | Iterable[int | str], class_ids: Sequence[str]) -> np.ndarray:
@@ -124,34 +120,31 @@ def chosen_classes(classes: str | Iterable[int | str], class_ids: Sequence[str])
     Raises:
         InputError: a class id is unknown, an index is out of bounds, a class is chosen twice, or no class is chosen.
     """
-    where = f"classes {show(classes)}"
+    where, count, items = f"classes {show(classes)}", len(class_ids), classes
     position = {class_id: index for index, class_id in enumerate(class_ids)}
-    items = classes
     if isinstance(classes, str):
         span = _RANGE.fullmatch(classes)
         items = range(int(span[1]), int(span[2])) if span else filter(None, map(str.strip, classes.split(",")))
     elif not isinstance(classes, Iterable):
         raise InputError(f"{where}: is of type {type(classes).__name__}; {_FORMS}")
-    indices: list[int] = []
+    chosen: set[int] = set()
     for item in items:
         try:
             index = position.get(item, -1) if isinstance(item, str) else operator.index(item)
         except TypeError:
             raise InputError(f"{where}: {show(item)} is neither an index nor a class id; {_FORMS}") from None
         # The first index that is wrong ends a range of a billion classes.
-        if not 0 <= index < len(class_ids):
+        if not 0 <= index < count:
+            fault = f"out of bounds, there are {count} classes; stay within 0:{count}"
             if isinstance(item, str):
-                hint = nearest(item, position)
-                raise InputError(f"{where}: unknown class {show(item)} of {len(position)}{hint or f'; {_FORMS}'}")
-            count = len(class_ids)
-            raise InputError(f"{where}: out of bounds, there are {count} classes; stay within 0:{count}")
-        indices.append(index)
-    if not indices:
+                fault = f"unknown class {show(item)} of {count}{nearest(item, position) or f'; {_FORMS}'}"
+            raise InputError(f"{where}: {fault}")
+        if index in chosen:
+            raise InputError(f"{where}: names {class_ids[index]} twice; name each class once")
+        chosen.add(index)
+    if not chosen:
         raise InputError(f"{where}: selects no class; {_FORMS}")
-    chosen, counts = np.unique(np.array(indices, np.int64), return_counts=True)
-    if counts.max() > 1:
-        raise InputError(f"{where}: names {class_ids[chosen[counts.argmax()]]} twice; name each class once")
-    return chosen
+    return np.array(sorted(chosen), np.int64)
 
 
 def balanced_rows(label: np.ndarray, limit: int) -> np.ndarray:
@@ -256,36 +249,37 @@ class Substitutes:
 
     Each host finds unusable images only among the images that it reads. If a substitute is unusable too, the host takes
     the next image, so all hosts arrive at the same substitute.
+
+    Args:
+        name: returns a readable name of a row, with which each substitute is logged; None to log nothing.
+
+    Attributes:
+        faults: a dict from each unusable row to a message.
     """
 
-    def __init__(self, examples: Examples):
-        self._labels, self._name = labels_of(examples), examples.name
-        self._codes = self._labels.codes
-        self._unusable: set[int] = set()
+    def __init__(self, labels: Labels, name: Callable[[int], str] | None = None):
+        self.faults: dict[int, str] = {}
+        self._labels, self._name, self._codes = labels, name, labels.codes
+        self._is_usable = np.ones(len(self._codes), bool)
 
     def resolve(self, rows: np.ndarray) -> np.ndarray:
-        """Return int[n] rows with each unusable row replaced by the row of its substitute."""
-        if not self._unusable:
-            return rows
-        return np.array([self._substitute(row) for row in rows.tolist()], rows.dtype)
+        """Return int[n] rows with each unusable row replaced by the next usable row of its class, if there is one."""
+        resolved = rows.copy()
+        for at in np.flatnonzero(~self._is_usable[rows]):
+            usable = np.flatnonzero((self._codes == self._codes[rows[at]]) & self._is_usable)
+            if len(usable):
+                resolved[at] = usable[np.searchsorted(usable, rows[at]) % len(usable)]
+        return resolved
 
     def refuse(self, row: int, fault: str) -> None:
         """Mark a row as unusable, and log its fault and substitute. Raises: InputError if there is no substitute."""
-        self._unusable.add(row)
-        substitute = self._substitute(row)
-        if substitute in self._unusable:
+        self.faults[row], self._is_usable[row] = fault, False
+        substitute = int(self.resolve(np.array([row]))[0])
+        if substitute == row:
             names = ", ".join(self._labels.names[label] for label in self._labels.of(row))
-            raise InputError(f"{fault}; and no image{names and f' of class {names}'} is left to substitute")
-        _log.warning("%s; its substitute is %s", fault, self._name(substitute))
-
-    def _substitute(self, row: int) -> int:
-        """Return the next usable row of the same class, cyclically; the row itself if there is none."""
-        if row not in self._unusable:
-            return row
-        codes = self._codes
-        rows = np.flatnonzero(codes == codes[row])
-        following = np.roll(rows, -int(np.searchsorted(rows, row))).tolist()
-        return next((other for other in following if other not in self._unusable), row)
+            raise InputError(f"{fault}; and no image{names and f' of class {names}'} is left that can be used")
+        if self._name is not None:
+            _log.warning("%s; its substitute is %s", fault, self._name(substitute))
 
 
 class Source(Examples, Protocol):
@@ -355,11 +349,6 @@ class Table(Examples, Protocol):
     verified: Any
     """`Verified`: the images that this run or an earlier one verified; None if there are no files to verify."""
 
-    @property
-    def class_indices(self) -> tuple[int, ...]:
-        """The index of each of the K classes before the selection, among all classes of the data set."""
-        ...
-
     def select(self, classes: ClassSelection) -> Self:
         """Return the examples of some classes, in the order of the rows; all examples for None.
 
@@ -420,8 +409,7 @@ def check_source(source: Any, name: str) -> Source:
         advice = "give a table of open_data(PATH), an ArrayTable(images, labels, class_names) or another source"
         raise refused(name, source, advice)
     if missing:
-        advice = f"it has no {missing[0]}, which a source has; see jaxddp.data.source.Source"
-        raise refused(name, source, advice)
+        raise refused(name, source, f"it has no {missing[0]}, which a source has; see jaxddp.data.source.Source")
     return source
 
 
@@ -437,17 +425,13 @@ def check_labelled(source: Examples, what: str) -> None:
     labels = labels_of(source)
     if labels.several:
         return
-    beyond = np.flatnonzero(labels.values >= source.num_classes)
-    if len(beyond):
-        label, name = labels.values[beyond[0]], source.name(int(beyond[0]))
-        count = counted(source.num_classes, "class")
-        raise InputError(f"{what}: {name} has label {label} of {count}; number the classes from 0")
-    unknown = np.flatnonzero(labels.values < 0)
-    if not len(unknown):
-        return
-    count = f"{len(unknown)} of {counted(len(source), 'image')} have none"
-    advice = "give data with labels, or predict their classes instead"
-    raise InputError(f"{what}: {source.name(int(unknown[0]))} has no label ({count}); {advice}")
+    if len(beyond := np.flatnonzero(labels.values >= source.num_classes)):
+        fault = f"label {labels.values[beyond[0]]} of {counted(source.num_classes, 'class')}"
+        raise InputError(f"{what}: {source.name(int(beyond[0]))} has {fault}; number the classes from 0")
+    if len(unknown := np.flatnonzero(labels.values < 0)):
+        fault = f"no label ({len(unknown)} of {counted(len(source), 'image')} have none)"
+        advice = "give data with labels, or predict their classes instead"
+        raise InputError(f"{what}: {source.name(int(unknown[0]))} has {fault}; {advice}")
 
 
 def image_dtype(source: Source, data: DataConfig) -> np.dtype:

@@ -5,7 +5,7 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal, Self
+from typing import Any, Self
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from jaxddp.config import DataConfig
 from jaxddp.core.errors import InputError, Key, counted
 from jaxddp.data.batch import Batch, PixelFormat
 from jaxddp.data.order import WHOLE, EvalOrder, Order, Shard
-from jaxddp.data.soundness import Digests, Omissions, Verified
+from jaxddp.data.soundness import Digests, Verified
 from jaxddp.data.source import ClassSelection, Labels, Record, Substitutes, labels_of, one_line_repr
 from jaxddp.data.storage.store import Store
 
@@ -32,12 +32,8 @@ class ExampleTable:
     class_ids: tuple[str, ...] = ()
     class_names: tuple[str, ...] = ()
     """The names of the classes; by default the ids."""
-    class_indices: tuple[int, ...] = ()
-    """The index of each class in the whole data set; by default 0 to K-1."""
     offset: np.ndarray | None = None
     """int64[N], the position of the image's record in its file; None if each file has one image."""
-    made_of: Literal["row", "file", "record"] = "row"
-    """The origin of an example, for messages: a row of a listing, a file of a folder, or a record of a file."""
     digests: Digests | None = None
     """The checksums with which files are compared when they are read; None if there are no checksums."""
 
@@ -45,7 +41,6 @@ class ExampleTable:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "class_names", self.class_names or self.class_ids)
-        object.__setattr__(self, "class_indices", self.class_indices or tuple(range(self.num_classes)))
 
     def __len__(self) -> int:
         return len(self.id)
@@ -61,8 +56,7 @@ class ExampleTable:
     def fingerprint(self) -> str:
         """The SHA-256, in hex, of ids, paths, labels, classes and offsets, without the location of the store."""
         digest = hashlib.sha256(b"jaxddp example table 1\n")
-        class_ids = np.array([class_id.encode() for class_id in self.class_ids], "S")
-        for column in (self.id, self.path, class_ids):
+        for column in (self.id, self.path, np.array([class_id.encode() for class_id in self.class_ids], "S")):
             # After a selection, the dtype may be wider than needed. The hash uses the length of the longest value.
             width = int(np.strings.str_len(column).max(initial=1))
             digest.update(b"%d %d\n" % (len(column), width))
@@ -95,8 +89,8 @@ class ExampleTable:
         return self.store.read(*self._place(row))
 
     def record(self, row: int) -> Record:
-        offset = None if self.offset is None else int(self.offset[row])
-        return Record(os.fsdecode(self.id[row]), os.fsdecode(self.path[row]), offset)
+        path, offset = self._place(row)
+        return Record(os.fsdecode(self.id[row]), os.fsdecode(path), None if self.offset is None else offset)
 
     def places(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return (files, bytes 'S'[n], offsets, int64[n]) of int[n] rows, for `Store.in_graph`."""
@@ -111,18 +105,15 @@ class ExampleTable:
     def select(self, classes: ClassSelection) -> Self:
         if classes is None:
             return self
-        chosen, rows, labels = labels_of(self).select(classes, os.fsdecode(self.path[0]))
-        indices = tuple(self.class_indices[label] for label in chosen)
-        return replace(self.rows(rows)._labelled(labels), class_indices=indices)
+        rows, labels = labels_of(self).select(classes, os.fsdecode(self.path[0]))
+        return self.rows(rows)._labelled(labels)
 
     def take(self, limit: int) -> Self:
         return self.rows(labels_of(self).share(limit))
 
     def rows(self, rows: np.ndarray) -> Self:
-        offset = None if self.offset is None else self.offset[rows]
-        columns = {"id": self.id[rows], "path": self.path[rows], "labels": self.labels[rows]}
-        digests = None if self.digests is None else self.digests.rows(rows)
-        return replace(self, **columns, offset=offset, digests=digests)
+        names = [name for name in ("id", "path", "labels", "offset", "digests") if getattr(self, name) is not None]
+        return replace(self, **{name: getattr(self, name)[rows] for name in names})
 
     def without(self, rows: Sequence[int] | np.ndarray) -> Self:
         """Return all examples except the given rows. Raises: InputError if no example is left."""
@@ -130,19 +121,17 @@ class ExampleTable:
             return self
         left = np.delete(np.arange(len(self)), rows)
         if not len(left):
-            raise InputError(f"{self.name(0)}: this {self.made_of} cannot be used, and no other can; repair one")
+            raise InputError(f"{self.name(0)}: cannot be used, and no other example can; repair one")
         return self.rows(left)
 
     def without_labels(self) -> Self:
-        unknown = Labels(np.full(len(self), -1, np.int32), (), ())
-        return replace(self._labelled(unknown), class_indices=())
+        return self._labelled(Labels(np.full(len(self), -1, np.int32), (), ()))
 
     def with_several_labels(self) -> Self:
         """Return the examples with multi-hot labels, uint8[N, K]."""
-        labels = labels_of(self)
-        if labels.several:
+        if self.labels.ndim == 2:
             return self
-        return replace(self, labels=(labels.values[:, None] == np.arange(self.num_classes)).astype(np.uint8))
+        return replace(self, labels=(self.labels[:, None] == np.arange(self.num_classes)).astype(np.uint8))
 
     def with_single_labels(self) -> Self:
         """Return the examples with labels int32[N]; -1 where an example has not exactly one class."""
@@ -165,32 +154,20 @@ class ExampleTable:
 
     def check_evaluation(self, data: DataConfig) -> None:
         if data.image_size > data.resize:
-            key = "image_size" if data.eval_size is None else "eval_size"
-            raise InputError(
-                Key("data.resize", data.resize),
-                ": validation crops ",
-                Key(f"data.{key}", data.image_size),
-                " pixels from images of this short side",
-                advice=("set ", Key("data.resize"), f" to {data.image_size} or more (8/7 of it is usual)"),
-            )
+            crop = Key("data.image_size" if data.eval_size is None else "data.eval_size", data.image_size)
+            fault = ": validation crops ", crop, " pixels from images of this short side"
+            advice = "set ", Key("data.resize"), f" to {data.image_size} or more (8/7 of it is usual)"
+            raise InputError(Key("data.resize", data.resize), fault, advice=advice)
 
     def check_resident(self, data: DataConfig) -> None:
         if data.crop == "random_area":
-            raise InputError(
-                Key("data.cache", "device", '"device"'),
-                " with ",
-                Key("data.crop", "random_area", '"random_area"'),
-                ": random-area crops are made while decoding, and differ in every epoch",
-                advice=(
-                    *("set ", Key("data.crop"), ' to "whole" (', Key("data.augment.pad"), " crops on the device), or "),
-                    *(Key("data.cache"), ' to "none"'),
-                ),
-            )
+            both = Key("data.cache", "device", '"device"'), " with ", Key("data.crop", "random_area", '"random_area"')
+            pad = Key("data.augment.pad"), " crops on the device"
+            advice = "set ", Key("data.crop"), ' to "whole" (', pad, "), or ", Key("data.cache"), ' to "none"'
+            raise InputError(both, ": random-area crops differ in every epoch", advice=advice)
 
     def substitutes(self, data: DataConfig) -> Substitutes | None:
-        return None if data.bad_images == "fail" else Substitutes(self)
-
-    # TensorFlow takes seconds to import, so modules that import it are imported inside functions.
+        return None if data.bad_images == "fail" else Substitutes(labels_of(self), self.name)
 
     def train_batches(
         self, order: Order, data: DataConfig, steps: range, shard: Shard = WHOLE, substitutes: Substitutes | None = None
@@ -201,14 +178,10 @@ class ExampleTable:
         files that `verified` marks as sound. With `data.verify="never"`, no file is verified. The iterator raises
         `Unreachable` if the store does not answer within its deadline.
         """
-        from jaxddp.data.stream.decode import Pixels
-        from jaxddp.data.stream.pipeline import Pipeline
-
-        pixels = Pixels.of(data, train=True)
-        return Pipeline(self, order, pixels, steps, shard, substitutes, data.verify != "never").batches()
+        return self._batches(order, data, steps, shard, substitutes, train=True)
 
     def eval_batches(
-        self, order: EvalOrder, data: DataConfig, shard: Shard = WHOLE, omissions: Omissions | None = None
+        self, order: EvalOrder, data: DataConfig, shard: Shard = WHOLE, omissions: Substitutes | None = None
     ) -> Iterator[Batch]:
         """Yield every example once, its short side resized to `data.resize` and its center cropped; see `Pixels`.
 
@@ -218,9 +191,13 @@ class ExampleTable:
 
         Raises: see `train_batches` and `check_evaluation`.
         """
+        self.check_evaluation(data)
+        return self._batches(order, data, range(order.num_batches), shard, omissions, train=False)
+
+    def _batches(self, order: Order, data: DataConfig, steps: range, *more: Any, train: bool) -> Iterator[Batch]:
+        # TensorFlow takes seconds to import.
         from jaxddp.data.stream.decode import Pixels
         from jaxddp.data.stream.pipeline import Pipeline
 
-        self.check_evaluation(data)
-        pixels, steps, verifies = Pixels.of(data, train=False), range(order.num_batches), data.verify != "never"
-        return Pipeline(self, order, pixels, steps, shard, omissions, verifies).batches()
+        pixels, verifies = Pixels.of(data, train=train), data.verify != "never"
+        return Pipeline(self, order, pixels, steps, *more, verifies=verifies).batches()

@@ -7,8 +7,8 @@ the classes, the numbers of examples, and fingerprints. Images and labels are no
 import hashlib
 import json
 import logging
-from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 
@@ -56,8 +56,12 @@ class UnitedSource:
         return sum(self.lengths)
 
     def __repr__(self) -> str:
-        whole = f"{counted(len(self), 'example')} on {counted(len(self.lengths), 'process')}"
+        whole = f"{counted(len(self), 'example')} on {self._processes}"
         return f"UnitedSource({whole}; process {self.host} has {self.own!r})"
+
+    @property
+    def _processes(self) -> str:
+        return counted(len(self.lengths), "process")
 
     @property
     def num_classes(self) -> int:
@@ -66,7 +70,7 @@ class UnitedSource:
     @cached_property
     def fingerprint(self) -> str:
         """The number of processes and the digest of their fingerprints."""
-        return f"{counted(len(self.lengths), 'process')}: {self.digest}"
+        return f"{self._processes}: {self.digest}"
 
     @property
     def labels(self) -> np.ndarray:
@@ -74,7 +78,7 @@ class UnitedSource:
 
         A batch has the labels of its examples.
         """
-        if labels_of(self.own).several:
+        if self.own.labels.ndim == 2:
             return np.broadcast_to(np.uint8(0), (len(self), self.num_classes))
         return np.broadcast_to(np.int32(-1), len(self))
 
@@ -83,9 +87,8 @@ class UnitedSource:
         return self.own.pixel_shape
 
     def name(self, row: int) -> str:
-        ends = np.cumsum(self.lengths)
-        host = int(np.searchsorted(ends, row, side="right"))
-        row -= int(ends[host]) - self.lengths[host]
+        host = int(np.searchsorted(np.cumsum(self.lengths), row, side="right"))
+        row -= sum(self.lengths[:host])
         return self.own.name(row) if host == self.host else f"example {row} of process {host}"
 
     def default_data(self) -> DataConfig:
@@ -120,19 +123,16 @@ class UnitedSource:
         own = most_in_batch(self.lengths, self.host, batch_size)
         most = max(map(int, peers.exchange("examples in a batch", str(own))))
         order = UnitedOrder.of(self.lengths, batch_size, seed, -(-most // unit) * unit)
-        padding = order.num_slots - batch_size
-        largest = int(np.argmax(self.lengths))
+        padding, largest = order.num_slots - batch_size, int(np.argmax(self.lengths))
         share = f"process {largest} has {self.lengths[largest]:,} of {counted(len(self), 'example')}"
         slots = f"{padding:,} of the {order.num_slots:,} slots of a batch"
         if padding > batch_size:
-            raise InputError(
-                Key.plain("data.placement", "local"),
-                f": {share}, so {slots} would be padding",
-                advice="distribute the examples more evenly over the processes, or raise the batch size",
-            )
+            advice = "distribute the examples more evenly over the processes, or raise the batch size"
+            fault = f": {share}, so {slots} would be padding"
+            raise InputError(Key.plain("data.placement", "local"), fault, advice=advice)
         if peers.is_first:
-            processes, part = counted(len(self.lengths), "process"), padding / order.num_slots
-            _log.info(f"data.placement=local: {processes}, {share}; {slots} are padding ({part:.1%})")
+            padded = f"{slots} are padding ({padding / order.num_slots:.1%})"
+            _log.info(f"data.placement=local: {self._processes}, {share}; {padded}")
         return order
 
     def train_batches(
@@ -159,17 +159,14 @@ class UnitedSource:
 
     def _united(self, batch: Batch, mask: np.ndarray) -> Batch:
         """Return a batch of this process with rows and labels of the union."""
+        row = batch.row + np.int32(sum(self.lengths[: self.host]))
         if batch.label.ndim == 1:
             label = self.new_labels[batch.label]
         else:
             label = np.zeros((len(batch.label), self.num_classes), np.uint8)
             label[:, self.new_labels] = batch.label
         substituted = None if batch.substituted is None else batch.substituted * mask
-        return batch._replace(label=label, mask=mask, row=batch.row + self._first_row, substituted=substituted)
-
-    @cached_property
-    def _first_row(self) -> np.int32:
-        return np.int32(sum(self.lengths[: self.host]))
+        return batch._replace(label=label, mask=mask, row=row, substituted=substituted)
 
 
 def own_part(source: Source) -> Source:
@@ -198,31 +195,25 @@ def unite(source: Source, data: DataConfig, peers: Peers, what: str) -> Source:
     """
     if data.placement == "shared" or peers.is_alone or isinstance(source, UnitedSource):
         return source
-    peers.agree({f"{fact} of the {what}": value for fact, value in _facts(source, data).items()})
+    facts = {
+        "image shape": source.image_shape(data),
+        "image shape in evaluation": source.image_shape(data.of_evaluation),
+        "dtype": image_dtype(source, data),
+        "labels per image": "several" if source.labels.ndim == 2 else "one",
+        "form": "files" if source.pixel_shape is None else "arrays",
+    }
+    peers.agree({f"{fact} of the {what}": str(value) for fact, value in facts.items()})
     classes = [*zip(source.class_ids, source.class_names, strict=True)]
     own = json.dumps([len(source), source.fingerprint, classes, labels_of(source).counts.tolist()])
     lengths, digest, twins, classes, counts = json.loads(peers.decide(f"the {what}", own, partial(_combined, what)))
     if len(twins) == peers.process_count and what == VALIDATION:
         return source
     if len(twins) > 1 and peers.is_first:
-        _log.warning(
-            f"data.placement=local: processes {twins[0]} and {twins[1]} have the same {what}, so each of these "
-            "examples counts twice; if they read one folder, leave data.placement out"
-        )
+        fault = f"processes {twins[0]} and {twins[1]} have the same {what}, so each of these examples counts twice"
+        _log.warning(f"data.placement=local: {fault}; if they read one folder, leave data.placement out")
     ids, names = zip(*classes, strict=True)
     new_labels = np.array([ids.index(class_id) for class_id in source.class_ids], np.int32)
     return UnitedSource(source, peers.process_index, tuple(lengths), ids, names, np.array(counts), digest, new_labels)
-
-
-def _facts(source: Source, data: DataConfig) -> Mapping[str, str]:
-    """Return the properties that the data of all processes must share, by name."""
-    return {
-        "image shape": str(source.image_shape(data)),
-        "image shape in evaluation": str(source.image_shape(data.of_evaluation)),
-        "dtype": str(image_dtype(source, data)),
-        "labels per image": "several" if labels_of(source).several else "one",
-        "form": "files" if source.pixel_shape is None else "arrays",
-    }
 
 
 def _combined(what: str, texts: list[str]) -> str:
@@ -235,14 +226,12 @@ def _combined(what: str, texts: list[str]) -> str:
     """
     lengths, fingerprints, classes, counts = zip(*map(json.loads, texts), strict=True)
     digest = hashlib.sha256(json.dumps(fingerprints).encode()).hexdigest()
-    by_fingerprint: dict[str, list[int]] = defaultdict(list)
-    totals: dict[str, int] = defaultdict(int)
-    for process, fingerprint in enumerate(fingerprints):
-        by_fingerprint[fingerprint].append(process)
-        for (class_id, _), count in zip(classes[process], counts[process], strict=True):
-            totals[class_id] += count
+    most_common, _ = Counter(fingerprints).most_common(1)[0]
+    twins = [process for process, fingerprint in enumerate(fingerprints) if fingerprint == most_common]
+    totals: Counter[str] = Counter()
+    for of_process, counts_of_process in zip(classes, counts, strict=True):
+        totals.update(dict(zip((class_id for class_id, _ in of_process), counts_of_process, strict=True)))
     merged = classes[0] if all(one == classes[0] for one in classes) else _merged(what, classes)
-    twins = max(by_fingerprint.values(), key=len)
     return json.dumps([lengths, digest, twins, merged, [totals[class_id] for class_id, _ in merged]])
 
 
@@ -256,6 +245,6 @@ def _merged(what: str, classes: Sequence[list[list[str]]]) -> list[list[str]]:
         for class_id, name in of_process:
             if (other := names.setdefault(class_id, name)) != name:
                 both = f"{show(other)} on one process, and {show(name)} on process {process}"
-                raise InputError(f"{what}: class {show(class_id)} is called {both}", advice="give a class one name")
+                raise InputError(f"{what}: class {show(class_id)} is called {both}; give a class one name")
     check_distinct(names.values(), lambda name: f"{what} of different processes")
     return sorted(map(list, names.items()))

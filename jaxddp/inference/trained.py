@@ -28,8 +28,7 @@ from jaxddp.core.phases import doing, phase
 from jaxddp.data.arrays import ArrayTable
 from jaxddp.data.opening import chosen_images, open_inputs
 from jaxddp.data.order import EvalOrder, Shard
-from jaxddp.data.soundness import Omissions
-from jaxddp.data.source import Source, check_labelled, check_source, id_of, image_dtype
+from jaxddp.data.source import Labels, Source, Substitutes, check_labelled, check_source, id_of, image_dtype
 from jaxddp.engine.initial_state import replace_by_weights
 from jaxddp.engine.objective import Objective, example_loss
 from jaxddp.engine.parts.part import measured_states
@@ -111,7 +110,9 @@ def output_batches(
     topology, peers = run.topology, run.topology.peers
     peers.agree({"the images": source.fingerprint, "images at once": str(at_once)})
     topology.connect()
-    order, omissions = EvalOrder(len(source), at_once * topology.num_devices), Omissions(len(source))
+    order = EvalOrder(len(source), at_once * topology.num_devices)
+    # In place of an image that cannot be used, the next one is classified, and its result is dropped.
+    omissions = Substitutes(Labels(np.zeros(len(source), np.int32), (), ()))
     arguments = order, run.data_of(source), Shard(topology.process_index, topology.process_count)
     verified = getattr(source, "verified", None)
     if verified is None:
@@ -124,10 +125,10 @@ def output_batches(
             batches = source.eval_batches(*arguments, omissions=omissions)  # pyright: ignore[reportCallIssue]
             batches = itertools.chain([next(batches)], batches)
         except InputError:
-            if not omissions.omits_all:
+            if len(omissions.faults) < len(source):
                 raise
         # A process with only padding checks no image. It must not compute if the other processes stop.
-        if str(True) in peers.exchange("whether no image is left", str(omissions.omits_all)):
+        if str(True) in peers.exchange("whether no image is left", str(len(omissions.faults) == len(source))):
             # Process 0 has the faults of all images.
             faults = peers.from_first("faults of all images", lambda: json.dumps(omissions.faults))
             nothing = jax.tree.map(lambda one: np.full((len(source), *one.shape), _unusable(one), one.dtype), row)

@@ -29,7 +29,7 @@ def part_of(path: Any, window: Any) -> Any:
 def table_of(root: Path, names: list[str]) -> ExampleTable:
     path = np.array([name.encode() for name in names])
     label = (np.arange(len(names)) % 3).astype(np.int32)
-    return ExampleTable(LocalFiles(root), path, path, label, ("a", "b", "c"), ("ant", "bee", "cat"), (0, 1, 2))
+    return ExampleTable(LocalFiles(root), path, path, label, ("a", "b", "c"), ("ant", "bee", "cat"))
 
 
 def assert_same(batches: list[Batch], others: list[Batch]) -> None:

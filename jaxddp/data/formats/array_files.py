@@ -66,22 +66,17 @@ def read_rest(stream: BufferedIOBase, promised: int, stored: int | None) -> byte
         advice = "save it as a .npy file, of which a batch reads only its rows"
         raise InputError(f"an array of {size(promised)}, and this machine has {size(memory)} of memory; {advice}")
     data = bytearray()
-    try:
-        while piece := stream.read1(min(_CHUNK, promised + 1 - len(data))):
-            data += piece
-    except EOFError:
-        bytes_read = f"{len(data)} of the {promised} bytes that the header promises"
-        raise InputError(f"cut short: the compressed data end after {bytes_read}; download it again") from None
+    while piece := stream.read1(min(_CHUNK, promised + 1 - len(data))):
+        data += piece
     check_length(len(data), promised)
     return data
 
 
 def check_length(actual: int, promised: int) -> None:
     """Check the number of bytes after a header. Raises: InputError if it is not `promised`."""
-    if actual < promised:
-        raise InputError(f"cut short: the header promises {promised} bytes, but {actual} follow it; download it again")
-    if actual > promised:
-        raise InputError(f"the header promises {promised} bytes, but more follow it; download it again")
+    if actual != promised:
+        following = f"the header promises {promised} bytes, but {actual if actual < promised else 'more'} follow it"
+        raise InputError(f"{'cut short: ' * (actual < promised)}{following}; download it again")
 
 
 def read_names(file: Path) -> tuple[str, ...]:
@@ -121,15 +116,14 @@ def numbered_names(*labels: np.ndarray) -> tuple[str, ...]:
     if columns := [array.shape[1] for array in labels if array.ndim == 2 and array.shape[1] > 1]:
         return tuple(map(str, range(max(columns))))
     # `check_labels` rejects labels of other dtypes.
-    integers = (array for array in labels if np.issubdtype(array.dtype, np.integer))
-    last = max((int(array.max(initial=0)) for array in integers), default=0)
+    last = max((int(array.max(initial=0)) for array in labels if np.issubdtype(array.dtype, np.integer)), default=0)
     if last >= _MAX_NUMBERED:
         raise InputError(f"label {last}: classes without names are numbered below {_MAX_NUMBERED}; number them from 0")
     return tuple(map(str, range(last + 1)))
 
 
 def make_table(
-    images: np.ndarray, labels: np.ndarray, names: tuple[str, ...], *, images_from: Path | str, labels_from: Path | str
+    images: np.ndarray, labels: np.ndarray, names: tuple[str, ...], images_from: Path | str, labels_from: Path | str
 ) -> ArrayTable:
     """Return an `ArrayTable`. Error messages begin with the file of the images or of the labels."""
     with as_input_errors(images_from):

@@ -21,8 +21,6 @@ from jaxddp.data.format import LocalFormat
 from jaxddp.data.formats.array_files import as_input_errors, read_names
 from jaxddp.data.source import Split
 
-_PLANES = (3, 32, 32)
-_PIXELS = 3 * 32 * 32
 _CIFAR10 = {"train": tuple(f"data_batch_{i}.bin" for i in range(1, 6)), "val": ("test_batch.bin",)}
 _CIFAR100 = {"train": ("train.bin",), "val": ("test.bin",)}
 
@@ -68,18 +66,13 @@ def read_cifar(folder: Path, split: Split) -> ArrayTable:
 
 
 def _find_archives(folder: Path) -> list[tuple[Path, _Version]]:
-    candidates = [(place, version) for version in _VERSIONS for place in (folder, folder / version.folder)]
-    folders = [(place, version) for place, version in candidates if place.is_dir()]
-    return [
-        (place, version)
-        for place, version in folders
-        if place.name == version.folder or (place / version.names).is_file()
-    ]
+    places = [(place, version) for version in _VERSIONS for place in (folder, folder / version.folder)]
+    return [(at, of) for at, of in places if at.is_dir() and (at.name == of.folder or (at / of.names).is_file())]
 
 
 def _read(file: Path, label_bytes: int, num_classes: int) -> tuple[np.ndarray, np.ndarray]:
     """Read one file; return images, uint8[N, 32, 32, 3], and labels, uint8[N]."""
-    record = label_bytes + _PIXELS
+    record = label_bytes + 3 * 32 * 32
     with as_input_errors(file):
         data = np.frombuffer(files.read(file), np.uint8)
         if not data.size or data.size % record:
@@ -88,7 +81,7 @@ def _read(file: Path, label_bytes: int, num_classes: int) -> tuple[np.ndarray, n
         # A view would keep the whole file in memory.
         labels = records[:, label_bytes - 1].copy()
         check_labels(labels, len(records), num_classes)
-        planes = records[:, label_bytes:].reshape(-1, *_PLANES)
+        planes = records[:, label_bytes:].reshape(-1, 3, 32, 32)
         return np.ascontiguousarray(planes.transpose(0, 2, 3, 1)), labels
 
 

@@ -39,6 +39,7 @@ _LABELS = ("label", "class", "category", "target")
 _SUFFIXES = (".csv", ".tsv")
 # A relative path below the folder, without empty parts, `.` or `..`, so it equals a path from a directory listing.
 _PATH = re.compile(r"(?!.*(?:^|/)\.{0,2}(?:/|\Z))[^\x00-\x1f\x7f]{1,1000}")
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _ROWS_BETWEEN_REPORTS = 10_000
 _DELIMITERS = ",;\t"
 
@@ -65,7 +66,7 @@ def read_csv(file: Path, split: Split = "train", refuse: Refuse = raise_fault) -
     names = sorted(first)
     check_distinct(sorted(names, key=first.__getitem__), lambda name: f"{listing}:{first[name]}", refuse)
     if split == "val":
-        listing = root.file(_find(file.parent, split) or f"{split}.csv")
+        listing = root.file(_find(file.parent, split) or "val.csv")
         rows = _read_rows(listing, refuse)
     known, index = [], {name: place for place, name in enumerate(names)}
     for row in rows:
@@ -181,15 +182,12 @@ def _find(folder: Path, split: Split) -> str | None:
     return None
 
 
-FORMATS.add("csv_listing")(
-    LocalFormat(
-        "a CSV file with the columns path,label, or a directory with train.csv",
-        holds_csv,
-        lambda path, split, refuse: read_csv(_training_file(path), split, refuse),
-        is_divided,
-        skips_faults=True,
-    )
-)
+def _read(path: Path, split: Split, refuse: Refuse) -> ExampleTable:
+    return read_csv(_training_file(path), split, refuse)
+
+
+_DESCRIPTION = "a CSV file with the columns path,label, or a directory with train.csv"
+FORMATS.add("csv_listing")(LocalFormat(_DESCRIPTION, holds_csv, _read, is_divided, skips_faults=True))
 
 
 def csv_rows(file: FolderFile, columns: Sequence[Sequence[str]], refuse: Refuse = raise_fault) -> Iterator[list]:
@@ -209,13 +207,13 @@ def csv_rows(file: FolderFile, columns: Sequence[Sequence[str]], refuse: Refuse 
     try:
         header = [name.strip() for name in next(reader, ())]
         check_utf8(header, file, 1)
-        places = [place for place in _places(header, columns) if place is not None]
-        if len(places) < len(columns):
-            names = columns[_places(header, columns).index(None)]
+        places = _places(header, columns)
+        if -1 in places:
+            name, *others = columns[places.index(-1)]
             expected = ",".join(names[0] for names in columns)
-            also = f" (or {', '.join(names[1:])} for {names[0]})" if names[1:] else ""
+            also = f" (or {', '.join(others)} for {name})" if others else ""
             found = show(delimiter.join(header))
-            raise InputError(f"{file}:1: no column {names[0]}, found {found}; give the columns {expected}{also}")
+            raise InputError(f"{file}:1: no column {name}, found {found}; give the columns {expected}{also}")
         for place in places:
             index_of_column(header, header[place], f"{file}:1")
         for number, row in enumerate(reader):
@@ -239,16 +237,16 @@ def _delimiter(header: str, columns: Sequence[Sequence[str]]) -> str:
     for delimiter in _DELIMITERS:
         with suppress(csv.Error):
             names = [name.strip() for name in next(csv.reader([header], delimiter=delimiter, strict=True), ())]
-            if None not in _places(names, columns):
+            if -1 not in _places(names, columns):
                 return delimiter
     return max(_DELIMITERS, key=header.count)
 
 
-def _places(header: Sequence[str], columns: Sequence[Sequence[str]]) -> list[int | None]:
-    """Return the place of each column in a header; None for a missing column."""
+def _places(header: Sequence[str], columns: Sequence[Sequence[str]]) -> list[int]:
+    """Return the place of each column in a header; -1 for a missing column."""
     folded = [*map(_folded, header)]
-    known = ([name for name in map(_folded, names) if name in folded] for names in columns)
-    return [folded.index(names[0]) if names else None for names in known]
+    known = ([folded.index(key) for key in map(_folded, names) if key in folded] for names in columns)
+    return [places[0] if places else -1 for places in known]
 
 
 def _folded(name: str) -> str:
@@ -257,10 +255,5 @@ def _folded(name: str) -> str:
 
 def check_utf8(texts: Iterable[str], file: FolderFile, line: int) -> None:
     """Check that a line is UTF-8. `FolderFile.text` has decoded other bytes to lone surrogates. Raises: InputError."""
-    for text in texts:
-        if text.isascii():
-            continue
-        try:
-            text.encode()
-        except UnicodeEncodeError:
-            raise InputError(f"{file}:{line}: not UTF-8; save the file as UTF-8") from None
+    if any(map(_SURROGATE.search, texts)):
+        raise InputError(f"{file}:{line}: not UTF-8; save the file as UTF-8")

@@ -54,7 +54,7 @@ def holds_folders(root: Path) -> bool | Match:
         return bool(_visible_folders(root / "train"))
     if not root.is_dir() or has_validation_folder(root):
         return False
-    return Match.PARTLY if any(map(_has_image, (root / name for name in _visible_folders(root)))) else Match.NONE
+    return Match.PARTLY if any(_has_image(root / name) for name in _visible_folders(root)) else Match.NONE
 
 
 def has_validation_folder(root: Path) -> bool:
@@ -112,7 +112,7 @@ def read_folders(root: Path, split: Split, refuse: Refuse = raise_fault) -> Exam
         hint = nearest(unknown_class, names)
         refuse(f"{folder / unknown_class}: a class that {train_folder} does not have{hint}; rename or remove it")
     class_folders = [name for name in class_folders if name in names]
-    outside = sorted(entry.name for entry in _entries(folder) if _is_image(entry) and not is_folder(entry))
+    outside = sorted(entry.name for entry in _entries(folder) if is_image_name(entry.name) and not is_folder(entry))
     for name in outside:
         refuse(f"{folder / name}: an image outside the class folders ({len(outside)} in all); move it into one")
     with ThreadPoolExecutor(_LISTING_THREADS) as pool:
@@ -126,7 +126,7 @@ def read_folders(root: Path, split: Split, refuse: Refuse = raise_fault) -> Exam
     ids = np.array([os.path.splitext(image_path)[0] for image_path in path.tolist()])
     for place in dict.fromkeys((root, folder)):
         _refuse_listings(place, _LISTINGS if folder == root else _METADATA, ids, names, refuse)
-    table = ExampleTable(LocalFiles(root), ids, path, label, tuple(names), made_of="file")
+    table = ExampleTable(LocalFiles(root), ids, path, label, tuple(names))
     repeated = find_repeats(table.id)
     for _, first in repeated:
         refuse(f"{table.name(first)}: the name of another image differs only in the suffix; rename one of the two")
@@ -134,14 +134,10 @@ def read_folders(root: Path, split: Split, refuse: Refuse = raise_fault) -> Exam
 
 
 def _class_names(folder: Path, refuse: Refuse) -> list[str]:
-    found, names = sorted(_visible_folders(folder)), []
+    found = sorted(_visible_folders(folder))
     if not found:
         raise InputError(f"{folder}: no class folders; put the images of each class into a folder of its own")
-    for name in found:
-        with pass_faults_to(refuse):
-            _check_utf8(folder, name)
-            names.append(name)
-    return names
+    return [name for name in found if _is_utf8(folder, name, refuse)]
 
 
 def _split_folder(root: Path, split: Split) -> Path:
@@ -155,7 +151,7 @@ def _split_folder(root: Path, split: Split) -> Path:
 
 
 def _visible_folders(folder: Path) -> set[str]:
-    return {entry.name for entry in _entries(folder) if not entry.name.startswith(".") and is_folder(entry)}
+    return {entry.name for entry in _entries(folder) if is_folder(entry)}
 
 
 def _has_image(folder: Path) -> bool:
@@ -170,14 +166,13 @@ def _refuse_listings(
     folder: Path, pattern: re.Pattern[str], ids: np.ndarray, classes: Sequence[str], refuse: Refuse
 ) -> None:
     """Reject the files in a folder that may hold the labels, and log the names of the others."""
-    for name in sorted(entry.name for entry in _entries(folder) if entry.is_file()):
+    files_beside = sorted(entry.name for entry in _entries(folder) if entry.is_file())
+    for file in (folder / name for name in files_beside if pattern.fullmatch(name.lower())):
         with pass_faults_to(refuse):
-            if not pattern.fullmatch(name.lower()):
-                continue
-            if _may_hold_labels(folder / name, ids, classes):
+            if _may_hold_labels(file, ids, classes):
                 advice = "open a CSV file by its own path, or move the file to another folder"
-                raise InputError(f"{folder / name}: may hold other labels than the names of the folders; {advice}")
-            _log.info("%s: not read; the names of the folders are the labels", folder / name)
+                raise InputError(f"{file}: may hold other labels than the names of the folders; {advice}")
+            _log.info("%s: not read; the names of the folders are the labels", file)
 
 
 def _may_hold_labels(path: Path, ids: np.ndarray, classes: Sequence[str]) -> bool:
@@ -203,8 +198,7 @@ def _may_hold_labels(path: Path, ids: np.ndarray, classes: Sequence[str]) -> boo
 def _class_images(root: Path, folder: Path) -> tuple[list[str], list[str]]:
     """Return the images of a class's folder, as sorted paths relative to the root, and the faults of the folder."""
     faults: list[str] = []
-    images = _images(root, folder, (), faults.append)
-    paths = sorted(os.path.relpath(path, root).replace(os.sep, "/") for path in images)
+    paths = sorted(os.path.relpath(path, root) for path in _images(root, folder, (), faults.append))
     if not paths and not faults:
         faults.append(f"{folder}: no image in this class's folder; put images there, or remove the folder")
     return paths, faults
@@ -218,22 +212,15 @@ def _images(root: Path, folder: Path, parents: tuple[str, ...], refuse: Refuse) 
             raise InputError(f"{folder}: a symbolic link leads into a folder above itself; remove the link")
         for entry in sorted(_entries(folder), key=lambda entry: entry.name):
             with pass_faults_to(refuse):
-                if entry.name.startswith("."):
-                    continue
                 if is_folder(entry):
-                    _check_utf8(folder, entry.name)
-                    yield from _images(root, folder / entry.name, (*parents, real_path), refuse)
-                elif _is_image(entry):
-                    if _suffix(entry.name) in _UNSUPPORTED:
-                        raise InputError(f"{entry.path}: its image type is not supported; convert or remove it")
-                    _check_utf8(folder, entry.name)
+                    if _is_utf8(folder, entry.name, refuse):
+                        yield from _images(root, folder / entry.name, (*parents, real_path), refuse)
+                elif _suffix(entry.name) in _UNSUPPORTED:
+                    raise InputError(f"{entry.path}: its image type is not supported; convert or remove it")
+                elif _suffix(entry.name) in _SUPPORTED and _is_utf8(folder, entry.name, refuse):
                     if entry.is_symlink():
                         _real_path(root, folder / entry.name)
                     yield entry.path
-
-
-def _is_image(entry: os.DirEntry[str]) -> bool:
-    return not entry.name.startswith(".") and is_image_name(entry.name)
 
 
 def _suffix(name: str) -> str:
@@ -247,24 +234,20 @@ def _real_path(root: Path, path: Path) -> str:
     return os.path.realpath(path)
 
 
-def _check_utf8(folder: Path, name: str) -> None:
+def _is_utf8(folder: Path, name: str, refuse: Refuse) -> bool:
     try:
         name.encode()
     except UnicodeEncodeError:
-        raise InputError(f"{folder}: the name {show(os.fsencode(name))} is not UTF-8; rename it") from None
+        refuse(f"{folder}: the name {show(os.fsencode(name))} is not UTF-8; rename it")
+        return False
+    return True
 
 
 def _entries(folder: Path) -> list[os.DirEntry[str]]:
+    """Return the entries of a folder whose names do not begin with a dot. Raises: InputError if it cannot be read."""
     with files.reading(folder, "make it a readable folder"), os.scandir(folder) as entries:
-        return [*entries]
+        return [entry for entry in entries if not entry.name.startswith(".")]
 
 
-FORMATS.add("folders")(
-    LocalFormat(
-        "a directory with train/CLASS/IMAGE and val/CLASS/IMAGE, or with CLASS/IMAGE and data.val_share",
-        holds_folders,
-        read_folders,
-        has_validation_folder,
-        skips_faults=True,
-    )
-)
+_DESCRIPTION = "a directory with train/CLASS/IMAGE and val/CLASS/IMAGE, or with CLASS/IMAGE and data.val_share"
+FORMATS.add("folders")(LocalFormat(_DESCRIPTION, holds_folders, read_folders, has_validation_folder, skips_faults=True))

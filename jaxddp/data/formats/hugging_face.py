@@ -100,13 +100,12 @@ def _find_columns(where: str, dataset: Any) -> TableColumns:
     if not len(dataset):
         raise InputError(f"{where}: holds no row; choose another split")
     images = [name for name, kind in features.items() if isinstance(kind, kinds.Image)]
-    classes = [name for name, kind in features.items() if isinstance(kind, kinds.ClassLabel)]
-    image, label = tables.choose_columns(where, [*features], images, classes)
-    if label not in classes:
-        return TableColumns(image, label, None)
-    names = tuple(map(str, features[label].names))
-    check_names(names, lambda place: f"{where}: the names of {label}, name {place + 1}")
-    return TableColumns(image, label, names)
+    classes = {
+        name: tuple(map(str, kind.names)) for name, kind in features.items() if isinstance(kind, kinds.ClassLabel)
+    }
+    image, label = tables.choose_columns(where, [*features], images, [*classes])
+    check_names(classes.get(label, ()), lambda place: f"{where}: the names of {label}, name {place + 1}")
+    return TableColumns(image, label, classes.get(label))
 
 
 def _cells(where: str, dataset: Any, label: str, refuse: Refuse) -> LabelCells:

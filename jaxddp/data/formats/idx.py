@@ -15,7 +15,6 @@ import math
 import os
 import struct
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 
@@ -59,14 +58,12 @@ def read_idx(folder: Path, split: Split) -> ArrayTable:
     if (classes := folder / CLASSES_FILE).is_file():
         names = read_names(classes)
     else:
-        labels_of_splits = [
-            _read(file, {1: "labels"}) for published in _LABELS.values() if (file := _find(folder, published))
-        ]
-        names = numbered_names(*labels_of_splits)
+        files_of_labels = filter(None, (_find(folder, published) for published in _LABELS.values()))
+        names = numbered_names(*(_read(file, {1: "labels"}) for file in files_of_labels))
     images = _read(images_file, {3: "gray images", 4: "colour images"})
     if images.ndim == 3:
         images = images[..., None]
-    return make_table(images, labels, names, images_from=images_file, labels_from=labels_file)
+    return make_table(images, labels, names, images_file, labels_file)
 
 
 def _find(folder: Path, names: tuple[str, ...]) -> Path | None:
@@ -77,8 +74,7 @@ def _find(folder: Path, names: tuple[str, ...]) -> Path | None:
 def _find_or_raise(folder: Path, names: tuple[str, ...]) -> Path:
     if file := _find(folder, names):
         return file
-    others = sorted(file.name for name in _NAMES if (file := _find(folder, (name,))))
-    beside = ", ".join(others) or "the other files"
+    beside = ", ".join(sorted(file.name for name in _NAMES if (file := _find(folder, (name,)))))
     raise InputError(f"{folder / names[0]}: no such file, with or without .gz; put it next to {beside}")
 
 
@@ -100,24 +96,17 @@ def _read(file: Path, kinds: dict[int, str]) -> np.ndarray:
         if rank not in kinds:
             allowed = " or ".join(f"{rank} ({kind})" for rank, kind in kinds.items())
             raise InputError(f"{rank} dimensions: expected {allowed}; check that the file is what its name says")
-        dimensions = stream.read(4 * rank)
-        if len(dimensions) < 4 * rank:
-            raise InputError(f"cut short: a header of {4 + len(dimensions)} bytes of {4 + 4 * rank}; download again")
-        shape = struct.unpack(f">{rank}I", dimensions)
-        promised = math.prod(shape)
-        stored = _stored(raw, 4 + 4 * rank, promised, is_compressed=stream is not raw)
-        return np.frombuffer(read_rest(stream, promised, stored), np.uint8).reshape(shape)
-
-
-def _stored(raw: BinaryIO, header: int, promised: int, *, is_compressed: bool) -> int | None:
-    """Return the number of bytes after the header; None if only unpacking shows it."""
-    size = os.fstat(raw.fileno()).st_size
-    if not is_compressed:
-        return size - header
-    # A gzip file ends with the size of its last member, modulo 2**32. Small files may have several members.
-    last = int.from_bytes(os.pread(raw.fileno(), 4, size - 4), "little")
-    is_equal = (header + promised - last) % (1 << 32) == 0
-    return promised if is_equal else last - header if promised >= _LARGE else None
+        shape = np.frombuffer(stream.read(4 * rank), ">u4", rank).tolist()
+        header, promised, stored = 4 + 4 * rank, math.prod(shape), os.fstat(raw.fileno()).st_size
+        if stream is not raw:
+            # A gzip file ends with the size of its last member, modulo 2**32. Small files may have several members.
+            stored = int.from_bytes(os.pread(raw.fileno(), 4, stored - 4), "little")
+            if (header + promised - stored) % (1 << 32) == 0:
+                stored = header + promised
+            elif promised < _LARGE:
+                stored = None
+        rest = read_rest(stream, promised, stored and stored - header)
+        return np.frombuffer(rest, np.uint8).reshape(shape)
 
 
 FORMATS.add("idx")(LocalFormat("a directory with train-images-idx3-ubyte (IDX files)", holds_idx, read_idx))

@@ -8,7 +8,7 @@ The archive unpacks the images to:
 
 import io
 import re
-from collections.abc import Iterable
+from collections.abc import Collection
 from os import PathLike
 
 import numpy as np
@@ -88,8 +88,8 @@ def test_listing(root: AnyPath, csv: AnyPath = TEST_CSV, cache: AnyPath | None =
 
     Only the column ImageId is read. Raises: see `train_solutions`.
     """
-    data_root = _open_root(_entry(root).path, csv, cache)
-    image_id, label, lines = _read_rows(file := data_root.file(csv), None, raise_fault)
+    _, data_root, file = _open(root, csv, cache)
+    image_id, label, lines = _read_rows(file, (), raise_fault)
     path = np.strings.add(f"{_IMAGES}/test/".encode(), np.strings.add(image_id, b".JPEG"))
     return sound_rows(ExampleTable(data_root.store, image_id, path, label), file, lines, raise_fault)
 
@@ -97,11 +97,9 @@ def test_listing(root: AnyPath, csv: AnyPath = TEST_CSV, cache: AnyPath | None =
 def _read_labelled(
     root: AnyPath, csv: AnyPath, classes: ClassSelection, cache: AnyPath | None, split: Split, refuse: Refuse
 ) -> ExampleTable:
-    entry = _entry(root)
-    csv = getattr(entry, split) or csv if csv == _CSV[split] else csv
-    data_root = _open_root(entry.path, csv, cache)
+    entry, data_root, file = _open(root, csv, cache, split)
     mapping = read_mapping(data_root.file(SYNSET_MAPPING), refuse)
-    image_id, label, lines = _read_rows(file := data_root.file(csv), mapping, refuse)
+    image_id, label, lines = _read_rows(file, mapping, refuse)
     # Ids tell the folder of an image; the folder of other ids is that of `split`.
     synset = np.array([synset.encode() for synset in mapping])[label]
     in_train = np.strings.startswith(image_id, np.strings.add(synset, b"_"))
@@ -114,14 +112,16 @@ def _read_labelled(
     return sound_rows(table, file, lines, refuse, entry.classes if classes is None else classes)
 
 
-def _entry(root: AnyPath) -> DatasetEntry:
-    return find_dataset(files.check_path(root, "root"))
-
-
-def _open_root(root: str, csv: AnyPath, cache: AnyPath | None) -> DataRoot:
-    for name, path in (("csv", csv), *([] if cache is None else [("cache", cache)])):
+def _open(
+    root: AnyPath, csv: AnyPath, cache: AnyPath | None, split: Split | None = None
+) -> tuple[DatasetEntry, DataRoot, FolderFile]:
+    """Return the entry of a data set in datasets.toml, its root, and the solution file of a split, or `csv`."""
+    for name, path in {"root": root, "csv": csv, "cache": cache or "."}.items():
         files.check_path(path, name)
-    return open_root(root, SYNSET_MAPPING, cache)
+    entry = find_dataset(root)
+    data_root = open_root(entry.path, SYNSET_MAPPING, cache)
+    named = getattr(entry, split) if split is not None and csv == _CSV[split] else None
+    return entry, data_root, data_root.file(named or csv)
 
 
 class SolutionFiles:
@@ -148,12 +148,11 @@ class SolutionFiles:
         return True
 
     def open(self, place: Place, split: Split) -> ExampleTable:
-        data, read, csv = place.data, train_solutions, place.data.train or TRAIN_CSV
-        if split == "val":
-            read, train, csv = val_solutions, csv, data.val or VAL_CSV
-            if csv == train:
-                raise InputError(Key("data.val", csv), ": is also the training split", advice="name another file")
-        return read(place.address, csv, data.classes, data.local_cache, refuse=place.refuse)
+        data = place.data
+        csv = {"train": data.train or TRAIN_CSV, "val": data.val or VAL_CSV}
+        if split == "val" and csv["val"] == csv["train"]:
+            raise InputError(Key("data.val", csv["val"]), ": is also the training split", advice="name another file")
+        return _read_labelled(place.address, csv[split], data.classes, data.local_cache, split, place.refuse)
 
 
 FORMATS.add("ilsvrc")(SolutionFiles())
@@ -186,10 +185,8 @@ def read_mapping(file: FolderFile, refuse: Refuse = raise_fault) -> dict[str, st
     return names
 
 
-def _read_rows(
-    file: FolderFile, synsets: Iterable[str] | None, refuse: Refuse
-) -> tuple[np.ndarray, np.ndarray, list[int]]:
-    """Read a solution file; if `synsets` is None, only its column ImageId.
+def _read_rows(file: FolderFile, synsets: Collection[str], refuse: Refuse) -> tuple[np.ndarray, np.ndarray, list[int]]:
+    """Read a solution file; without synsets, only its column ImageId.
 
     This takes about 2 microseconds a row: 1,281,167 rows in under 3 s. Rows of another format than the module describes
     are rejected.
@@ -201,11 +198,9 @@ def _read_rows(
     Raises:
         InputError: the file or a column is missing, or no row can be used.
     """
-    columns = [("ImageId",), ("PredictionString",)][: 1 if synsets is None else 2]
-    index = {synset: label for label, synset in enumerate(synsets or ())}
-    names: list[bytes] = []
-    labels: list[int] = []
-    lines: list[int] = []
+    columns = [("ImageId",), ("PredictionString",)][: 2 if synsets else 1]
+    index = {synset: label for label, synset in enumerate(synsets)}
+    rows: list[tuple[bytes, int, int]] = []
     for line, image_id, *prediction in csv_rows(file, columns, refuse):
         boxes = _BOXES.fullmatch(prediction[0]) if prediction else None
         label = index.get(boxes[1]) if boxes else None
@@ -218,9 +213,8 @@ def _read_rows(
             advice = f"correct it, or add it to {SYNSET_MAPPING}{nearest(boxes[1], index)}"
             refuse(f"{file}:{line}: unknown synset {show(boxes[1])}; {advice}")
         else:
-            names.append(image_id.encode())
-            labels.append(-1 if label is None else label)
-            lines.append(line)
-    if not names:
+            rows.append((image_id.encode(), -1 if label is None else label, line))
+    if not rows:
         raise InputError(f"{file}: no rows below the header; give each image a row")
-    return np.array(names), np.array(labels, np.int32), lines
+    names, labels, lines = zip(*rows, strict=True)
+    return np.array(names), np.array(labels, np.int32), [*lines]

@@ -25,7 +25,6 @@ from jaxddp.data.format import LocalFormat
 from jaxddp.data.formats import array_files
 from jaxddp.data.source import Split
 
-_SPLITS: tuple[Split, ...] = ("train", "val")
 _NAMES = "class_names"
 _HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 
@@ -34,8 +33,7 @@ def holds_numpy(path: Path) -> bool:
     """Return whether the path is an .npz file, or a folder with an array of either split."""
     if path.is_file():
         return path.suffix == ".npz"
-    names = (f"{split}_{kind}.npy" for split in _SPLITS for kind in ("images", "labels"))
-    return any((path / name).is_file() for name in names)
+    return any((path / f"{split}_{kind}.npy").is_file() for split in ("train", "val") for kind in ("images", "labels"))
 
 
 def read_numpy(path: Path, split: Split) -> ArrayTable:
@@ -47,21 +45,18 @@ def read_numpy(path: Path, split: Split) -> ArrayTable:
     """
     existing = array_names(path)
     images, labels = (_read_array(path, f"{split}_{kind}", existing) for kind in ("images", "labels"))
-    images_from, labels_from = _array_place(path, f"{split}_images"), _array_place(path, f"{split}_labels")
     if _NAMES in existing:
-        names = _read_array(path, _NAMES, existing)
+        names, where = _read_array(path, _NAMES, existing), _array_place(path, _NAMES)
         if names.ndim != 1 or names.dtype.kind != "U":
-            kind = f"{names.dtype} of shape {names.shape}"
-            raise InputError(f"{_array_place(path, _NAMES)}: {kind}: give strings, one per class")
+            raise InputError(f"{where}: {names.dtype} of shape {names.shape}: give strings, one per class")
         names = tuple(map(str, names))
-        array_files.check_names(names, lambda place: f"{_array_place(path, _NAMES)}[{place}]")
+        array_files.check_names(names, lambda place: f"{where}[{place}]")
     else:
-        labels_of_splits = [
-            _read_array(path, name, existing) for each_split in _SPLITS if (name := f"{each_split}_labels") in existing
-        ]
+        of_splits = [_read_array(path, name, existing) for name in existing if name in ("train_labels", "val_labels")]
         with array_files.as_input_errors(path):
-            names = array_files.numbered_names(*labels_of_splits)
-    return array_files.make_table(images, labels, names, images_from=images_from, labels_from=labels_from)
+            names = array_files.numbered_names(*of_splits)
+    places = (_array_place(path, f"{split}_{kind}") for kind in ("images", "labels"))
+    return array_files.make_table(images, labels, names, *places)
 
 
 def array_names(path: Path) -> list[str]:

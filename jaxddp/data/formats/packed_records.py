@@ -26,7 +26,6 @@ from jaxddp.data.table import ExampleTable
 
 MANIFEST = "packed.json"
 FEATURE = "image"
-_CLASS_KEYS = ("ids", "names", "indices")
 _PACK_AGAIN = "pack the data set again"
 
 
@@ -42,30 +41,24 @@ def read_packed(root: Path, split: Split, refuse: Refuse = raise_fault) -> Examp
         InputError: the split is missing, its index is missing or damaged, or no file can be used.
     """
     manifest = _manifest(root)
-    splits = manifest["splits"]
-    if split not in splits:
-        raise InputError(f"{root / MANIFEST}: has no split {split!r}{nearest(split, splits)}; {_PACK_AGAIN} with it")
-    unusable_shards = []
-    for number, (name, size) in enumerate(splits[split]["files"].items()):
+    if split not in manifest["splits"]:
+        hint = nearest(split, manifest["splits"])
+        raise InputError(f"{root / MANIFEST}: has no split {split!r}{hint}; {_PACK_AGAIN} with it")
+    of_split, unusable_shards = manifest["splits"][split]["files"], list[int]()
+    for number, (name, size) in enumerate(of_split.items()):
         file = root / name
         actual = file.stat().st_size if file.is_file() else None
         if actual != size:
             state = "no such file" if actual is None else f"{actual} bytes, but it was written with {size}"
             refuse(f"{file}: {state}; copy it again, or {_PACK_AGAIN}")
             unusable_shards.append(number)
-    names = np.array([name.encode() for name in splits[split]["files"]], "S")
-    image_id, label, shard, offset = _columns(root / f"{split}.npz", len(names))
+    image_id, label, shard, offset = _columns(root / f"{split}.npz", len(of_split))
+    path = np.array([name.encode() for name in of_split], "S")[shard]
     check_distinct(manifest["classes"]["ids"], lambda name: str(root / MANIFEST), refuse)
-    table = ExampleTable(
-        RecordFiles(LocalFiles(root), FEATURE),
-        image_id,
-        names[shard],
-        label,
-        *(tuple(manifest["classes"][key]) for key in _CLASS_KEYS),
-        offset=offset,
-        made_of="record",
-    )
-    return table.without(np.flatnonzero(np.isin(shard, unusable_shards)).tolist())
+    classes = tuple(manifest["classes"]["ids"]), tuple(manifest["classes"]["names"])
+    store = RecordFiles(LocalFiles(root), FEATURE)
+    table = ExampleTable(store, image_id, path, label, *classes, offset=offset)
+    return table.without(np.flatnonzero(np.isin(shard, unusable_shards)))
 
 
 def _columns(file: Path, num_files: int) -> list[np.ndarray]:
@@ -82,12 +75,12 @@ def _manifest(root: Path) -> dict[str, Any]:
     file = root / MANIFEST
     with as_input_errors(file, _PACK_AGAIN, missing=_PACK_AGAIN):
         manifest = files.parse_json(files.read(file), dict)
-        kinds = dict(zip(_CLASS_KEYS, (str, str, int), strict=True))
-        classes = [[type(one) is kind for one in manifest["classes"][key]] for key, kind in kinds.items()]
-        of_files = [size for split in manifest["splits"].values() for size in split["files"].values()]
-        if not all(map(all, classes)) or len({*map(len, classes)}) > 1 or not all(type(one) is int for one in of_files):
+        ids, names = (manifest["classes"][key] for key in ("ids", "names"))
+        sizes = [size for split in manifest["splits"].values() for size in split["files"].values()]
+        are_typed = {*map(type, (*ids, *names))} <= {str} and {*map(type, sizes)} <= {int}
+        if not are_typed or len(ids) != len(names):
             raise ValueError("its classes or its files have other values than `jaxddp data pack` writes")
-        check_names(manifest["classes"]["ids"], lambda place: f"class {place}")
+        check_names(ids, lambda place: f"class {place}")
         return manifest
 
 

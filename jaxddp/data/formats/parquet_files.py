@@ -58,24 +58,22 @@ def read_parquet(place: Place, split: Split, shards: dict[Split, list[str]]) -> 
     with pass_faults_to(refuse):
         _check_parts(parts)
     columns, parts = _find_columns(parts, refuse)
-    cells = _cells_by_file(parts, columns, refuse)
+    cells = _read_cells(parts, columns, refuse)
     if not any(len(file_cells.labels) for file_cells in cells.values()):
         raise InputError(f"{place.address}: no rows in its {split} split; give each image a row")
 
     def cells_of(one: Split) -> list[LabelCells]:
         others = [FolderFile(folder, path) for path in shards.get(one, ())]
-        return [*(cells if one == split else _cells_by_file(others, columns, refuse)).values()]
+        return [*(cells if one == split else _read_cells(others, columns, refuse)).values()]
 
     classes = tables.find_classes(columns.names, cells_of, place.address, refuse)
     labels = [tables.class_indices(file_cells, classes, refuse) for file_cells in cells.values()]
     in_folder = np.array([os.fsencode(file.path) for file in cells])
     example_id, path_of_row, offset = record_columns(in_folder, [len(file_cells) for file_cells in labels])
     if (total := sum(folder.state(file.path)[0] for file in cells)) > MAX_CACHED:
-        _log.warning(
-            f"{folder.name()}: the files hold {size(total)}; {size(MAX_CACHED)} of the column {columns.image} stay in "
-            "memory, and each other image is read with its whole row group; training from a copy by `jaxddp data "
-            "pack` is faster"
-        )
+        memory = f"{size(MAX_CACHED)} of the column {columns.image} stay in memory"
+        others = "other images are read with their row groups; a copy by `jaxddp data pack` is faster"
+        _log.warning(f"{folder.name()}: the files hold {size(total)}; {memory}, and {others}")
     store = ParquetFiles(folder, columns.image)
     return ExampleTable(store, example_id, path_of_row, np.concatenate(labels), classes.names, offset=offset)
 
@@ -125,14 +123,12 @@ def _class_names(schema: Any) -> dict[str, tuple[str, ...]]:
 
     Raises: InputError if its metadata are damaged. Without them, the labels would be numbers without names.
     """
-    text = (schema.metadata or {}).get(b"huggingface")
-    if text is None:
-        return {}
+    text = (schema.metadata or {}).get(b"huggingface", b'{"info": {"features": {}}}')
     try:
         features = files.parse_json(text, dict)["info"]["features"].items()
         # The features of other columns may also be lists.
-        named = {name: feature for name, feature in features if isinstance(feature, dict)}
-        names = {name: one["names"] for name, one in named.items() if one.get("_type") == "ClassLabel"}
+        named = ((name, one) for name, one in features if isinstance(one, dict) and one.get("_type") == "ClassLabel")
+        names = {name: one["names"] for name, one in named}
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise InputError(f"its metadata of `datasets` are damaged ({error}); {WRITE_AGAIN}") from None
     for name, of_column in names.items():
@@ -141,28 +137,22 @@ def _class_names(schema: Any) -> dict[str, tuple[str, ...]]:
     return {name: tuple(of_column) for name, of_column in names.items() if name in schema.names and of_column}
 
 
-def _cells_by_file(files: list[FolderFile], columns: TableColumns, refuse: Refuse) -> dict[FolderFile, LabelCells]:
+def _read_cells(files: list[FolderFile], columns: TableColumns, refuse: Refuse) -> dict[FolderFile, LabelCells]:
     """Return the labels of each file that can be read."""
-    cells: dict[FolderFile, LabelCells] = {}
-    for file in files:
-        with pass_faults_to(refuse):
-            cells[file] = _read_cells(file, columns, refuse)
-    return cells
-
-
-def _read_cells(file: FolderFile, columns: TableColumns, refuse: Refuse) -> LabelCells:
     import pyarrow
 
-    column = columns.label
-    with open_parquet(file) as parquet, as_input_errors(file):
-        if column not in parquet.schema_arrow.names:
-            raise InputError(f"{file}: no column {column!r}, which the first file has; {WRITE_AGAIN}")
-        if (_class_names(parquet.schema_arrow).get(column) or columns.names) != columns.names:
-            raise InputError(f"{file}: the names of {column} are not those of the first file; {WRITE_AGAIN}")
-        values = parquet.read(columns=[column]).column(0).combine_chunks()
-        if pyarrow.types.is_dictionary(values.type):
-            values = values.dictionary_decode()
-    return tables.label_cells(values, file, column, refuse)
+    cells, column = dict[FolderFile, LabelCells](), columns.label
+    for file in files:
+        with pass_faults_to(refuse), open_parquet(file) as parquet, as_input_errors(file):
+            if column not in parquet.schema_arrow.names:
+                raise InputError(f"{file}: no column {column!r}, which the first file has; {WRITE_AGAIN}")
+            if (_class_names(parquet.schema_arrow).get(column) or columns.names) != columns.names:
+                raise InputError(f"{file}: the names of {column} are not those of the first file; {WRITE_AGAIN}")
+            values = parquet.read(columns=[column]).column(0).combine_chunks()
+            if pyarrow.types.is_dictionary(values.type):
+                values = values.dictionary_decode()
+            cells[file] = tables.label_cells(values, file, column, refuse)
+    return cells
 
 
 def _parent(file: FolderFile) -> str:

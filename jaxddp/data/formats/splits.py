@@ -47,15 +47,14 @@ class ShardFormat:
         folder, pattern = place.shards
         if any((name or "").endswith(self.suffix) for name in (pattern, place.data.train, place.data.val)):
             return Match.NAMED
-        if pattern or not folder.can_list:
-            return Match.NONE
-        found = Match.NAMED if folder.root is None else Match.WHOLE
+        found = Match.NONE
         # Permission to read an object does not include permission to list.
         with suppress(*[InputError] if folder.root is None else []):
             # A name in the config may be that of a split of another format.
-            shards = _find(place, self.suffix).values()
-            return found if any(_with_suffix(paths, self.suffix) for paths in shards) else Match.NONE
-        return Match.NONE
+            shards = {} if pattern or not folder.can_list else _find(place, self.suffix)
+            if any(_with_suffix(paths, self.suffix) for paths in shards.values()):
+                found = Match.NAMED if folder.root is None else Match.WHOLE
+        return found
 
     def divided(self, place: Place) -> bool:
         return "val" in find_shards(place, self.suffix)
@@ -121,9 +120,8 @@ def expand(pattern: str) -> list[str]:
     choices = [_choices(part) if place % 2 else [part] for place, part in enumerate(parts)]
     wrong = [part for part, names in zip(parts, choices, strict=True) if not names or "{" in part]
     if wrong:
-        raise InputError(
-            f"{pattern}: {show(wrong[0])} is neither list nor ascending range; write {{000..146}} or {{a,b}}"
-        )
+        fault = f"{show(wrong[0])} is neither list nor ascending range"
+        raise InputError(f"{pattern}: {fault}; write {{000..146}} or {{a,b}}")
     if math.prod(map(len, choices)) > _MOST:
         raise InputError(f"{pattern}: has more than {counted(_MOST, 'name')}; correct its ranges")
     return [*map("".join, itertools.product(*choices))]
@@ -139,13 +137,11 @@ def _choices(braces: str) -> list[str]:
 def _matching(folder: Folder, pattern: str, key: Key) -> list[str]:
     found: list[str] = []
     for name in expand(pattern):
-        if not {*"*?["} & {*name}:
-            found.append(name)
-            continue
-        if not folder.can_list:
+        has_wildcard = not {*"*?["}.isdisjoint(name)
+        if has_wildcard and not folder.can_list:
             raise InputError(key, f": {folder.name()} cannot list its files", advice="write a range, as {000..146}")
-        beside = folder.files(name.rpartition("/")[0])
-        found += [path for path in beside if fnmatchcase(path, name)]
+        beside = folder.files(name.rpartition("/")[0]) if has_wildcard else [name]
+        found += [path for path in beside if path == name or fnmatchcase(path, name)]
     if not found:
         raise InputError(key, f": no file of {folder.name()} matches {pattern}", advice="check the pattern")
     return found
@@ -156,10 +152,8 @@ def _by_name(folder: Folder, suffix: str, within: str = "") -> dict[Split, list[
     if not folder.can_list:
         return {}
     shards: dict[Split, list[str]] = {}
-    beside = _with_suffix(folder.files(within), suffix)
-    if not beside and not within:
-        # `datasets` writes its files to this folder.
-        beside = _with_suffix(folder.files("data"), suffix)
+    # `datasets` writes its files to the folder data/.
+    beside = _with_suffix(folder.files(within), suffix) or _with_suffix(folder.files(within or "data"), suffix)
     for split, names in SPLITS.items():
         for name in names:
             word = re.compile(rf"(?:^|[^a-z0-9]){name}(?:[^a-z]|$)")
@@ -192,18 +186,13 @@ def split_name(where: object, splits: Iterable[str], split: Split, data: DataCon
     if named in names and named != other:
         return named
     problem = "is also the training split" if named in names else f"{where} has no such split{nearest(named, names)}"
-    raise InputError(
-        Key("data.val" if named in names else f"data.{split}", named),
-        f": {problem}",
-        advice=f"the splits are {', '.join(names)}",
-    )
+    key = Key("data.val" if named in names else f"data.{split}", named)
+    raise InputError(key, f": {problem}", advice=f"the splits are {', '.join(names)}")
 
 
 def required_split(where: object, splits: Iterable[str], split: Split, data: DataConfig) -> str:
     """Return the name of a split in a data set; see `split_name`. Raises: InputError if it has none."""
     if name := split_name(where, splits, split, data):
         return name
-    raise InputError(
-        f"{where}: no split {' or '.join(SPLITS[split])}; its splits are {', '.join(splits) or 'none'}",
-        advice=("name one by ", Key(f"data.{split}")),
-    )
+    fault = f"no split {' or '.join(SPLITS[split])}; its splits are {', '.join(splits) or 'none'}"
+    raise InputError(f"{where}: {fault}", advice=("name one by ", Key(f"data.{split}")))

@@ -76,11 +76,9 @@ def read_tfds(
         offsets, labels = store.labels(file, lengths[file], label)
         faults, wrong = [], np.flatnonzero((labels < 0) | (labels >= len(names)))
         if len(wrong):
+            known = f"one of the {counted(len(names), 'class')} ({len(wrong)} such records in this file)"
             where = store.name(os.fsencode(file), int(offsets[wrong[0]]))
-            faults.append(
-                f"{where}: the label {labels[wrong[0]]} is not one of the {counted(len(names), 'class')} ({len(wrong)} "
-                "such records in this file); choose a split with labels"
-            )
+            faults = [f"{where}: the label {labels[wrong[0]]} is not {known}; choose a split with labels"]
             labels[wrong] = _REFUSED
         return {"offset": offsets, "label": labels.astype(np.int32)}, faults
 
@@ -89,7 +87,7 @@ def read_tfds(
     paths = np.array([os.fsencode(file) for file in index])
     example_id, path, _ = record_columns(paths, [len(columns["label"]) for columns in index.values()])
     offset, labels = (np.concatenate([columns[name] for columns in index.values()]) for name in ("offset", "label"))
-    table = ExampleTable(store, example_id, path, labels, names, offset=offset, made_of="record")
+    table = ExampleTable(store, example_id, path, labels, names, offset=offset)
     return table.without(np.flatnonzero(labels == _REFUSED))
 
 
@@ -122,9 +120,8 @@ def _open_builder(name: str, data_dir: str | PathLike[str] | None) -> Any:
 
 def _opener(tfds: Any) -> Callable[..., Any]:
     """Return a function that opens a data set from its files only. The public `tfds.builder` also runs its code."""
-    opener = libraries.private_function(
-        getattr(tfds.core, "read_only_builder", None), "builder_from_files", ["name"], ["builder_kwargs"]
-    )
+    module = getattr(tfds.core, "read_only_builder", None)
+    opener = libraries.private_function(module, "builder_from_files", ["name"], ["builder_kwargs"])
     if opener is None:
         missing = "tensorflow_datasets.core.read_only_builder.builder_from_files"
         consequence = "a data set is opened through the code that made it, which may need more packages"
@@ -133,15 +130,13 @@ def _opener(tfds: Any) -> Callable[..., Any]:
 
 
 def _not_prepared(name: str, home: Path) -> InputError:
-    features = [*home.glob("*/*/features.json"), *home.glob("*/*/*/features.json")]
-    places = sorted(file.parent.relative_to(home) for file in features)
-    version = ":" in name
-    prepared = [place.parent.as_posix() + f":{place.name}" * version for place in places]
+    files_of_sets = [*home.glob("*/*/features.json"), *home.glob("*/*/*/features.json")]
+    places = sorted(file.parent.relative_to(home) for file in files_of_sets)
+    prepared = [place.parent.as_posix() + f":{place.name}" * (":" in name) for place in places]
     hint = f"prepared there: {', '.join(dict.fromkeys(prepared))}" if prepared else "nothing is prepared there"
-    return InputError(
-        f"{home}: no prepared data set {show(name)}{nearest(name, prepared)}; {hint}; to prepare it: python -c "
-        f"\"import tensorflow_datasets as tfds; tfds.builder({name!r}, data_dir='{home}').download_and_prepare()\""
-    )
+    program = f"import tensorflow_datasets as tfds; tfds.builder({name!r}, data_dir='{home}').download_and_prepare()"
+    fault = f"{home}: no prepared data set {show(name)}{nearest(name, prepared)}; {hint}"
+    return InputError(f'{fault}; to prepare it: python -c "{program}"')
 
 
 def _feature_names(root: Path, features: Mapping[str, Any]) -> tuple[str, str]:
@@ -151,10 +146,9 @@ def _feature_names(root: Path, features: Mapping[str, Any]) -> tuple[str, str]:
     images = [name for name, kind in top.items() if isinstance(kind, kinds.Image) and kind.np_dtype == np.uint8]
     labels = [name for name, kind in top.items() if isinstance(kind, kinds.ClassLabel)]
     if len(images) != 1 or len(labels) != 1:
-        named = [f"{name} ({type(kind).__name__})" for name, kind in sorted(top.items())]
-        listed = ", ".join(named) or type(features).__name__
+        named = ", ".join(f"{name} ({type(kind).__name__})" for name, kind in sorted(top.items()))
         advice = "choose one with a single Image of 8 bits and a single ClassLabel"
-        raise InputError(f"{root}: not a data set of images; its features are {listed}; {advice}")
+        raise InputError(f"{root}: not a data set of images; its features are {named or 'none'}; {advice}")
     return images[0], labels[0]
 
 

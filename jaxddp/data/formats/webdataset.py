@@ -37,8 +37,7 @@ def read_tars(place: Place, split: Split, shards: dict[Split, list[str]]) -> Exa
     """
     assert place.shards is not None
     folder, refuse = place.shards[0], place.refuse
-    samples = load_or_build_samples(folder, shards[split], refuse)
-    every: dict[Split, dict[str, Samples]] = {split: samples}
+    every = {split: load_or_build_samples(folder, shards[split], refuse)}
     for other in shards.keys() - {split}:
         # The faults of a split are reported when it is opened. Without the training split, there may be no classes.
         with pass_faults_to(raise_fault if other == "train" else lambda fault: None):
@@ -50,23 +49,20 @@ def read_tars(place: Place, split: Split, shards: dict[Split, list[str]]) -> Exa
         classes = Classes(names, numbered=words.isdisjoint(names))
     else:
         classes = find_classes(None, lambda one: cells.get(one, []), folder.name(), refuse)
-    paths = {path: os.fsencode(path) for path in samples}
-    return ExampleTable(
-        TarFiles(folder, {paths[path]: part for path, part in samples.items()}),
-        np.concatenate([np.strings.add(paths[path] + b"/", part.key) for path, part in samples.items()]),
-        np.repeat(np.array([*paths.values()]), [len(part.key) for part in samples.values()]),
-        np.concatenate([class_indices(one, classes, refuse) for one in cells[split]]),
-        classes.names,
-        offset=np.concatenate([part.offset for part in samples.values()]),
-        made_of="record",
-    )
+    parts = {os.fsencode(path): part for path, part in every[split].items()}
+    ids = np.concatenate([np.strings.add(path + b"/", part.key) for path, part in parts.items()])
+    paths = np.repeat(np.array([*parts]), [len(part.key) for part in parts.values()])
+    labels = np.concatenate([class_indices(one, classes, refuse) for one in cells[split]])
+    offset = np.concatenate([part.offset for part in parts.values()])
+    store = TarFiles(folder, parts)
+    return ExampleTable(store, ids, paths, labels, classes.names, offset=offset)
 
 
 def _cells(folder: Folder, path: str, samples: Samples) -> LabelCells:
     texts = [text.decode() for text in samples.label.tolist()]
     labels = [*map(int, texts)] if all(map(_NUMBER.fullmatch, texts)) else texts
-    keys = samples.key.tolist()
-    return LabelCells(labels, lambda row: f"{folder.name(path)}, sample {keys[row].decode()}")
+    keys, where = samples.key.tolist(), folder.name(path)
+    return LabelCells(labels, lambda row: f"{where}, sample {keys[row].decode()}")
 
 
 def _names_in_file(folder: Folder) -> tuple[str, ...]:
@@ -85,23 +81,15 @@ def _names_in_file(folder: Folder) -> tuple[str, ...]:
             continue
         with as_input_errors(where):
             text = content.decode("utf-8-sig")
-            names = _names_in_json(text) if name.endswith(".json") else text.rstrip().splitlines()
-            names = [str(one).strip() for one in names]
-            if not all(names):
-                raise InputError("a name is empty; write one name for each class, in the order of the labels")
+            names = files.parse_json(text) if name.endswith(".json") else text.rstrip().splitlines()
+            if isinstance(names, dict) and {*names} == {*map(str, range(len(names)))}:
+                names = [names[str(number)] for number in range(len(names))]
+            if not isinstance(names, list) or not all(isinstance(one, str) and one.strip() for one in names):
+                raise InputError('no list of names; write ["cat", "dog"], {"0": "cat", "1": "dog"}, or a name a line')
+        names = tuple(map(str.strip, names))
         check_names(names, lambda place, where=where: f"{where}, name {place + 1}")
-        return tuple(names)
+        return names
     return ()
-
-
-def _names_in_json(text: str) -> list[str]:
-    """Return the names of a list, or of an object from numbers to names. Raises: ValueError or InputError."""
-    content = files.parse_json(text)
-    if isinstance(content, dict) and {*content} == {*map(str, range(len(content)))}:
-        content = [content[str(number)] for number in range(len(content))]
-    if not isinstance(content, list) or not all(isinstance(name, str) for name in content):
-        raise InputError('no list of names; write ["cat", "dog"], or {"0": "cat", "1": "dog"}')
-    return content
 
 
 _DESCRIPTION = "a directory, a URL or a pattern of .tar files (WebDataset)"

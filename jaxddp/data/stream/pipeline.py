@@ -21,7 +21,6 @@ from jaxddp.core.threads import map_in_threads
 from jaxddp.data.batch import Batch
 from jaxddp.data.images import sound_image
 from jaxddp.data.order import Order, Shard, check_order, columns
-from jaxddp.data.soundness import Omissions
 from jaxddp.data.source import Substitutes
 from jaxddp.data.stream.decode import Pixels, check_decoding, example_keys
 from jaxddp.data.stream.tensorflow_cpu import keep_freed_memory, tf
@@ -97,7 +96,7 @@ class Pipeline:
     pixels: Pixels
     steps: range
     shard: Shard
-    substitutes: Substitutes | Omissions | None = None
+    substitutes: Substitutes | None = None
     verifies: bool = True
     """Whether images are verified to the last pixel, except for images that `table.verified` marks as sound."""
     failures: list[Exception] = field(default_factory=list)
