@@ -18,7 +18,6 @@ import numpy as np
 import pytest
 
 import jaxddp.core.libraries as libraries
-from jaxddp.data.formats import tfds
 from jaxddp.engine import compilation
 from jaxddp.engine.ways import reproducible
 from jaxddp.measure import cost
@@ -28,7 +27,6 @@ ROOT = Path(__file__).parent.parent
 FOLDERS = ("jaxddp", "configs", "launch", "benchmarks", "tests")
 
 USED = {
-    "jaxddp/data/formats/tfds.py": "read_only_builder",
     "jaxddp/data/stream/tensorflow_cpu.py": "sys.modules['keras']",
     "jaxddp/engine/gradients.py": "eqns",
     "jaxddp/engine/compilation.py": "jax._src.compilation_cache jax._src.compiler jax._src.lru_cache _CACHE_SUFFIX "
@@ -46,7 +44,7 @@ USED = {
     "tests/test_start.py": "jax._src.compilation_cache jax._src.compiler _cache_write",
 }
 """Private names by file. Names in `UNDOCUMENTED` are searched for in the package only."""
-UNDOCUMENTED = {"eqns", "memory_analysis", "plugins", "read_only_builder"}
+UNDOCUMENTED = {"eqns", "memory_analysis", "plugins"}
 """Names without an underscore that the library's reference does not mention, or does not guarantee."""
 PUBLIC_IN_PYTHON = {"_asdict", "_exit", "_fields", "_make", "_replace", "_repr_html_", "_repr_png_"}
 ATTRIBUTE_FUNCTIONS = {"getattr", "setattr", "hasattr", "delattr"}
@@ -212,13 +210,6 @@ def test_a_removed_option_is_left_out_and_logged(monkeypatch, lines):
         "xla_llvm_disable_expensive_passes=True: the self-test takes longer to compile",
         "xla_gpu_deterministic_ops=True: bits",
     ]
-
-
-def test_a_tfds_data_set_is_opened_without_the_private_function(lines):
-    public = SimpleNamespace(builder=lambda name, data_dir: (name, data_dir), core=SimpleNamespace())
-    assert tfds._opener(public)("mnist", data_dir="/data") == ("mnist", "/data")
-    (line,) = lines()
-    assert "builder_from_files" in line and line.endswith("which may need more packages")
 
 
 @pytest.mark.slow

@@ -12,23 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxddp.augment.operations import (
-    IDENTITY,
-    OPERATIONS,
-    PixelOperation,
-    Size,
-    Space,
-    blur,
-    box_weights,
-    color_jitter,
-    drawn,
-    gray_of,
-    on_planes,
-    operate,
-    operate_all,
-    rows,
-    space_of,
-)
+import jaxddp.augment.operations as ops
 from jaxddp.config import AugmentConfig
 from jaxddp.config.registry import POLICIES
 from jaxddp.core.errors import InputError, Key
@@ -38,7 +22,7 @@ Policy = Callable[[jax.Array, jax.Array], jax.Array]
 # --- TrivialAugment: one random operation with a random magnitude (Müller & Hutter 2021, arXiv:2103.10158) ---
 
 
-def wide_space() -> Space:
+def wide_space() -> ops.Space:
     """Return the space of TrivialAugment Wide: 31 magnitudes of each operation.
 
     The ranges are those of table 6 of the paper. The largest translation is 32 pixels for images of any size. The
@@ -47,18 +31,18 @@ def wide_space() -> Space:
     steps = np.arange(31) / 30
     others = {"posterize": 8 - np.round(6 * steps), "solarize": 255 - 255 * steps}
     others |= {"translate_x": 32 * steps, "translate_y": 32 * steps}
-    return space_of(OPERATIONS, steps, others, largest=(0.99, 0.99, 135))
+    return ops.space_of(ops.OPERATIONS, steps, others, largest=(0.99, 0.99, 135))
 
 
 @POLICIES.add("trivial_augment")
 def trivial_augment(settings: AugmentConfig) -> Policy:
     """Return TrivialAugment Wide. The operation, the magnitude and the direction are uniform and independent."""
     space = wide_space()
-    table = np.array([rows(space, name) for name in OPERATIONS])
+    table = np.array([ops.rows(space, name) for name in ops.OPERATIONS])
 
     def apply(key: jax.Array, image: jax.Array) -> jax.Array:
         index = jax.random.randint(key, (), 0, table[..., 0].size, jnp.int32)
-        return on_planes(operate, image, drawn(table, index))
+        return ops.on_planes(ops.operate, image, ops.drawn(table, index))
 
     return apply
 
@@ -116,12 +100,12 @@ SVHN: tuple[tuple[Choice, Choice], ...] = (
 TABLES = {"auto_augment_imagenet": IMAGENET, "auto_augment_cifar10": CIFAR10, "auto_augment_svhn": SVHN}
 
 
-def learned_space(size: Size) -> Space:
+def learned_space(size: ops.Size) -> ops.Space:
     """Return the 10 magnitudes of each operation, as in torchvision; "invert" has none."""
     steps, (height, width) = np.arange(10) / 9, size
     others = {"posterize": 8 - np.round(4 * steps), "solarize": 255 - 255 * steps}
     others |= {"translate_x": 150 / 331 * width * steps, "translate_y": 150 / 331 * height * steps}
-    return space_of(OPERATIONS, steps, others)
+    return ops.space_of(ops.OPERATIONS, steps, others)
 
 
 def _auto_augment(settings: AugmentConfig) -> Policy:
@@ -132,12 +116,13 @@ def _auto_augment(settings: AugmentConfig) -> Policy:
     def apply(key: jax.Array, image: jax.Array) -> jax.Array:
         space = learned_space(image.shape[:2])
         # The last axes are: sub-policy, operation, outcome (skipped, either direction), parameters.
-        table = np.array([[[IDENTITY, *rows(space, name)[index]] for name, _, index in pair] for pair in policy])
+        table = np.array([[[ops.IDENTITY, *ops.rows(space, name)[at]] for name, _, at in pair] for pair in policy])
         pair_key, use_key, sign_key = jax.random.split(key, 3)
         pair = jax.random.randint(pair_key, (), 0, len(policy), jnp.int32)
         is_used = jax.random.bernoulli(use_key, probabilities[pair])
         outcome = jnp.where(is_used, jax.random.randint(sign_key, (2,), 1, 3, jnp.int32), 0)
-        return on_planes(operate_all, image, drawn(table, (2 * pair + jnp.arange(2)) * 3 + outcome))
+        drawn = ops.drawn(table, (2 * pair + jnp.arange(2)) * 3 + outcome)
+        return ops.on_planes(ops.operate_all, image, drawn)
 
     return apply
 
@@ -153,7 +138,7 @@ UNIT = 1 << 12
 """Weights are multiples of 1/4,096, so the mixture is exact in 32-bit integers."""
 
 
-def mixing_space(size: Size) -> Space:
+def mixing_space(size: ops.Size) -> ops.Space:
     """Return the first three of torchvision's 10 magnitudes of each operation of the paper.
 
     The paper leaves out the operations that resemble the corruptions of ImageNet-C: brightness, color, contrast and
@@ -163,7 +148,7 @@ def mixing_space(size: Size) -> Space:
     others = {"posterize": 4 - np.round(4 * steps), "solarize": 255 - 255 * steps}
     others |= {"translate_x": width / 3 * steps, "translate_y": height / 3 * steps}
     names = "autocontrast", "equalize", "posterize", "rotate", "solarize", "shear_x", "shear_y"
-    return space_of((*names, "translate_x", "translate_y"), steps, others)
+    return ops.space_of((*names, "translate_x", "translate_y"), steps, others)
 
 
 @POLICIES.add("augmix")
@@ -177,20 +162,20 @@ def augmix(settings: AugmentConfig) -> Policy:
 
     def apply(key: jax.Array, image: jax.Array) -> jax.Array:
         chain_key, weight_key = jax.random.split(key)
-        return on_planes(mixture, image, draw_chains(chain_key, image.shape[:2]), draw_weights(weight_key))
+        return ops.on_planes(mixture, image, draw_chains(chain_key, image.shape[:2]), draw_weights(weight_key))
 
     return apply
 
 
-def draw_chains(key: jax.Array, size: Size) -> PixelOperation:
+def draw_chains(key: jax.Array, size: ops.Size) -> ops.PixelOperation:
     """Draw the operations of all chains, int32[WIDTH, DEEPEST] each. The identity follows the end of a chain."""
     space = mixing_space(size)
-    table = np.array([each for name in space for pair in rows(space, name) for each in pair])
+    table = np.array([each for name in space for pair in ops.rows(space, name) for each in pair])
     operation_key, depth_key = jax.random.split(key)
     index = jax.random.randint(operation_key, (WIDTH, DEEPEST), 0, len(table), jnp.int32)
     depth = jax.random.randint(depth_key, (WIDTH, 1), 1, DEEPEST + 1, jnp.int32)
     index = jnp.where(jnp.arange(DEEPEST) < depth, index, len(table))
-    return drawn(np.concatenate([table, [IDENTITY]]), index)
+    return ops.drawn(np.concatenate([table, [ops.IDENTITY]]), index)
 
 
 def draw_weights(key: jax.Array) -> jax.Array:
@@ -204,7 +189,7 @@ def draw_weights(key: jax.Array) -> jax.Array:
     return jnp.concatenate([(UNIT - share)[None] * UNIT, share * of_chains]).astype(jnp.uint32)
 
 
-def mixture(planes: jax.Array, chains: PixelOperation, weights: jax.Array) -> jax.Array:
+def mixture(planes: jax.Array, chains: ops.PixelOperation, weights: jax.Array) -> jax.Array:
     """Return the weighted mean of uint8[C, H, W] and of the results of chains of operations, rounded.
 
     Args:
@@ -212,9 +197,9 @@ def mixture(planes: jax.Array, chains: PixelOperation, weights: jax.Array) -> ja
         weights: uint32[1 + WIDTH]; see `draw_weights`.
     """
 
-    def add(total: jax.Array, chain: tuple[PixelOperation, jax.Array]) -> tuple[jax.Array, None]:
+    def add(total: jax.Array, chain: tuple[ops.PixelOperation, jax.Array]) -> tuple[jax.Array, None]:
         parameters, weight = chain
-        return total + weight * operate_all(planes, parameters).astype(jnp.uint32), None
+        return total + weight * ops.operate_all(planes, parameters).astype(jnp.uint32), None
 
     # The largest sum is 255.5 * 2**24, which fits into 32 bits.
     total, _ = jax.lax.scan(add, weights[0] * planes.astype(jnp.uint32), (chains, weights[1:]))
@@ -243,7 +228,7 @@ def three_augment(settings: AugmentConfig) -> Policy:
         policy = Key.plain("data.augment.policy", "three_augment"), " has color jitter of its own"
         jitter = Key("data.augment.color_jitter", settings.color_jitter)
         raise InputError(jitter, ": ", policy, advice="set one of them")
-    table = np.array([box_weights(radius) for radius in RADII], np.uint32)
+    table = np.array([ops.box_weights(radius) for radius in RADII], np.uint32)
 
     def apply(key: jax.Array, image: jax.Array) -> jax.Array:
         choice_key, radius_key, jitter_key = jax.random.split(key, 3)
@@ -251,9 +236,9 @@ def three_augment(settings: AugmentConfig) -> Policy:
         radius = jax.random.randint(radius_key, (), 0, len(RADII), jnp.int32)
 
         def changed(planes: jax.Array) -> jax.Array:
-            return color_jitter(jitter_key, one_of_three(planes, choice, jnp.array(table)[radius]), JITTER)
+            return ops.color_jitter(jitter_key, one_of_three(planes, choice, jnp.array(table)[radius]), JITTER)
 
-        return on_planes(changed, image)
+        return ops.on_planes(changed, image)
 
     return apply
 
@@ -265,9 +250,9 @@ def one_of_three(planes: jax.Array, choice: jax.Array, weights: jax.Array) -> ja
         choice: int32[].
         weights: the weights of the blur, uint32[3]; see `jaxddp.augment.operations.box_weights`.
     """
-    gray = jnp.broadcast_to(gray_of(planes.astype(jnp.int32)), planes.shape).astype(planes.dtype)
+    gray = jnp.broadcast_to(ops.gray_of(planes.astype(jnp.int32)), planes.shape).astype(planes.dtype)
     solarized = jnp.where(planes < THRESHOLD, planes, 255 - planes)
-    return jnp.select([choice == 0, choice == 1], [gray, solarized], blur(planes, weights))
+    return jnp.select([choice == 0, choice == 1], [gray, solarized], ops.blur(planes, weights))
 
 
 # --- RandAugment: random operations with one magnitude (Cubuk et al. 2020, arXiv:1909.13719) ---
@@ -290,7 +275,7 @@ TIMM = (
 """The operations of "timm", in the order in which they are drawn."""
 
 
-def rand_space(settings: AugmentConfig, size: Size) -> Space:
+def rand_space(settings: AugmentConfig, size: ops.Size) -> ops.Space:
     """Return the magnitudes of each operation for images of a size, from the smallest to the largest."""
     level, (height, width) = np.array([settings.rand_magnitude]), size
     if settings.rand_deviation:
@@ -300,10 +285,11 @@ def rand_space(settings: AugmentConfig, size: Size) -> Space:
     if settings.rand_operations == "timm":
         others = {"posterize": 4 - np.floor(4 * share), "solarize": 256 - np.floor(256 * share)}
         others |= {"translate_x": np.round(0.45 * width * share), "translate_y": np.round(0.45 * height * share)}
-        return space_of(TIMM, share, others | {"solarize_add": np.floor(110 * share)})
+        return ops.space_of(TIMM, share, others | {"solarize_add": np.floor(110 * share)})
     others = {"posterize": 8 - np.round(4 * share), "solarize": np.round(256 * (1 - share))}
     others |= {"translate_x": -np.round(150 / 331 * width * share)}
-    return space_of(OPERATIONS, share, others | {"translate_y": -np.round(150 / 331 * height * share)})
+    others |= {"translate_y": -np.round(150 / 331 * height * share)}
+    return ops.space_of(ops.OPERATIONS, share, others)
 
 
 def rand_augment(key: jax.Array, image: jax.Array, settings: AugmentConfig) -> jax.Array:
@@ -313,7 +299,7 @@ def rand_augment(key: jax.Array, image: jax.Array, settings: AugmentConfig) -> j
     1 - `settings.rand_probability`.
     """
     space, layers = rand_space(settings, image.shape[:2]), (settings.rand_augment,)
-    table = np.array([rows(space, name) for name in space])
+    table = np.array([ops.rows(space, name) for name in space])
     count, levels, _, fields = table.shape
     operation_key, sign_key, level_key, use_key = jax.random.split(key, 4)
     operation = jax.random.randint(operation_key, layers, 0, count, jnp.int32)
@@ -322,5 +308,5 @@ def rand_augment(key: jax.Array, image: jax.Array, settings: AugmentConfig) -> j
     index = (operation * levels + level) * 2 + direction
     is_used = jax.random.bernoulli(use_key, jnp.float32(settings.rand_probability), layers)
     index = jnp.where(is_used, index, 2 * count * levels)
-    parameters = drawn(np.concatenate([table.reshape(-1, fields), [IDENTITY]]), index)
-    return on_planes(operate_all, image, parameters)
+    parameters = ops.drawn(np.concatenate([table.reshape(-1, fields), [ops.IDENTITY]]), index)
+    return ops.on_planes(ops.operate_all, image, parameters)

@@ -3,6 +3,7 @@
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -29,9 +30,7 @@ _OF_PIXELS: dict[str, Callable[[jax.Array, jax.Array, AugmentConfig], jax.Array]
     "pad": geometry.padded_crop,
     "rand_augment": rand_augment,
     "policy": lambda key, image, settings: POLICIES.get(settings.policy or "")(settings)(key, image),
-    "color_jitter": lambda key, image, settings: on_planes(
-        lambda planes: color_jitter(key, planes, settings.color_jitter or (0.0, 0.0, 0.0, 0.0)), image
-    ),
+    "color_jitter": lambda key, image, settings: on_planes(partial(color_jitter, key), image, settings.color_jitter),
     "cutout": geometry.cutout,
 }
 # The augmentations that need 8-bit pixels with 1 or 3 channels, and what to do for other images.

@@ -31,8 +31,7 @@ _ORIENTATION = 0x0112
 _SUFFIXES = {f".{kind}": kind for kind in ("jpeg", "png", "webp", "tiff", "bmp", "ppm")}
 _SUFFIXES |= {".jpg": "jpeg", ".tif": "tiff", ".pgm": "ppm"}
 _large_images = threading.Lock()
-DUPLICATE, CONTRADICTION, LEAK = "duplicate", "contradiction", "leak"
-WARNINGS = (CONTRADICTION, LEAK)
+WARNINGS = ("contradiction", "leak")
 """The kinds of notes on images that distort the measured accuracy. Such images do not stop a run: ImageNet has some."""
 _MIN_THREADS = 8
 
@@ -105,20 +104,17 @@ def _describe(data: bytes) -> tuple[str, list[str]]:
             orientation = image.getexif().get(_ORIENTATION, 1)
         except Exception:  # Broken metadata can cause any error, and no pixel depends on the metadata.
             orientation = 1
-    notes = []
-    if mode == "CMYK":
-        kind = "YCCK" if info.get("adobe_transform") == 2 else "CMYK"
-        inverted = "Adobe's inverted kind" if "adobe" in info else "read as not inverted, as Adobe's marker is absent"
-        notes.append(f"{kind}: {inverted}; converted to RGB")
-    if mode in ("L", "1", "LA") or mode.startswith("I"):
-        notes.append("gray: repeated as RGB")
-    if mode.startswith("I"):
-        notes.append("16 bits: the upper 8 are kept")
-    if mode in ("LA", "RGBA", "PA") or "transparency" in info:
-        notes.append("transparency: dropped")
-    if orientation not in (0, 1) and not is_turned:
-        notes.append(f"EXIF orientation: {orientation}, which is ignored; the image is used as stored")
-    return mode, notes
+    kind = "YCCK" if info.get("adobe_transform") == 2 else "CMYK"
+    inverted = "Adobe's inverted kind" if "adobe" in info else "read as not inverted, as Adobe's marker is absent"
+    is_ignored = orientation not in (0, 1) and not is_turned
+    notes = {
+        f"{kind}: {inverted}; converted to RGB": mode == "CMYK",
+        "gray: repeated as RGB": mode in ("L", "1", "LA") or mode.startswith("I"),
+        "16 bits: the upper 8 are kept": mode.startswith("I"),
+        "transparency: dropped": mode in ("LA", "RGBA", "PA") or "transparency" in info,
+        f"EXIF orientation: {orientation}, which is ignored; the image is used as stored": is_ignored,
+    }
+    return mode, [note for note, is_true in notes.items() if is_true]
 
 
 @dataclass
@@ -128,11 +124,6 @@ class CheckedSplit:
     name: str
     source: SourceTable
     findings: list[ImageFindings] = field(default_factory=list)
-
-    @property
-    def notes(self) -> dict[int, tuple[str, ...]]:
-        """The notes of each row that has notes."""
-        return {row: findings.notes for row, findings in enumerate(self.findings) if findings.notes}
 
     @property
     def faults(self) -> dict[int, str]:
@@ -170,11 +161,11 @@ class CheckReport:
             this_class, first_class = split.class_of(row), first_split.class_of(first_row)
             where, notes = f"the same content as {first_split.name_of(first_row)}", []
             if this_class is not None and first_class is not None and this_class != first_class:
-                notes = [f"{CONTRADICTION}: {where}, which is of class {first_class}, and this of {this_class}"]
+                notes = [f"contradiction: {where}, which is of class {first_class}, and this of {this_class}"]
             if split is not first_split:
-                notes.append(f"{LEAK}: {where}, of split {first_split.name}")
+                notes.append(f"leak: {where}, of split {first_split.name}")
             elif this_class == first_class:
-                notes.append(f"{DUPLICATE}: {where}")
+                notes.append(f"duplicate: {where}")
             split.findings[row].notes += tuple(notes)
 
     @property

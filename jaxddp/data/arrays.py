@@ -51,9 +51,6 @@ class ArrayTable:
     verified = None
 
     def __post_init__(self) -> None:
-        for name, values in (("images", self.images), ("labels", self.labels)):
-            if np.ma.is_masked(values):
-                raise InputError(f"{name}: a masked array with masked values; leave those examples out")
         check_class_names(self.class_names)
         images, labels = as_pixels(_array("images", self.images), self.pixels), _array("labels", self.labels)
         check_labels(labels, len(images), len(self.class_names))
@@ -174,6 +171,8 @@ def _check_fixed(key: str, wanted: object, *allowed: object) -> None:
 
 
 def _array(name: str, values: Any) -> np.ndarray:
+    if np.ma.is_masked(values):
+        raise InputError(f"{name}: a masked array with masked values; leave those examples out")
     try:
         return np.asarray(values)
     except ValueError as error:

@@ -37,7 +37,9 @@ def check_distinct(names: Iterable[str], where: Callable[[str], str], refuse: Re
         if not visible:
             refuse(f"{where(name)}: the name {show(name)} has no visible character; write one that can be read")
         elif before != name:
-            refuse(f"{where(name)}: {describe_difference(name, before)}; spell both the same, or rename one")
+            one, other = code_points(name, before)
+            both = f"{show(name)} ({one}) looks like {show(before)} ({other})"
+            refuse(f"{where(name)}: {both}; spell both the same, or rename one")
 
 
 def find_repeats(values: np.ndarray) -> list[tuple[int, int]]:
@@ -61,17 +63,10 @@ def index_of_column(names: Sequence[str], wanted: str, where: str) -> int | None
         if place != index and _folded(name) == _folded(wanted):
             one, other = code_points(wanted, name)
             both = show(name) if name == wanted else f"{show(wanted)} ({one}) and {show(name)} ({other})"
-            raise InputError(
-                f"{where}: columns {index + 1} and {place + 1} have the same name, {both}; remove one, or rename it"
-            )
+            columns = f"columns {index + 1} and {place + 1} have the same name, {both}"
+            raise InputError(f"{where}: {columns}; remove one, or rename it")
     return index
 
 
 def _folded(name: str) -> str:
     return appearance(name).replace(" ", "").casefold()
-
-
-def describe_difference(name: str, other: str) -> str:
-    """Return the message that two names look alike, with the code points in which they differ."""
-    one, another = code_points(name, other)
-    return f"{show(name)} ({one}) looks like {show(other)} ({another})"

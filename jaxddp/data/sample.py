@@ -32,7 +32,7 @@ def write_sample(name: str, out: str | Path) -> Path:
     if not isinstance(name, str) or name not in _SAMPLES:
         raise InputError(f"name={name!r}: no such sample; {choices(str(name), _SAMPLES)}")
     place, sample = Path(files.check_path(out, "out")), _SAMPLES[name]()
-    if (place.is_dir() and any(place.iterdir())) or (place.exists() and not place.is_dir()):
+    if place.exists() and not (place.is_dir() and not any(place.iterdir())):
         if all((place / file).is_file() for file in sample):
             return place
         raise InputError(f"{place}: does not hold the sample {name!r}; give a new folder")

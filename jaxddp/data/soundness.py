@@ -46,11 +46,6 @@ class Digests:
     manifest: str
     sha256: np.ndarray
 
-    @property
-    def unlisted(self) -> np.ndarray:
-        """The rows that are not in the manifest, int64[n]."""
-        return np.flatnonzero(self.sha256 == np.void(bytes(32)))
-
     def __getitem__(self, rows: np.ndarray) -> "Digests":
         """Return the digests of int[n] rows, in that order."""
         return Digests(self.manifest, self.sha256[rows])

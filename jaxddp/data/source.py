@@ -405,11 +405,11 @@ _MEMBERS = [name for kind in (Source, Examples) for name in vars(kind) if not na
 def check_source(source: Any, name: str) -> Source:
     """Return `source`. Raise `InputError` if it lacks a member of `Source`; the message calls it `name`."""
     missing = [member for member in _MEMBERS if not hasattr(source, member)]
-    if len(missing) == len(_MEMBERS) or isinstance(source, type):
+    if missing or isinstance(source, type):
         advice = "give a table of open_data(PATH), an ArrayTable(images, labels, class_names) or another source"
+        if missing and missing != _MEMBERS and not isinstance(source, type):
+            advice = f"it has no {missing[0]}, which a source has; see jaxddp.data.source.Source"
         raise refused(name, source, advice)
-    if missing:
-        raise refused(name, source, f"it has no {missing[0]}, which a source has; see jaxddp.data.source.Source")
     return source
 
 

@@ -30,21 +30,18 @@ def as_input_errors(
     Args:
         damaged, missing: the advice for a file that is damaged or missing.
     """
-    try:
-        yield
-    except InputError as error:
-        raise InputError(f"{where}: {error}") from None
-    except FileNotFoundError:
-        raise InputError(f"{where}: no such file; {missing}") from None
-    except UnicodeDecodeError:
-        raise InputError(f"{where}: not UTF-8; save the file as UTF-8") from None
-    # NumPy raises ValueError for data that are not an array, and KeyError for a missing array. zipfile raises
-    # NotImplementedError for a version that it does not know.
-    # A manifest whose values have other types raises AttributeError or TypeError.
-    except (*_DAMAGE, zlib.error, gzip.BadGzipFile, BadZipFile) as error:
-        raise InputError(f"{where}: damaged ({error}); {damaged}") from None
-    except OSError as error:
-        raise InputError(f"{where}: cannot be read ({error.strerror}); give a readable file") from None
+    with files.reading(where, "give a readable file", missing=f"no such file; {missing}"):
+        try:
+            yield
+        except InputError as error:
+            raise InputError(f"{where}: {error}") from None
+        except UnicodeDecodeError:
+            raise InputError(f"{where}: not UTF-8; save the file as UTF-8") from None
+        # NumPy raises ValueError for data that are not an array, and KeyError for a missing array. zipfile raises
+        # NotImplementedError for a version that it does not know.
+        # A manifest whose values have other types raises AttributeError or TypeError.
+        except (*_DAMAGE, zlib.error, gzip.BadGzipFile, BadZipFile) as error:
+            raise InputError(f"{where}: damaged ({error}); {damaged}") from None
 
 
 def read_rest(stream: BufferedIOBase, promised: int, stored: int | None) -> bytearray:

@@ -143,9 +143,8 @@ def _class_names(folder: Path, refuse: Refuse) -> list[str]:
 def _split_folder(root: Path, split: Split) -> Path:
     if split == "train" and holds_folders(root) is Match.PARTLY:
         return root
-    for name in SPLITS[split]:
-        if (root / name).is_dir():
-            return root / name
+    if folder := next((root / name for name in SPLITS[split] if (root / name).is_dir()), None):
+        return folder
     names = " or ".join(f"{name}/" for name in SPLITS[split])
     raise InputError(f"{root}: no folder {names}; put the {split} images there, in one folder per class")
 

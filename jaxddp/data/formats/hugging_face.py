@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 import jaxddp.core.files as files
+import jaxddp.data.storage.tables as tables
 from jaxddp.config.registry import FORMATS
 from jaxddp.core.errors import InputError
 from jaxddp.data.faults import Refuse
@@ -24,17 +25,6 @@ from jaxddp.data.format import Match, Place
 from jaxddp.data.formats.array_files import check_names
 from jaxddp.data.formats.splits import required_split, split_name
 from jaxddp.data.source import Split
-from jaxddp.data.storage import tables
-from jaxddp.data.storage.tables import (
-    ArrowRows,
-    LabelCells,
-    TableColumns,
-    image_lengths,
-    import_datasets,
-    is_saved,
-    open_prepared,
-    open_saved,
-)
 from jaxddp.data.table import ExampleTable
 
 _PREFIX = "hf:"
@@ -49,7 +39,7 @@ class HubSets:
     def match(self, place: Place) -> Match:
         if place.address.startswith(_PREFIX):
             return Match.NAMED
-        return Match.NAMED if place.local is not None and is_saved(place.local) else Match.NONE
+        return Match.NAMED if place.local is not None and tables.is_saved(place.local) else Match.NONE
 
     def divided(self, place: Place) -> bool:
         return split_name(place.address, _open_splits(place), "val", place.data) is not None
@@ -66,7 +56,7 @@ class HubSets:
         columns = _find_columns(where, dataset)
         cells = _cells(where, dataset, columns.label, place.refuse)
 
-        def cells_of(one: Split) -> list[LabelCells]:
+        def cells_of(one: Split) -> list[tables.LabelCells]:
             other = split_name(place.address, splits, one, place.data)
             if one == split or other is None:
                 return [cells] if one == split else []
@@ -85,18 +75,18 @@ class HubSets:
 def _open_splits(place: Place) -> Mapping[str, Any]:
     name = place.address.removeprefix(_PREFIX)
     folder = files.expanded(name).absolute()
-    if is_saved(folder):
-        return open_saved(folder)
+    if tables.is_saved(folder):
+        return tables.open_saved(folder)
     if folder.is_dir():
-        return open_prepared(str(folder), None, None)
+        return tables.open_prepared(str(folder), None, None)
     parts = _ADDRESS.fullmatch(name)
     if parts is None:
         raise InputError(f"{place.address}: not an address; write hf:OWNER/NAME[:CONFIG][@REVISION], or hf:FOLDER")
-    return open_prepared(parts["name"], parts["config"], parts["revision"])
+    return tables.open_prepared(parts["name"], parts["config"], parts["revision"])
 
 
-def _find_columns(where: str, dataset: Any) -> TableColumns:
-    kinds, features = import_datasets(where), dataset.features
+def _find_columns(where: str, dataset: Any) -> tables.TableColumns:
+    kinds, features = tables.import_datasets(where), dataset.features
     if not len(dataset):
         raise InputError(f"{where}: holds no row; choose another split")
     images = [name for name, kind in features.items() if isinstance(kind, kinds.Image)]
@@ -105,21 +95,21 @@ def _find_columns(where: str, dataset: Any) -> TableColumns:
     }
     image, label = tables.choose_columns(where, [*features], images, [*classes])
     check_names(classes.get(label, ()), lambda place: f"{where}: the names of {label}, name {place + 1}")
-    return TableColumns(image, label, classes.get(label))
+    return tables.TableColumns(image, label, classes.get(label))
 
 
-def _cells(where: str, dataset: Any, label: str, refuse: Refuse) -> LabelCells:
+def _cells(where: str, dataset: Any, label: str, refuse: Refuse) -> tables.LabelCells:
     values = dataset.select_columns([label]).with_format("arrow")[:].column(0)
     return tables.label_cells(values.combine_chunks(), where, label, refuse)
 
 
-def _store(where: str, dataset: Any, image: str) -> tuple[ArrowRows, str]:
+def _store(where: str, dataset: Any, image: str) -> tuple[tables.ArrowRows, str]:
     """Return the images of a split, and a digest of their lengths."""
-    kinds = import_datasets(where)
+    kinds = tables.import_datasets(where)
     rows = dataset.select_columns([image]).cast_column(image, kinds.Image(decode=False)).with_format("arrow")
-    lengths = image_lengths(rows)
+    lengths = tables.image_lengths(rows)
     files = [Path(os.path.abspath(file["filename"])) for file in dataset.cache_files] if lengths.min() >= 0 else []
-    return ArrowRows(where, rows, files), hashlib.sha256(lengths.astype("<i8").tobytes()).hexdigest()[:16]
+    return tables.ArrowRows(where, rows, files), hashlib.sha256(lengths.astype("<i8").tobytes()).hexdigest()[:16]
 
 
 FORMATS.add("hugging_face")(HubSets())

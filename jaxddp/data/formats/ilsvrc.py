@@ -44,12 +44,7 @@ _BOXES = re.compile(rf"\s*+(\S++)(?:\s++{_NUMBER}){{4}}(?:\s++\1(?:\s++{_NUMBER}
 
 
 def train_solutions(
-    root: AnyPath,
-    csv: AnyPath = TRAIN_CSV,
-    classes: ClassSelection = None,
-    cache: AnyPath | None = None,
-    *,
-    refuse: Refuse = raise_fault,
+    root: AnyPath, csv: AnyPath = TRAIN_CSV, classes: ClassSelection = None, cache: AnyPath | None = None
 ) -> ExampleTable:
     """Read the training examples, whose images are in one folder for each synset.
 
@@ -62,25 +57,19 @@ def train_solutions(
         csv: the solution file: an absolute path, or a path in the root. datasets.toml may replace the default.
         classes: see `Table.select`; None selects the classes that datasets.toml names, or all classes.
         cache: a local folder that keeps the images fetched from a URL; see `CachedStore`.
-        refuse: called with a message for each row that cannot be used; by default it raises an error.
 
     Raises:
         InputError: a file has a fault, or a link leads out of the root. The message names file, line and value.
         Unreachable: the store of a URL does not answer.
     """
-    return _read_labelled(root, csv, classes, cache, "train", refuse)
+    return _read_labelled(root, csv, classes, cache, "train")
 
 
 def val_solutions(
-    root: AnyPath,
-    csv: AnyPath = VAL_CSV,
-    classes: ClassSelection = None,
-    cache: AnyPath | None = None,
-    *,
-    refuse: Refuse = raise_fault,
+    root: AnyPath, csv: AnyPath = VAL_CSV, classes: ClassSelection = None, cache: AnyPath | None = None
 ) -> ExampleTable:
     """Read the validation examples, whose images are in one folder; otherwise see `train_solutions`."""
-    return _read_labelled(root, csv, classes, cache, "val", refuse)
+    return _read_labelled(root, csv, classes, cache, "val")
 
 
 def test_listing(root: AnyPath, csv: AnyPath = TEST_CSV, cache: AnyPath | None = None) -> ExampleTable:
@@ -95,7 +84,12 @@ def test_listing(root: AnyPath, csv: AnyPath = TEST_CSV, cache: AnyPath | None =
 
 
 def _read_labelled(
-    root: AnyPath, csv: AnyPath, classes: ClassSelection, cache: AnyPath | None, split: Split, refuse: Refuse
+    root: AnyPath,
+    csv: AnyPath,
+    classes: ClassSelection,
+    cache: AnyPath | None,
+    split: Split,
+    refuse: Refuse = raise_fault,
 ) -> ExampleTable:
     entry, data_root, file = _open(root, csv, cache, split)
     mapping = read_mapping(data_root.file(SYNSET_MAPPING), refuse)

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 import jaxddp.core.files as files
+import jaxddp.data.storage.tables as tables
 from jaxddp.config.registry import FORMATS
 from jaxddp.core.errors import InputError, about, counted, show, size
 from jaxddp.data.faults import Refuse, pass_faults_to
@@ -26,18 +27,8 @@ from jaxddp.data.format import Place
 from jaxddp.data.formats.array_files import check_names
 from jaxddp.data.formats.splits import ShardFormat
 from jaxddp.data.source import Split
-from jaxddp.data.storage import tables
 from jaxddp.data.storage.root import FolderFile
 from jaxddp.data.storage.shards import record_columns
-from jaxddp.data.storage.tables import (
-    MAX_CACHED,
-    WRITE_AGAIN,
-    LabelCells,
-    ParquetFiles,
-    TableColumns,
-    as_input_errors,
-    open_parquet,
-)
 from jaxddp.data.table import ExampleTable
 
 _PART = re.compile(r"-([0-9]+)-of-([0-9]+)")
@@ -62,7 +53,7 @@ def read_parquet(place: Place, split: Split, shards: dict[Split, list[str]]) -> 
     if not any(len(file_cells.labels) for file_cells in cells.values()):
         raise InputError(f"{place.address}: no rows in its {split} split; give each image a row")
 
-    def cells_of(one: Split) -> list[LabelCells]:
+    def cells_of(one: Split) -> list[tables.LabelCells]:
         others = [FolderFile(folder, path) for path in shards.get(one, ())]
         return [*(cells if one == split else _read_cells(others, columns, refuse)).values()]
 
@@ -70,11 +61,11 @@ def read_parquet(place: Place, split: Split, shards: dict[Split, list[str]]) -> 
     labels = [tables.class_indices(file_cells, classes, refuse) for file_cells in cells.values()]
     in_folder = np.array([os.fsencode(file.path) for file in cells])
     example_id, path_of_row, offset = record_columns(in_folder, [len(file_cells) for file_cells in labels])
-    if (total := sum(folder.state(file.path)[0] for file in cells)) > MAX_CACHED:
-        memory = f"{size(MAX_CACHED)} of the column {columns.image} stay in memory"
+    if (total := sum(folder.state(file.path)[0] for file in cells)) > tables.MAX_CACHED:
+        memory = f"{size(tables.MAX_CACHED)} of the column {columns.image} stay in memory"
         others = "other images are read with their row groups; a copy by `jaxddp data pack` is faster"
         _log.warning(f"{folder.name()}: the files hold {size(total)}; {memory}, and {others}")
-    store = ParquetFiles(folder, columns.image)
+    store = tables.ParquetFiles(folder, columns.image)
     return ExampleTable(store, example_id, path_of_row, np.concatenate(labels), classes.names, offset=offset)
 
 
@@ -92,7 +83,7 @@ def _check_parts(files: list[FolderFile]) -> None:
             raise InputError(f"{_parent(files[0])}: {found} of {name}-*.parquet; keep the files of one data set")
 
 
-def _find_columns(files: list[FolderFile], refuse: Refuse) -> tuple[TableColumns, list[FolderFile]]:
+def _find_columns(files: list[FolderFile], refuse: Refuse) -> tuple[tables.TableColumns, list[FolderFile]]:
     """Return the columns of the first readable file, and the files without the unreadable ones before it.
 
     Raises: InputError if no file can be read.
@@ -100,13 +91,13 @@ def _find_columns(files: list[FolderFile], refuse: Refuse) -> tuple[TableColumns
     for place, file in enumerate(files):
         with pass_faults_to(refuse):
             return _columns_of_file(file), files[place:]
-    raise InputError(f"{_parent(files[0])}: none of {counted(len(files), 'file')} can be read; {WRITE_AGAIN}")
+    raise InputError(f"{_parent(files[0])}: none of {counted(len(files), 'file')} can be read; {tables.WRITE_AGAIN}")
 
 
-def _columns_of_file(file: FolderFile) -> TableColumns:
+def _columns_of_file(file: FolderFile) -> tables.TableColumns:
     import pyarrow
 
-    with open_parquet(file) as parquet:
+    with tables.open_parquet(file) as parquet:
         schema = parquet.schema_arrow
     structs = {field.name: field.type for field in schema if pyarrow.types.is_struct(field.type)}
     binary = (pyarrow.binary(), pyarrow.large_binary())
@@ -115,7 +106,7 @@ def _columns_of_file(file: FolderFile) -> TableColumns:
         names = _class_names(schema)
     image, label = tables.choose_columns(str(file), schema.names, images, [*names])
     check_names(names.get(label, ()), lambda place: f"{file}: the names of {label}, name {place + 1}")
-    return TableColumns(image, label, names.get(label) or None)
+    return tables.TableColumns(image, label, names.get(label) or None)
 
 
 def _class_names(schema: Any) -> dict[str, tuple[str, ...]]:
@@ -130,24 +121,26 @@ def _class_names(schema: Any) -> dict[str, tuple[str, ...]]:
         named = ((name, one) for name, one in features if isinstance(one, dict) and one.get("_type") == "ClassLabel")
         names = {name: one["names"] for name, one in named}
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise InputError(f"its metadata of `datasets` are damaged ({error}); {WRITE_AGAIN}") from None
+        raise InputError(f"its metadata of `datasets` are damaged ({error}); {tables.WRITE_AGAIN}") from None
     for name, of_column in names.items():
         if not isinstance(of_column, list) or not all(isinstance(one, str) for one in of_column):
-            raise InputError(f"the names of {name} are {show(of_column)}, no list of names; {WRITE_AGAIN}")
+            raise InputError(f"the names of {name} are {show(of_column)}, no list of names; {tables.WRITE_AGAIN}")
     return {name: tuple(of_column) for name, of_column in names.items() if name in schema.names and of_column}
 
 
-def _read_cells(files: list[FolderFile], columns: TableColumns, refuse: Refuse) -> dict[FolderFile, LabelCells]:
+def _read_cells(
+    files: list[FolderFile], columns: tables.TableColumns, refuse: Refuse
+) -> dict[FolderFile, tables.LabelCells]:
     """Return the labels of each file that can be read."""
     import pyarrow
 
-    cells, column = dict[FolderFile, LabelCells](), columns.label
+    cells, column = dict[FolderFile, tables.LabelCells](), columns.label
     for file in files:
-        with pass_faults_to(refuse), open_parquet(file) as parquet, as_input_errors(file):
+        with pass_faults_to(refuse), tables.open_parquet(file) as parquet, tables.as_input_errors(file):
             if column not in parquet.schema_arrow.names:
-                raise InputError(f"{file}: no column {column!r}, which the first file has; {WRITE_AGAIN}")
+                raise InputError(f"{file}: no column {column!r}, which the first file has; {tables.WRITE_AGAIN}")
             if (_class_names(parquet.schema_arrow).get(column) or columns.names) != columns.names:
-                raise InputError(f"{file}: the names of {column} are not those of the first file; {WRITE_AGAIN}")
+                raise InputError(f"{file}: the names of {column} are not those of the first file; {tables.WRITE_AGAIN}")
             values = parquet.read(columns=[column]).column(0).combine_chunks()
             if pyarrow.types.is_dictionary(values.type):
                 values = values.dictionary_decode()

@@ -9,7 +9,7 @@ at the offset of a record; ArrayRecord files are read through the data source of
 
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from itertools import accumulate
 from os import PathLike
 from pathlib import Path
@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 
 import jaxddp.core.files as files
-import jaxddp.core.libraries as libraries
 from jaxddp.config import DataConfig
 from jaxddp.config.registry import FORMATS
 from jaxddp.core.errors import InputError, counted, first_line, nearest, show
@@ -103,40 +102,27 @@ def _import_tfds() -> Any:
 
 
 def _open_builder(name: str, data_dir: str | PathLike[str] | None) -> Any:
+    """Return the data set, of the highest version that is prepared, from its files only, without its own code."""
     tfds = _import_tfds()
     # This is also the default folder of tensorflow-datasets.
     home = files.expanded(data_dir or os.environ.get("TFDS_DATA_DIR", "~/tensorflow_datasets")).absolute()
-    check_regular(home / re.split("[/:]", name)[0], "prepare the data set again")
+    folders = [file.parent for depth in ("*/*", "*/*/*") for file in home.glob(f"{depth}/features.json")]
+    folders.sort(key=lambda folder: (folder.parent, [*map(int, re.findall("[0-9]+", folder.name))]))
+    versions = {f"{folder.parent.relative_to(home).as_posix()}:{folder.name}": folder for folder in folders}
+    found = [folder for version, folder in versions.items() if name in (version, version.rpartition(":")[0])]
+    if not found:
+        prepared = [*dict.fromkeys(one if ":" in name else one.rpartition(":")[0] for one in versions)]
+        hint = f"prepared there: {', '.join(prepared)}" if prepared else "nothing is prepared there"
+        fault = f"{home}: no prepared data set {show(name)}{nearest(name, prepared)}; {hint}"
+        command = f"tfds.builder({name!r}, data_dir='{home}').download_and_prepare()"
+        raise InputError(f'{fault}; to prepare it: python -c "import tensorflow_datasets as tfds; {command}"')
+    check_regular(found[-1], "prepare the data set again")
     try:
-        return _opener(tfds)(name, data_dir=str(home))
-    except tfds.core.DatasetNotFoundError:
-        raise _not_prepared(name, home) from None
-    # The library documents no exception types for a damaged description or an invalid name.
+        return tfds.builder_from_directory(str(found[-1]))
+    # The library documents no exception types for a damaged description.
     except Exception as error:
         reason = first_line(error) or type(error).__name__
-        advice = "write name, name/config or name:1.0.0, or prepare the data set again"
-        raise InputError(f"{home}: the data set {show(name)} cannot be opened ({reason}); {advice}") from None
-
-
-def _opener(tfds: Any) -> Callable[..., Any]:
-    """Return a function that opens a data set from its files only. The public `tfds.builder` also runs its code."""
-    module = getattr(tfds.core, "read_only_builder", None)
-    opener = libraries.private_function(module, "builder_from_files", ["name"], ["builder_kwargs"])
-    if opener is None:
-        missing = "tensorflow_datasets.core.read_only_builder.builder_from_files"
-        consequence = "a data set is opened through the code that made it, which may need more packages"
-        libraries.warn_missing("tensorflow-datasets", missing, consequence)
-    return opener or tfds.builder
-
-
-def _not_prepared(name: str, home: Path) -> InputError:
-    files_of_sets = [*home.glob("*/*/features.json"), *home.glob("*/*/*/features.json")]
-    places = sorted(file.parent.relative_to(home) for file in files_of_sets)
-    prepared = [place.parent.as_posix() + f":{place.name}" * (":" in name) for place in places]
-    hint = f"prepared there: {', '.join(dict.fromkeys(prepared))}" if prepared else "nothing is prepared there"
-    program = f"import tensorflow_datasets as tfds; tfds.builder({name!r}, data_dir='{home}').download_and_prepare()"
-    fault = f"{home}: no prepared data set {show(name)}{nearest(name, prepared)}; {hint}"
-    return InputError(f'{fault}; to prepare it: python -c "{program}"')
+        raise InputError(f"{found[-1]}: cannot be opened ({reason}); prepare the data set again") from None
 
 
 def _feature_names(root: Path, features: Mapping[str, Any]) -> tuple[str, str]:
