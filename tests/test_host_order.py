@@ -18,7 +18,7 @@ SEEDS = st.integers(0, 2**63 - 1)
 
 def order_of(sizes: tuple[int, ...], batch_size: int, seed: int = 0, unit: int = 1) -> UnitedOrder:
     most = max(most_in_batch(sizes, host, batch_size) for host in range(len(sizes)))
-    return UnitedOrder.of(sizes, batch_size, seed, -(-most // unit) * unit)
+    return UnitedOrder(sum(sizes), batch_size, seed, sizes, -(-most // unit) * unit)
 
 
 @given(sizes=SIZES, seed=SEEDS, epochs=st.integers(1, 3), unit=st.integers(1, 3))
@@ -103,4 +103,4 @@ def test_a_process_evaluates_its_rows_once_and_then_padding(own, others, size):
 def test_a_batch_is_not_larger_than_all_data():
     message = "batch size 11: the batch is larger than the data set of 10 examples; use at most 10"
     with pytest.raises(InputError, match=message):
-        UnitedOrder.of((6, 4), 11, 0, 7)
+        UnitedOrder(10, 11, 0, (6, 4), 7)

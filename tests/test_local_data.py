@@ -158,7 +158,7 @@ def test_the_batches_of_the_processes_are_those_of_the_whole_data_in_the_same_or
     """Rows, labels, epochs and images are those of one table with all examples; padding repeats images."""
     sources, whole = united(*TABLES), joined(TABLES)
     order = orders(sources)[0]
-    assert order == UnitedOrder.of(SIZES, BATCH_SIZE, SEED, 6) and orders(sources)[1] == order
+    assert order == UnitedOrder(43, BATCH_SIZE, SEED, SIZES, 6) and orders(sources)[1] == order
     steps = range(3, 14)
     streams = [source.train_batches(order, LOCAL, steps, Shard(host, 2)) for host, source in enumerate(sources)]
     padded = 0

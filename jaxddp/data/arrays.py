@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from jaxddp.config import AugmentConfig, DataConfig
-from jaxddp.core.errors import InputError, Key, counted, refused, shaped, show
+from jaxddp.core.errors import InputError, Key, counted, refused, shaped
 from jaxddp.data.batch import Batch
 from jaxddp.data.faults import check_distinct
 from jaxddp.data.order import WHOLE, EvalOrder, Order, Shard, check_order, columns
@@ -181,11 +181,9 @@ def _array(name: str, values: Any) -> np.ndarray:
 
 def check_class_names(names: Any) -> None:
     """Raise `InputError` if class names are not a list of strings, or if two different names look alike."""
-    if not isinstance(names, Collection) or isinstance(names, str | set | frozenset):
-        raise refused("class_names", names, "give a list of the classes' names")
-    for name in names:
-        if not isinstance(name, str):
-            raise refused("class_names", names, f"give text for each class, and not {show(name)}")
+    is_list = isinstance(names, Collection) and not isinstance(names, str | set | frozenset)
+    if not is_list or not all(isinstance(name, str) for name in names):
+        raise refused("class_names", names, "give a list of the classes' names, each of them text")
     check_distinct(names, lambda name: "class_names")
 
 

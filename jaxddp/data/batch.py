@@ -59,11 +59,6 @@ class PixelFormat:
     bits: int = 8
     """8 or 16. Conversion to 8 bits keeps the upper 8; conversion to 16 repeats the 8 bits, so white stays white."""
 
-    @classmethod
-    def of(cls, data: "DataConfig") -> "PixelFormat":
-        """Return the format of a config."""
-        return cls(data.channels, data.bits)
-
     @property
     def dtype(self) -> "np.dtype":
         """The dtype of the pixels: uint8 or uint16."""

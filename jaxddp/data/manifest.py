@@ -62,13 +62,6 @@ class ImageManifest:
                 raise InputError(f"{file}, line {number}: not a line of a manifest; {_WRITE_AGAIN}") from None
         return manifest
 
-    def digests(self, table: ExampleTable) -> Digests:
-        """Return the digests of a table's rows."""
-        offsets = np.zeros(len(table), int) if table.offset is None else table.offset
-        places = zip(table.path.tolist(), offsets.tolist(), strict=True)
-        sha256 = b"".join(self.of_files.get(place, _NO_DIGEST) for place in places)
-        return Digests(str(self.file), np.frombuffer(sha256, "V32"))
-
 
 def manifest_name(address: str | os.PathLike[str]) -> str:
     """Return the default file name of a data set's manifest, from its path or URL."""
@@ -102,12 +95,15 @@ def compare_with_manifest(
     compared: dict[str, SourceTable] = dict(splits)
     for split, source in splits.items():
         if isinstance(source, ExampleTable):
-            compared[split] = replace(source, digests=(digests := manifest.digests(source)))
-            missing = np.flatnonzero(digests.sha256 == np.void(_NO_DIGEST))
+            offsets = [0] * len(source) if source.offset is None else source.offset.tolist()
+            places = zip(source.path.tolist(), offsets, strict=True)
+            sha256 = [manifest.of_files.get(place, _NO_DIGEST) for place in places]
+            compared[split] = replace(source, digests=Digests(str(manifest.file), np.array(sha256, "V32")))
+            missing = [row for row, digest in enumerate(sha256) if digest == _NO_DIGEST]
             if len(missing) and (split != "train" or data.bad_images == "fail"):
                 others = f", nor {counted(len(missing) - 1, 'other')}" if len(missing) > 1 else ""
                 fault = f"{manifest.file} does not list it{others}; run `jaxddp data check` again"
-                raise InputError(f"{source.name(int(missing[0]))}: {fault}")
+                raise InputError(f"{source.name(missing[0])}: {fault}")
         elif source.pixel_shape is None:
             _log.warning(f"data.verify=manifest: the {split} images are not compared with {manifest.file}")
         else:

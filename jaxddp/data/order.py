@@ -5,7 +5,7 @@ position in the data, and the global batches are the same for any number of host
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence, Sized
+from collections.abc import Callable, Sized
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from typing import NamedTuple
@@ -356,11 +356,6 @@ class UnitedOrder(SampleOrder):
 
     lengths: tuple[int, ...]
     slots: int
-
-    @classmethod
-    def of(cls, lengths: Sequence[int], batch_size: int, seed: int, slots: int) -> "UnitedOrder":
-        """Create an order from the numbers of examples of the processes. Raises: see `SampleOrder`."""
-        return cls(sum(lengths), batch_size, seed, tuple(lengths), slots)
 
     @property
     def num_slots(self) -> int:

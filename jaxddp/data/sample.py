@@ -2,7 +2,7 @@
 
 import csv
 import io
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -45,12 +45,22 @@ def write_sample(name: str, out: str | Path) -> Path:
 
 def _digits() -> dict[str, bytes]:
     """Return the content of each file by its path."""
+    try:
+        from sklearn.datasets import load_digits
+    except ModuleNotFoundError:
+        raise InputError(f"the sample 'digits': {not_installed('scikit-learn', 'demo')}") from None
+    from PIL import Image
+
     sample, rows = dict[str, bytes](), {"train": list[tuple[str, str]](), "val": list[tuple[str, str]]()}
-    for number, (image, digit) in enumerate(_images()):
+    pixels, labels = load_digits(return_X_y=True)
+    images = np.round(pixels * 255 / 16).astype(np.uint8).reshape(-1, 8, 8)
+    for number, (image, digit) in enumerate(zip(images, labels.tolist(), strict=True)):
         split, synset = "val" if number % _VALIDATION_EVERY == 0 else "train", _SYNSETS[digit]
         name = f"{synset}_{number}" if split == "train" else f"digits_val_{number:05d}"
         folder = f"{split}/{synset}" if split == "train" else split
-        sample[f"ILSVRC/Data/CLS-LOC/{folder}/{name}.JPEG"] = image
+        file = io.BytesIO()
+        Image.fromarray(image).resize((_SIZE, _SIZE), Image.Resampling.BICUBIC).save(file, "JPEG", quality=95)
+        sample[f"ILSVRC/Data/CLS-LOC/{folder}/{name}.JPEG"] = file.getvalue()
         rows[split].append((name, f"{synset} 0 0 {_SIZE - 1} {_SIZE - 1}"))
     for split, lines in rows.items():
         table = io.StringIO(newline="")
@@ -58,21 +68,6 @@ def _digits() -> dict[str, bytes]:
         sample[f"LOC_{split}_solution.csv"] = table.getvalue().encode()
     mapping = "".join(f"{synset} {word}\n" for synset, word in zip(_SYNSETS, _DIGIT_NAMES, strict=True))
     return {**sample, "LOC_synset_mapping.txt": mapping.encode()}
-
-
-def _images() -> Iterator[tuple[bytes, int]]:
-    """Yield (JPEG file, label) for each of scikit-learn's digits."""
-    try:
-        from sklearn.datasets import load_digits
-    except ModuleNotFoundError:
-        raise InputError(f"the sample 'digits': {not_installed('scikit-learn', 'demo')}") from None
-    from PIL import Image
-
-    pixels, labels = load_digits(return_X_y=True)
-    for image, label in zip(np.round(pixels * 255 / 16).astype(np.uint8).reshape(-1, 8, 8), labels, strict=True):
-        file = io.BytesIO()
-        Image.fromarray(image).resize((_SIZE, _SIZE), Image.Resampling.BICUBIC).save(file, "JPEG", quality=95)
-        yield file.getvalue(), int(label)
 
 
 _SAMPLES: Mapping[str, Callable[[], dict[str, bytes]]] = {"digits": _digits}

@@ -145,9 +145,8 @@ def _parts(root: Path) -> list[Path]:
 
 def _read(file: Path) -> np.ndarray:
     """Return the digests of a part, uint64[n]; empty if the file is damaged or cannot be read. Damage is logged."""
-    content: bytes | None = b""
     with suppress(OSError):
-        content = read_sealed(file)
-    if content is None:
+        if (content := read_sealed(file)) is not None:
+            return np.frombuffer(content, "<u8").astype(np.uint64)
         _log.warning("%s: damaged, and ignored; images are verified again", file)
-    return np.frombuffer(content or b"", "<u8").astype(np.uint64)
+    return np.zeros(0, np.uint64)

@@ -150,7 +150,7 @@ class ExampleTable:
 
     def image_dtype(self, data: DataConfig) -> np.dtype:
         """The dtype of the pixels: uint8 or uint16."""
-        return PixelFormat.of(data).dtype
+        return PixelFormat(data.channels, data.bits).dtype
 
     def check_evaluation(self, data: DataConfig) -> None:
         if data.image_size > data.resize:

@@ -96,7 +96,7 @@ def trained_alone(tables: dict[str, list[ArrayTable]]) -> tuple[Any, dict[str, f
     with jax.enable_x64(True):
         data = DataConfig(augment=AugmentConfig(pad=1))
         setup = setup_of(DoubleNet(), sgd(0.1), joined(tables["train"]), data=data, seed=5)
-        order = Unpadded.of(UnitedOrder.of(SIZES, 8, 5, 6))
+        order = Unpadded.of(UnitedOrder(sum(SIZES), 8, 5, tuple(SIZES), 6))
         feed = dataclasses.replace(setup.feed, order=order)
         setup = dataclasses.replace(setup, feed=feed)
         state = train(setup, {"train": {"duration": "2 epochs"}, "eval": {"every": "0 steps"}})

@@ -49,14 +49,10 @@ def read_cifar(folder: Path, split: Split) -> ArrayTable:
     """Read one split: images uint8[N, 32, 32, 3] with the classes of CIFAR-10, or the fine classes of CIFAR-100.
 
     Raises:
-        InputError: the folder holds no archive or both, a file is missing, empty or ends within a record, or a label
-            has no name.
+        InputError: the folder holds both archives, a file is missing, empty or ends within a record, or a label has no
+            name.
     """
-    places = _find_archives(folder)
-    if not places:
-        folders = " or ".join(version.folder for version in _VERSIONS)
-        raise InputError(f"{folder}: no CIFAR in its binary version; give the folder {folders}, or its parent")
-    (place, version), *others = places
+    (place, version), *others = _find_archives(folder)
     if others:
         raise InputError(f"{folder}: two data sets, {place} and {others[0][0]}; give one of these folders")
     names = read_names(place / version.names)

@@ -37,9 +37,8 @@ class HubSets:
     description = f"{_PREFIX}OWNER/NAME (a data set of the Hugging Face Hub), or a directory of its save_to_disk"
 
     def match(self, place: Place) -> Match:
-        if place.address.startswith(_PREFIX):
-            return Match.NAMED
-        return Match.NAMED if place.local is not None and tables.is_saved(place.local) else Match.NONE
+        is_saved = place.local is not None and tables.is_saved(place.local)
+        return Match.NAMED if is_saved or place.address.startswith(_PREFIX) else Match.NONE
 
     def divided(self, place: Place) -> bool:
         return split_name(place.address, _open_splits(place), "val", place.data) is not None

@@ -75,14 +75,13 @@ def _read_array(path: Path, name: str, names_in_file: list[str]) -> np.ndarray:
         advice = choices(name, names_in_file) if names_in_file else "give an .npz file, or a folder of .npy files"
         raise InputError(f"{path}: no array {name!r}; {advice}")
     with array_files.as_input_errors(_array_place(path, name)):
-        return unpack_array(path, name) if path.is_file() else _map_array(path / f"{name}.npy")
-
-
-def _map_array(file: Path) -> np.ndarray:
-    with files.open_regular(file) as stream:
-        shape, _, dtype = _read_header(stream)
-        array_files.check_length(file.stat().st_size - stream.tell(), math.prod(shape) * dtype.itemsize)
-    return np.load(file, mmap_mode="r", allow_pickle=False)
+        if path.is_file():
+            return unpack_array(path, name)
+        file = path / f"{name}.npy"
+        with files.open_regular(file) as stream:
+            shape, _, dtype = _read_header(stream)
+            array_files.check_length(file.stat().st_size - stream.tell(), math.prod(shape) * dtype.itemsize)
+        return np.load(file, mmap_mode="r", allow_pickle=False)
 
 
 def unpack_array(path: Path, name: str) -> np.ndarray:

@@ -14,7 +14,7 @@ import numpy as np
 
 import jaxddp.core.files as files
 from jaxddp.config.registry import FORMATS
-from jaxddp.core.errors import InputError, nearest
+from jaxddp.core.errors import InputError
 from jaxddp.data.faults import Refuse, check_distinct, raise_fault
 from jaxddp.data.format import LocalFormat
 from jaxddp.data.formats.array_files import as_input_errors, check_names
@@ -42,8 +42,7 @@ def read_packed(root: Path, split: Split, refuse: Refuse = raise_fault) -> Examp
     """
     manifest = _manifest(root)
     if split not in manifest["splits"]:
-        hint = nearest(split, manifest["splits"])
-        raise InputError(f"{root / MANIFEST}: has no split {split!r}{hint}; {_PACK_AGAIN} with it")
+        raise InputError(f"{root / MANIFEST}: has no split {split!r}; {_PACK_AGAIN} with it")
     of_split, unusable_shards = manifest["splits"][split]["files"], list[int]()
     for number, (name, size) in enumerate(of_split.items()):
         file = root / name

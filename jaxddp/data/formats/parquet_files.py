@@ -27,7 +27,7 @@ from jaxddp.data.format import Place
 from jaxddp.data.formats.array_files import check_names
 from jaxddp.data.formats.splits import ShardFormat
 from jaxddp.data.source import Split
-from jaxddp.data.storage.root import FolderFile
+from jaxddp.data.storage.root import Folder, FolderFile
 from jaxddp.data.storage.shards import record_columns
 from jaxddp.data.table import ExampleTable
 
@@ -35,7 +35,7 @@ _PART = re.compile(r"-([0-9]+)-of-([0-9]+)")
 _log = logging.getLogger("jaxddp.data")
 
 
-def read_parquet(place: Place, split: Split, shards: dict[Split, list[str]]) -> ExampleTable:
+def read_parquet(place: Place, folder: Folder, split: Split, shards: dict[Split, list[str]]) -> ExampleTable:
     """Read a split; see `Format.open`. An id is the path of the file and the number of the row.
 
     These are rejected: a file that is missing, damaged or without the columns; a row whose label is missing or
@@ -43,9 +43,7 @@ def read_parquet(place: Place, split: Split, shards: dict[Split, list[str]]) -> 
 
     Raises: InputError if pyarrow is not installed, or no row can be used.
     """
-    assert place.shards is not None
-    folder, refuse = place.shards[0], place.refuse
-    parts = [FolderFile(folder, path) for path in shards[split]]
+    parts, refuse = [FolderFile(folder, path) for path in shards[split]], place.refuse
     with pass_faults_to(refuse):
         _check_parts(parts)
     columns, parts = _find_columns(parts, refuse)

@@ -38,8 +38,8 @@ class ShardFormat:
 
     description: str
     suffix: str
-    read: Callable[[Place, Split, dict[Split, list[str]]], ExampleTable]
-    """Reads a split. The arguments are the place, the split, and the paths of the shards of each split."""
+    read: Callable[[Place, Folder, Split, dict[Split, list[str]]], ExampleTable]
+    """Reads a split. The arguments are the place, its folder, the split, and the paths of the shards of each split."""
 
     def match(self, place: Place) -> Match:
         if place.shards is None:
@@ -64,7 +64,7 @@ class ShardFormat:
         folder, shards = place.shards[0], find_shards(place, self.suffix)
         if split not in shards:
             raise InputError(f"{folder.name()}: no shards of its {split} split; call them {split}-*{self.suffix}")
-        table = self.read(place, split, shards)
+        table = self.read(place, folder, split, shards)
         table = dataclasses.replace(table, store=with_cache(table.store, folder, place.data.local_cache))
         return table.without(np.flatnonzero(table.labels == REFUSED)).select(place.data.classes)
 

@@ -29,15 +29,13 @@ _NAMES = ("classes.txt", "classnames.txt", "classes.json")
 _NUMBER = re.compile(r"-?[0-9]{1,9}")
 
 
-def read_tars(place: Place, split: Split, shards: dict[Split, list[str]]) -> ExampleTable:
+def read_tars(place: Place, folder: Folder, split: Split, shards: dict[Split, list[str]]) -> ExampleTable:
     """Read a split; see `Format.open`.
 
     These are rejected: a shard that is missing, cut short or damaged; a sample without a label, without an image
     or with two; a key that repeats in its shard; and a label that is none of the classes.
     """
-    assert place.shards is not None
-    folder, refuse = place.shards[0], place.refuse
-    every = {split: load_or_build_samples(folder, shards[split], refuse)}
+    every = {split: load_or_build_samples(folder, shards[split], place.refuse)}
     for other in shards.keys() - {split}:
         # The faults of a split are reported when it is opened. Without the training split, there may be no classes.
         with pass_faults_to(raise_fault if other == "train" else lambda fault: None):
@@ -48,11 +46,11 @@ def read_tars(place: Place, split: Split, shards: dict[Split, list[str]]) -> Exa
         # A mistyped label does not turn the other labels into names.
         classes = Classes(names, numbered=words.isdisjoint(names))
     else:
-        classes = find_classes(None, lambda one: cells.get(one, []), folder.name(), refuse)
+        classes = find_classes(None, lambda one: cells.get(one, []), folder.name(), place.refuse)
     parts = {os.fsencode(path): part for path, part in every[split].items()}
     ids = np.concatenate([np.strings.add(path + b"/", part.key) for path, part in parts.items()])
     paths = np.repeat(np.array([*parts]), [len(part.key) for part in parts.values()])
-    labels = np.concatenate([class_indices(one, classes, refuse) for one in cells[split]])
+    labels = np.concatenate([class_indices(one, classes, place.refuse) for one in cells[split]])
     offset = np.concatenate([part.offset for part in parts.values()])
     store = TarFiles(folder, parts)
     return ExampleTable(store, ids, paths, labels, classes.names, offset=offset)

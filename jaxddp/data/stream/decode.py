@@ -85,7 +85,8 @@ class Pixels:
     def of(cls, data: DataConfig, *, train: bool) -> "Pixels":
         """Return the function of a config."""
         area, resize = None if data.crop == "whole" else data.crop_area, None if train else data.resize
-        return cls(data.image_size, PixelFormat.of(data), data.interpolation, area, resize, data.eval_crop == "squash")
+        pixels, squash = PixelFormat(data.channels, data.bits), data.eval_crop == "squash"
+        return cls(data.image_size, pixels, data.interpolation, area, resize, squash)
 
     def __call__(self, data: Any, key: Any = None) -> Any:
         """Return the pixels of an image. The crop depends on the key, a row of `example_keys`."""
