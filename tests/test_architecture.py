@@ -88,8 +88,7 @@ FILE_LIBRARIES = {
     "jaxddp/data/stream/tensorflow_cpu.py": "tensorflow",
     "jaxddp/recipe/text.py": "yaml",
     "jaxddp/setup/input_figure.py": "matplotlib",
-    "jaxddp/inference/predictions.py": "pandas",
-    "jaxddp/inference/output_formats.py": "pyarrow",
+    "jaxddp/inference/predictions.py": "pandas pyarrow",
     "jaxddp/inference/output_files.py": "PIL",
     "jaxddp/inference/exports.py": "jax2onnx onnxruntime yaml",
     "jaxddp/inference/probes.py": "sklearn",
@@ -119,7 +118,7 @@ BY_NAME = ("jaxddp/config/registry.py", "jaxddp/cli.py")
 """The modules that import the module of an entry, or of a command, by its name."""
 TOOLS = {
     **{"jaxddp.sweeps": "sweeps commands", "jaxddp.reports": "reports sweeps commands"},
-    **{f"jaxddp.inference.{tool}": "inference commands" for tool in ("output_files", "probes", "published_run")},
+    **{f"jaxddp.inference.{tool}": "inference commands" for tool in ("output_files", "probes")},
     "jaxddp.inference.exports": "inference commands api",
 }
 """The tools on top of a finished run, and the rooms that may import each."""

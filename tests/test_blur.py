@@ -15,7 +15,7 @@ from support.shared import sgd, topology_of
 from jaxddp.engine.step import Phases
 from jaxddp.engine.ways.way import Way
 from jaxddp.models.ops.layers import Operations
-from jaxddp.models.resnet import BASIC, BOTTLENECK, Architecture, ResNet, blur, imagenet_stem, small_stem
+from jaxddp.models.resnet import BASIC, BOTTLENECK, Architecture, ResNet, blur
 
 
 def blurred(images: np.ndarray, stride: int) -> np.ndarray:
@@ -63,7 +63,7 @@ SHAPES = {
 }
 
 
-def network(kind: str, *, stem=small_stem, width: int = 16, **settings) -> ResNet:
+def network(kind: str, *, stem="small", width: int = 16, **settings) -> ResNet:
     settings = {"dtype": jnp.float64, "param_dtype": jnp.float64} | settings
     return ResNet(SHAPES[kind], CLASSES, width=width, stem=stem, **settings)
 
@@ -109,7 +109,7 @@ def test_the_stem_and_narrow_images_are_not_blurred(width, blurred_widths, monke
     monkeypatch.setattr(
         "jaxddp.models.resnet.blur", lambda x, stride=1: blurred_channels.append(x.shape[-1]) or blur(x, stride)
     )
-    net = network("basic", blur_pool=True, width=width, stem=imagenet_stem, dtype="float32", param_dtype="float32")
+    net = network("basic", blur_pool=True, width=width, stem="imagenet", dtype="float32", param_dtype="float32")
     jax.eval_shape(net.init, jax.random.key(0), images)
     # A block blurs before its strided convolution, and before the strided convolution of its shortcut.
     assert blurred_channels == sorted(2 * blurred_widths)

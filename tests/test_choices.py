@@ -40,7 +40,7 @@ from jaxddp.config.values import bare, flatten, keys_of, plain
 from jaxddp.core.duration import Duration
 from jaxddp.core.errors import InputError
 from jaxddp.engine.parts.configured import configured_parts
-from jaxddp.models.resnet import ARCHITECTURES, D_ARCHITECTURES
+from jaxddp.models.resnet import ARCHITECTURES
 from jaxddp.recipe.file import Hook, read_recipe
 from jaxddp.recipe.sources import config_names
 from jaxddp.schedules import Steps, make_schedule
@@ -272,7 +272,7 @@ def test_all_unused_options_are_reported_at_once_with_a_working_command(capfd):
     assert line.endswith(
         "; jaxddp train digits --data d --model vit_ti16 --data.augment.flip false --epochs 2 would do"
     )
-    resnets = ", ".join(sorted([*ARCHITECTURES, *D_ARCHITECTURES]))
+    resnets = ", ".join(sorted(ARCHITECTURES))
     for message in (
         f"--model.blur-pool False is read by --model={resnets}, and not by vit_ti16",
         "--objective.threshold 0.1 is read by objective.name=fixmatch, and not by supervised",

@@ -10,8 +10,7 @@ import pytest
 from support.networks import with_two_blocks
 
 from jaxddp.core.errors import InputError
-from jaxddp.models.inverted_residual import InvertedResidualNetwork
-from jaxddp.models.mobilenet import ARCHITECTURES
+from jaxddp.models.inverted_residual import ARCHITECTURES, InvertedResidualNetwork
 from jaxddp.models.ops.layers import SqueezeExcitation, branch_factors, dropout, nearest_multiple
 from jaxddp.models.resnet import halve
 
@@ -77,7 +76,7 @@ def test_squeeze_and_excitation_equals_its_equation():
         x, w1, w2 = rng.normal(size=(2, 3, 4, 5)), rng.normal(size=(5, 2)), rng.normal(size=(2, 5))
         b1, b2 = rng.normal(size=2), rng.normal(size=5)
         layers = {"fc1": {"kernel": w1[None, None], "bias": b1}, "fc2": {"kernel": w2[None, None], "bias": b2}}
-        module = SqueezeExcitation(2, nn.relu, nn.hard_sigmoid, jnp.float64, jnp.float64)
+        module = SqueezeExcitation(2, nn.relu, nn.hard_sigmoid, dtype=jnp.float64, param_dtype=jnp.float64)
         squeezed = np.maximum(x.mean((1, 2)) @ w1 + b1, 0)
         factors = np.clip((squeezed @ w2 + b2) / 6 + 0.5, 0, 1)
         np.testing.assert_allclose(module.apply({"params": layers}, x), x * factors[:, None, None], rtol=1e-12)

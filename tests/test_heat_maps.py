@@ -23,7 +23,7 @@ from jaxddp.inference.output_files import heat_map_path, write_predictions
 from jaxddp.mesh import AXIS, Topology
 from jaxddp.models.activations import LayerCall, activation, heat_map_layer
 from jaxddp.models.adapt import adapt
-from jaxddp.models.resnet import ARCHITECTURES, ResNet, small_stem
+from jaxddp.models.resnet import ARCHITECTURES, ResNet
 from jaxddp.models.vit import ViT, ViTSize
 from jaxddp.training.pictures import heat_map_over
 
@@ -48,7 +48,7 @@ def test_before_a_global_mean_and_a_dense_head_grad_cam_equals_cam(devices):
     On several devices the gradient would be too large if it were summed over them.
     """
     with jax.enable_x64(True):
-        module = ResNet(ARCHITECTURES["resnet10"], 5, 2, small_stem, dtype="float64", param_dtype="float64")
+        module = ResNet(ARCHITECTURES["resnet10"], 5, 2, "small", dtype="float64", param_dtype="float64")
         model, images = adapt(module), jax.random.normal(jax.random.key(1), (4, 16, 16, 3), "float64")
         params, state = jax.jit(model.init)(jax.random.key(0), images[:1])
         params, classes = randomized(params), jnp.array([0, 4, 2, 2])

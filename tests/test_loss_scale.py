@@ -20,13 +20,13 @@ from jaxddp.config import Config
 from jaxddp.core.errors import InputError
 from jaxddp.engine.parts.configured import configured_parts
 from jaxddp.engine.parts.guard import Guard, LossScale
-from jaxddp.models.resnet import BASIC, Architecture, ResNet, small_stem
+from jaxddp.models.resnet import BASIC, Architecture, ResNet
 
 TABLE = random_table(48, image=8)
 
 
 def one_block_resnet(dtype: str) -> ResNet:
-    return ResNet(Architecture((1,), BASIC), 5, width=2, stem=small_stem, dtype=dtype)
+    return ResNet(Architecture((1,), BASIC), 5, width=2, stem="small", dtype=dtype)
 
 
 FLOAT16_RESNET = one_block_resnet("float16")

@@ -19,7 +19,7 @@ from jaxddp.config import Config
 from jaxddp.core.errors import InputError
 from jaxddp.mesh import Topology
 from jaxddp.models.adapt import adapt
-from jaxddp.models.resnet import BASIC, Architecture, ResNet, small_stem
+from jaxddp.models.resnet import BASIC, Architecture, ResNet
 from jaxddp.setup.network_checks import check_outputs, dtypes_of_products, in_precision
 from jaxddp.setup.run_setup import RunSetup, initialize
 
@@ -28,7 +28,7 @@ TABLE = random_table(4 * BATCH, image=SIZE)
 
 
 def setup_of(precision: str) -> RunSetup:
-    network = ResNet(Architecture((1, 1), BASIC), CLASSES, width=4, stem=small_stem, dtype=precision)
+    network = ResNet(Architecture((1, 1), BASIC), CLASSES, width=4, stem="small", dtype=precision)
     config = Config().replace(train={"precision": precision})
     return runs.setup_of(
         network, sgd(0.05, 0.9), TABLE, devices=2, config=config, batch_size=BATCH, data=NO_AUGMENTATION

@@ -13,8 +13,8 @@ from support.runs import fails
 from jaxddp.cli import main
 from jaxddp.core.errors import InputError
 from jaxddp.data.source import Labels
-from jaxddp.inference import output_formats, probes
-from jaxddp.inference.output_formats import FeatureColumns, LabelledFeatures, read_features
+from jaxddp.inference import probes
+from jaxddp.inference.predictions import FeatureColumns, LabelledFeatures, read_features, write_feature_rows
 from jaxddp.inference.probes import knn, linear
 
 RNG = np.random.default_rng(0)
@@ -42,7 +42,7 @@ def write(path: Path, features: np.ndarray, labels: np.ndarray | None = None, **
     rows = ((row, None) for row in features.astype(np.float32))
     with path.open("wb") as file:
         form: Any = path.suffix[1:]
-        output_formats.write_feature_rows(file, form, dataclasses.replace(columns, **changes), rows)
+        write_feature_rows(file, form, dataclasses.replace(columns, **changes), rows)
     return path
 
 

@@ -21,7 +21,6 @@ from jaxddp.models.resnet import (
     Architecture,
     ResidualBlock,
     ResNet,
-    small_stem,
 )
 
 
@@ -41,7 +40,7 @@ def randomized(tree, seed=0):
 
 def shallow(block=BASIC, **settings):
     """Build a ResNet of three blocks: at least one keeps its input's shape, and one has a stride."""
-    return ResNet(Architecture((2, 1), block), num_classes=5, width=4, stem=small_stem, **settings)
+    return ResNet(Architecture((2, 1), block), num_classes=5, width=4, stem="small", **settings)
 
 
 def assert_trees_close(actual, expected, tolerance):
@@ -103,7 +102,7 @@ def test_bottleneck_block_equals_numpy(shortcut_norm, shape, platform, train):
         model = resnet("resnet50", 5, dtype=jnp.float64, param_dtype=jnp.float64)
         conv, norm = for_platform(model, platform).layers(train)
         settings = {"zero_init_last_scale": True, "conv": conv, "norm": norm, "shortcut_norm": shortcut_norm}
-        block = ResidualBlock(BOTTLENECK, features=3, stride=stride, **settings)
+        block = ResidualBlock(Architecture((), BOTTLENECK), features=3, stride=stride, **settings)
         variables = randomized(jax.eval_shape(block.init, jax.random.key(0), images))
         expected = numpy_resnet.residual_block(images, variables["params"], variables["batch_stats"], train, stride)
         weights = rng.standard_normal(expected[0].shape)

@@ -29,7 +29,7 @@ from jaxddp.mesh import AXIS
 from jaxddp.metrics import TopK
 from jaxddp.models.adapt import adapt, for_platform
 from jaxddp.models.airbench import Airbench
-from jaxddp.models.resnet import BASIC, Architecture, ResNet, small_stem
+from jaxddp.models.resnet import BASIC, Architecture, ResNet
 
 PLAIN = SmallNet(dtype=jnp.float64)
 LINEAR = linear_model()
@@ -133,7 +133,7 @@ def test_local_batch_norm_differs_and_its_statistics_are_the_average():
 def two_blocks(dtype=jnp.float64, **normalization):
     """Build a ResNet of two blocks."""
     normalization |= {"dtype": dtype, "param_dtype": dtype}
-    return ResNet(Architecture((1, 1), BASIC), CLASSES, width=2, stem=small_stem, **normalization)
+    return ResNet(Architecture((1, 1), BASIC), CLASSES, width=2, stem="small", **normalization)
 
 
 def ghost(group: int | None, platform: str = "gpu"):

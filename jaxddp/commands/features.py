@@ -13,7 +13,7 @@ from jaxddp.config import ParallelConfig
 from jaxddp.core.errors import InputError, counted
 from jaxddp.core.phases import counting_images, doing
 from jaxddp.core.ranges import CpuDevices, Devices
-from jaxddp.inference.output_formats import FeatureFormat, format_of
+from jaxddp.inference.predictions import FeatureFormat, format_of
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from jaxddp.config import ParallelConfig
 from jaxddp.core.errors import InputError, counted
 from jaxddp.core.phases import counting_images, doing
 from jaxddp.core.ranges import CpuDevices, Devices, Range
-from jaxddp.inference.output_formats import PredictionFormat, format_of
+from jaxddp.inference.predictions import PredictionFormat, format_of
 
 
 @dataclass(frozen=True)

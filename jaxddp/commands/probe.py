@@ -35,7 +35,7 @@ def run(arguments: list[str]) -> int:
     options = parse(ProbeFeatures, ProbeFeatures(), "jaxddp probe", arguments)
     if options.neighbours is not None and options.method != "knn":
         raise InputError(f"--neighbours {options.neighbours}: applies to --method knn only; leave it out")
-    from jaxddp.inference.output_formats import read_features
+    from jaxddp.inference.predictions import read_features
     from jaxddp.inference.probes import NEIGHBOURS, knn, linear
 
     with doing("reading the features"):

@@ -29,8 +29,17 @@ from jaxddp.core.phases import moved
 from jaxddp.data.source import SourceTable, labels_of
 from jaxddp.data.table import ExampleTable
 from jaxddp.engine.predictions import Pool
-from jaxddp.inference import output_formats as formats
-from jaxddp.inference.predictions import OutputRow, Predictions, column_names
+from jaxddp.inference.predictions import (
+    FeatureColumns,
+    FeatureFormat,
+    OutputRow,
+    PredictionFormat,
+    Predictions,
+    column_names,
+    parquet_library,
+    write_feature_rows,
+    write_prediction_rows,
+)
 from jaxddp.inference.trained import BatchOutputs, TrainedRun, images_at_once
 from jaxddp.setup.identity import checksums
 from jaxddp.training.checkpoints.integrity import MAY_CHANGE
@@ -175,7 +184,7 @@ def write_predictions(
     run: TrainedRun,
     table: ExampleTable,
     out: Path,
-    form: formats.PredictionFormat,
+    form: PredictionFormat,
     *,
     top: int = 5,
     guard_formulas: bool = False,
@@ -200,7 +209,7 @@ def write_predictions(
     """
     peers = run.topology.peers
     if form == "parquet":
-        formats.parquet_library()
+        parquet_library()
     options = {"out": out, "top": top, "format": form, "explain": explain, "guard-formulas": guard_formulas}
     peers.agree({f"--{name}": str(value) for name, value in options.items()})
     top = min(top, len(run.class_ids))
@@ -219,7 +228,7 @@ def write_predictions(
 
     def write(file: BinaryIO, rows: Iterator[OutputRow]) -> None:
         guarded = ({column: as_text(cell) for column, cell in row.items()} for row in rows)
-        formats.write_prediction_rows(file, form, columns, guarded if guard_formulas else rows, table)
+        write_prediction_rows(file, form, columns, guarded if guard_formulas else rows, table)
 
     if explain is not None:
         peers.from_first("the folder", lambda: str(files.create(explain)))
@@ -232,7 +241,7 @@ def write_features(
     run: TrainedRun,
     table: SourceTable,
     out: Path,
-    form: formats.FeatureFormat,
+    form: FeatureFormat,
     *,
     layer: str | None = None,
     pool: Pool = "mean",
@@ -251,7 +260,7 @@ def write_features(
             arguments.
     """
     if form == "parquet":
-        formats.parquet_library()
+        parquet_library()
     run.topology.peers.agree({"--out": str(out), "--format": form, "--layer": str(layer), "--pool": pool})
     shape = run.feature_shape(layer, pool)
 
@@ -264,9 +273,9 @@ def write_features(
     def write(file: BinaryIO, rows: Iterator[OutputRow]) -> None:
         ids = [str(table.record(row).id) for row in range(len(table))]
         network = f"{run.directory.resolve()} step {run.step}"
-        columns = formats.FeatureColumns(ids, labels_of(table), shape, layer or "", network)
+        columns = FeatureColumns(ids, labels_of(table), shape, layer or "", network)
         decoded = ((np.frombuffer(base64.b64decode(str(row["features"])), _STORED), row["error"]) for row in rows)
-        formats.write_feature_rows(file, form, columns, decoded)
+        write_feature_rows(file, form, columns, decoded)
 
     # Features depend on the settings of the images, of the network and of the precision.
     flat = flatten(run.config.to_dict()).items()

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxddp.core.errors import InputError, counted, not_installed
-from jaxddp.inference.output_formats import LabelledFeatures
+from jaxddp.inference.predictions import LabelledFeatures
 
 NEIGHBOURS, TEMPERATURE = 20, 0.07
 STRENGTHS = tuple(10.0**power for power in range(-5, 6))

@@ -4,7 +4,7 @@ A layer is a submodule of a Flax Linen module. Its name is its path, such as "la
 weights, such as "layer3.0.conv2".
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,9 +38,6 @@ class LayerCall:
     shape: tuple[int, ...]
     calls: int = 1
     before: bool = False
-
-    def __repr__(self) -> str:
-        return f"LayerCall({'input of ' if self.before else ''}{self.path}, {list(self.shape)})"
 
 
 def activation(
@@ -79,17 +76,19 @@ def find_layer(model: Model, image_shape: tuple[int, int, int], name: str | None
     Raises:
         InputError: the network is no Linen module, or it has no such layer. The message lists similar names.
     """
-    layers = _layers(model, image_shape)
+    layers, heads = _layers(model, image_shape)
+    outermost = ", ".join(path for path in layers if "/" not in path)
     if name is None:
-        return _head(layers)
+        if heads:
+            return heads[-1]
+        problem = "the network has no dense layer that returns the logits, whose input would be the features"
+        raise InputError(problem, advice=f"name a layer: {outermost}")
     of_name = {other: path for path, other in _published_names(model, layers, image_shape).items()}
     path = name if name in layers else of_name.get(name, "")
     if path not in layers:
-        known = [*layers, *of_name]
-        hint = nearest(name, known) or f"; there are: {', '.join(_outermost(layers))}"
+        hint = nearest(name, [*layers, *of_name]) or f"; there are: {outermost}"
         raise InputError(f"layer {show(name)}: the network has no such layer{hint}")
-    layer = layers[path].layer
-    if layer is None:
+    if (layer := layers[path]) is None:
         raise InputError(f"layer {show(name)}: its output is no array with an axis of images; give another layer")
     return layer
 
@@ -103,44 +102,37 @@ def heat_map_layer(model: Model, image_shape: tuple[int, int, int]) -> LayerCall
     Raises:
         InputError: the network is no Linen module, or no layer has such an output.
     """
-    layers = _layers(model, image_shape)
+    layers, _ = _layers(model, image_shape)
     named = getattr(getattr(model, "module", None), "heat_map_layer", None)
     if named is not None:
         return find_layer(model, image_shape, named)
-    maps = [call.layer for call in layers.values() if call.layer is not None and len(call.layer.shape) == 3]
+    maps = [layer for layer in layers.values() if layer is not None and len(layer.shape) == 3]
     if not maps:
         raise InputError("explain: no layer of the network has an output [B, H, W, C], which a heat map needs")
     return maps[-1]
 
 
-@dataclass
-class _Call:
-    """The last call of a submodule. `layer` is None if its output is no array with an axis of images."""
+def _layers(model: Model, image_shape: tuple[int, int, int]) -> tuple[dict[str, LayerCall | None], list[LayerCall]]:
+    """Return the calls of all submodules by path, and the inputs of the dense layers that return the logits.
 
-    layer: LayerCall | None
-    input_shape: tuple[int, ...] | None
-    is_head: bool
-
-
-def _layers(model: Model, image_shape: tuple[int, int, int]) -> dict[str, _Call]:
-    """Return the calls of all submodules by path, in the order in which their last calls end."""
+    Both are in the order in which the last calls end. A call is None if its output is no array with an axis of images.
+    """
     if not isinstance(model, LinenModel):
         kind = name_of(type(model))
         raise InputError(
             f"the network is an object of type {kind}, whose layers cannot be read; give a Flax Linen module"
         )
-    calls = dict[str, _Call]()
+    calls, inputs = dict[str, LayerCall | None](), dict[str, LayerCall]()
     params, model_state = trees_of(model, image_shape)
 
     def record(function: Callable[..., Any], args: Any, kwargs: Any, context: nn.module.InterceptorContext) -> Any:
         output, path = function(*args, **kwargs), "/".join(context.module.path)
         if context.method_name == "__call__" and path:
             before = calls.pop(path, None)
-            count = 1 + (before.layer.calls if before and before.layer else 0)
-            shape = _shape_of_one(output)
-            layer = None if shape is None else LayerCall(path, shape, count)
-            is_dense = isinstance(context.module, nn.Dense | nn.DenseGeneral)
-            calls[path] = _Call(layer, _shape_of_one(args[0]) if args else None, is_dense)
+            count, shape = 1 + (before.calls if before else 0), _shape_of_one(output)
+            calls[path] = None if shape is None else LayerCall(path, shape, count)
+            if isinstance(context.module, nn.Dense | nn.DenseGeneral) and (shape := _shape_of_one(*args[:1])):
+                inputs[path] = LayerCall(path, shape, count, before=True)
         return output
 
     def trace(params: Tree, model_state: Tree, images: jax.Array) -> jax.Array:
@@ -149,33 +141,16 @@ def _layers(model: Model, image_shape: tuple[int, int, int]) -> dict[str, _Call]
 
     images = jax.ShapeDtypeStruct((_SEVERAL, *image_shape), jnp.float32)
     logits = _shape_of_one(jax.eval_shape(trace, params, model_state, images))
-    for call in calls.values():
-        call.is_head = call.is_head and call.layer is not None and call.layer.shape == logits
-    return calls
+    heads = [inputs[path] for path, call in calls.items() if path in inputs and call and call.shape == logits]
+    return calls, heads
 
 
-def _shape_of_one(value: Any) -> tuple[int, ...] | None:
+def _shape_of_one(value: Any = None) -> tuple[int, ...] | None:
     shape = getattr(value, "shape", ())
     return tuple(shape[1:]) if len(shape) > 1 and shape[0] == _SEVERAL else None
 
 
-def _head(layers: Mapping[str, _Call]) -> LayerCall:
-    heads = [call for call in layers.values() if call.is_head and call.input_shape]
-    if not heads:
-        raise InputError(
-            "the network has no dense layer that returns the logits, whose input would be the features; name a layer: "
-            + ", ".join(_outermost(layers))
-        )
-    layer, shape = heads[-1].layer, heads[-1].input_shape
-    assert layer is not None and shape is not None
-    return LayerCall(layer.path, shape, layer.calls, before=True)
-
-
-def _outermost(layers: Mapping[str, _Call]) -> list[str]:
-    return [path for path in layers if "/" not in path]
-
-
-def _published_names(model: Model, layers: Mapping[str, _Call], image_shape: tuple[int, int, int]) -> dict[str, str]:
+def _published_names(model: Model, layers: Iterable[str], image_shape: tuple[int, int, int]) -> dict[str, str]:
     """Return the names of layers in published weights, by path; empty for a network without such names."""
     names_of = getattr(getattr(model, "module", None), "published_names", None)
     if names_of is None:

@@ -22,6 +22,7 @@ from jaxddp.core.errors import InputError, Key, kind_of
 from jaxddp.models.interface import (
     BY_POSITION,
     MODE_ARGUMENTS,
+    Keys,
     Model,
     Tree,
     call_mode,
@@ -43,8 +44,8 @@ if TYPE_CHECKING:
 
 
 Path = tuple[Any, ...]
-Shape = tuple[int, ...]
 """The path of a variable in an NNX module, which consists of attribute names and list indices."""
+Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,7 +61,8 @@ class NNXModel:
     `key`, so random streams are not part of the state.
     """
 
-    module_type: type
+    function: Callable[..., Any]
+    """The function whose arguments set the mode."""
     graph: Any
     params: dict[Path, Any]
     state: dict[Path, Any]
@@ -73,15 +75,13 @@ class NNXModel:
     dtype: DTypeLike | None = None
     """The dtype to which `apply` casts the parameters and the images; None for no cast."""
     convolution: Convolution | None = None
-    """The implementation of grouped convolutions; None for XLA's."""
-    accepts_convolution: bool = True
-    """Whether `jaxddp.models.adapt.for_platform` may set `convolution`."""
+    """The implementation of grouped convolutions; None for that of `for_platform`."""
 
     @classmethod
     def of(cls, module: "nnx.Module") -> "NNXModel":
         graph, params, streams, state = _split(module)
         kinds = {path: (_holds_keys(leaf), leaf.shape) for path, leaf in streams.items()}
-        return cls(type(module), graph, params, state, kinds)
+        return cls(type(module).__call__, graph, params, state, kinds)
 
     @classmethod
     def made_by(cls, make: Callable[..., Any]) -> "NNXModel":
@@ -97,11 +97,6 @@ class NNXModel:
         module = nnx.eval_shape(made)
         check_call(type(module))
         return replace(cls.of(module), make=make)
-
-    @property
-    def function(self) -> Callable[..., Any]:
-        """The function whose arguments set the mode."""
-        return self.module_type.__call__
 
     def init(self, key: jax.Array, example: jax.Array) -> tuple[Tree, Tree]:
         if self.make is not None:
@@ -298,9 +293,7 @@ class LinenModel:
     """The dtype to which `apply` casts the parameters and the images; None for no cast. Flax computes means and
     variances in float32, and the running statistics keep their dtype."""
     convolution: Convolution | None = None
-    """The implementation of grouped convolutions; None for XLA's."""
-    accepts_convolution: bool = True
-    """Whether `for_platform` may set `convolution`."""
+    """The implementation of grouped convolutions; None for that of `for_platform`."""
 
     @property
     def function(self) -> Callable[..., Any]:
@@ -317,14 +310,7 @@ class LinenModel:
         return variables.pop("params", {}), variables
 
     def apply(
-        self,
-        params: Tree,
-        model_state: Tree,
-        images: jax.Array,
-        *,
-        train: bool,
-        key: jax.Array | None,
-        example_keys: jax.Array | None = None,
+        self, params: Tree, model_state: Tree, images: jax.Array, *, train: bool, key: Keys, example_keys: Keys = None
     ) -> tuple[jax.Array, Tree]:
         keywords: dict[str, Any] = {"example_keys": example_keys} if self.takes_example_keys else {}
         logits, updated = self.run(
@@ -398,17 +384,13 @@ class FunctionModel:
     """
 
     init_function: Callable[..., Any]
-    apply_function: Callable[..., Any]
+    function: Callable[..., Any]
+    """`apply`, whose arguments set the mode."""
     has_state: bool
     takes_key: bool
     takes_example_keys: bool = False
     dtype: DTypeLike | None = None
     """The dtype to which `apply` casts the parameters and the images; None for no cast."""
-
-    @property
-    def function(self) -> Callable[..., Any]:
-        """The function whose arguments set the mode."""
-        return self.apply_function
 
     @classmethod
     def of(cls, init: Callable[..., Any], apply: Callable[..., Any]) -> "FunctionModel":
@@ -429,21 +411,14 @@ class FunctionModel:
         return variables if self.has_state else (variables, {})
 
     def apply(
-        self,
-        params: Tree,
-        model_state: Tree,
-        images: jax.Array,
-        *,
-        train: bool,
-        key: jax.Array | None,
-        example_keys: jax.Array | None = None,
+        self, params: Tree, model_state: Tree, images: jax.Array, *, train: bool, key: Keys, example_keys: Keys = None
     ) -> tuple[jax.Array, Tree]:
-        keywords = call_mode(self.apply_function, train) | ({"key": key} if self.takes_key else {})
+        keywords = call_mode(self.function, train) | ({"key": key} if self.takes_key else {})
         keywords |= {"example_keys": example_keys} if self.takes_example_keys else {}
         params, images = cast((params, images), self.dtype)
         if not self.has_state:
-            return self.apply_function(params, images, **keywords), model_state
-        logits, updated = self.apply_function(params, model_state, images, **keywords)
+            return self.function(params, images, **keywords), model_state
+        logits, updated = self.function(params, model_state, images, **keywords)
         if not train:
             return logits, model_state
         return logits, updated if self.dtype is None else like(updated, model_state)
@@ -453,18 +428,14 @@ def has_dropout(model: Model, params: Tree, model_state: Tree, image_shape: tupl
     """Return whether a Linen module calls `nn.Dropout` with a rate above 0 for images [H, W, C]."""
     if not isinstance(model, LinenModel):
         return False
-    rates = [0.0]
+    rates, images = [0.0], jnp.zeros((1, *image_shape))
 
     def record(function: Callable[..., Any], args: Any, kwargs: Any, context: nn.module.InterceptorContext) -> Any:
-        if isinstance(context.module, nn.Dropout):
-            rates.append(context.module.rate)
+        rates.append(context.module.rate if isinstance(context.module, nn.Dropout) else 0.0)
         return function(*args, **kwargs)
 
-    images = jnp.zeros((1, *image_shape))
     with nn.intercept_methods(record):
-        jax.eval_shape(
-            lambda *arguments: model.apply(*arguments, train=False, key=None)[0], params, model_state, images
-        )
+        jax.eval_shape(lambda *trees: model.apply(*trees, train=False, key=None)[0], params, model_state, images)
     return max(rates) > 0
 
 
@@ -492,7 +463,7 @@ def with_cpu_convolutions(model: Model, *, allowed: bool) -> Model:
     if not takes_cpu_convolutions(model):
         reason = " has no effect: it applies to Linen and NNX modules of your own"
         raise InputError(Key("model.cpu_convolutions", allowed), reason, advice="leave it out")
-    return replace(model, accepts_convolution=False)
+    return replace(model, convolution=jax.lax.conv_general_dilated)
 
 
 def for_platform(model: Any, platform: str) -> Any:
@@ -508,8 +479,7 @@ def for_platform(model: Any, platform: str) -> Any:
     if isinstance(model, LinenModel) and (module := for_platform(model.module, platform)) is not model.module:
         return replace(model, module=module)
     if isinstance(model, LinenModel | NNXModel):
-        grouped = operations.grouped_convolution if model.accepts_convolution else None
-        return model if grouped is model.convolution else replace(model, convolution=grouped)
+        return replace(model, convolution=model.convolution or operations.grouped_convolution)
     with_operations = getattr(model, "with_operations", None)
     return model if with_operations is None else with_operations(operations)
 
@@ -519,13 +489,10 @@ def with_grouped_convolution(convolution: Convolution) -> Any:
 
     def call(function: Callable[..., Any], args: Any, kwargs: Any, context: nn.module.InterceptorContext) -> Any:
         module = context.module
-        if isinstance(module, nn.Conv) and module.feature_group_count > 1 and not _names_function(module):
+        is_grouped = isinstance(module, nn.Conv) and module.feature_group_count > 1
+        if is_grouped and not (module.conv_general_dilated or module.conv_general_dilated_cls):
             # Linen copied this instance for this call; see `freeze_norms`.
             object.__setattr__(module, "conv_general_dilated", convolution)
         return function(*args, **kwargs)
 
     return nn.intercept_methods(call)
-
-
-def _names_function(conv: nn.Conv) -> bool:
-    return conv.conv_general_dilated is not None or conv.conv_general_dilated_cls is not None

@@ -21,7 +21,7 @@ from jaxddp.core.errors import InputError, Key
 from jaxddp.core.peers import ALONE, Peers
 from jaxddp.models.network import check_sides
 from jaxddp.models.ops.batch_norm import BatchNorm
-from jaxddp.models.ops.layers import Operations
+from jaxddp.models.ops.layers import Layer, Operations, patch_init
 
 WHITENING = "whiten"
 """The name of the first convolution: `kernel` [2, 2, C, 8 C] and `bias` [8 C]."""
@@ -62,7 +62,7 @@ def identity_like(key: jax.Array, shape: tuple[int, ...], dtype: DTypeLike = jnp
 
     The other features have PyTorch's default initialization, which is uniform with variance 1 / (3 fan-in).
     """
-    kernel = nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")(key, shape, dtype)
+    kernel = patch_init(key, shape, dtype)
     center, same = shape[0] // 2, jnp.arange(min(shape[2:]))
     return kernel.at[..., same].set(0).at[center, center, same, same].set(1)
 
@@ -84,22 +84,20 @@ def _uniform(key: jax.Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.floa
     return jax.random.uniform(key, shape, dtype, -(3**0.5), 3**0.5)
 
 
-class Airbench(nn.Module):
+class Airbench(Layer):
     """A whitening convolution, three stages, a global maximum, and a linear head.
 
     Each group has two 3x3 convolutions and a max pooling that halves the height and the width.
 
     Attributes:
         width: the number of features of the first stage. The other stages have four times as many features.
-        axis_name, group, dtype, param_dtype, operations: as in `jaxddp.models.resnet.ResNet`.
+        axis_name, group, operations: as in `jaxddp.models.network.Network`.
     """
 
     num_classes: int
     width: int = 64
     axis_name: str | None = None
     group: int | None = None
-    dtype: DTypeLike = jnp.float32
-    param_dtype: DTypeLike = jnp.float32
     operations: Operations | None = None
 
     def with_operations(self, operations: Operations) -> "Airbench":
@@ -111,45 +109,21 @@ class Airbench(nn.Module):
         """Map normalized images [B, H, W, C], H and W at least 9, to logits [B, num_classes] in float32 or wider."""
         check_sides("airbench", images, _LEAST_SIDE)
         operations = self.operations or Operations()
-        x = _gelu(self.whiten(images.astype(self.dtype)))
+        # A 2x2 convolution without padding, whose kernel has no gradient.
+        whitening = {"padding": "VALID", "kernel_init": patch_init, "conv_general_dilated": _convolve_fixed_kernel}
+        whiten = nn.Conv(8 * images.shape[-1], (2, 2), name=WHITENING, **whitening, **self.dtypes)
+        options = {"padding": 1, "use_bias": False, "kernel_init": identity_like, **self.dtypes}
+        options["conv_general_dilated"] = operations.conv_general_dilated(1, 1)
+        x = _gelu(whiten(images.astype(self.dtype)))
         for group, features in enumerate((self.width, 4 * self.width, 4 * self.width), start=1):
-            x = self.conv(features, f"conv{group}_1")(x)
+            x = nn.Conv(features, (3, 3), name=f"conv{group}_1", **options)(x)
             x = operations.max_pool(x, 2, 2, 0)
             x = _gelu(self.norm(train, f"norm{group}_1")(x))
-            x = self.conv(features, f"conv{group}_2")(x)
+            x = nn.Conv(features, (3, 3), name=f"conv{group}_2", **options)(x)
             x = _gelu(self.norm(train, f"norm{group}_2")(x))
-        head_dtype = jnp.promote_types(self.dtype, jnp.float32)
-        x = global_max(x).astype(head_dtype)
-        head = nn.Dense(self.num_classes, False, head_dtype, self.param_dtype, kernel_init=_uniform, name="head")
+        x = global_max(x).astype(self.wide["dtype"])
+        head = self.dense(self.num_classes, "head", use_bias=False, kernel_init=_uniform, **self.wide)
         return head(x) / x.shape[-1]
-
-    def whiten(self, images: jax.Array) -> jax.Array:
-        """Apply a 2x2 convolution without padding, whose kernel has no gradient."""
-        channels = images.shape[-1]
-        conv = nn.Conv(
-            8 * channels,
-            (2, 2),
-            padding="VALID",
-            dtype=self.dtype,
-            param_dtype=self.param_dtype,
-            kernel_init=nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform"),
-            conv_general_dilated=_convolve_fixed_kernel,
-            name=WHITENING,
-        )
-        return conv(images)
-
-    def conv(self, features: int, name: str) -> nn.Conv:
-        return nn.Conv(
-            features,
-            (3, 3),
-            padding=1,
-            use_bias=False,
-            dtype=self.dtype,
-            param_dtype=self.param_dtype,
-            kernel_init=identity_like,
-            conv_general_dilated=(self.operations or Operations()).conv_general_dilated(1, 1),
-            name=name,
-        )
 
     def norm(self, train: bool, name: str) -> nn.Module:
         """Return a batch norm with a bias and no scale. Its running statistics adapt quickly, because runs are short.
@@ -157,8 +131,8 @@ class Airbench(nn.Module):
         The paper uses an epsilon of 1e-12. Here epsilon is Flax's 1e-5, because the rounding error of Flax's fast
         variance is larger than 1e-12.
         """
-        settings: dict[str, Any] = {"momentum": _STATISTICS_MOMENTUM, "dtype": self.dtype, "name": name}
-        settings |= {"use_running_average": not train, "param_dtype": self.param_dtype}
+        settings: dict[str, Any] = {"momentum": _STATISTICS_MOMENTUM, "use_running_average": not train, "name": name}
+        settings |= self.dtypes
         if self.group is None:
             return nn.BatchNorm(use_scale=False, axis_name=self.axis_name, **settings)
         # Flax's batch norm has no ghost batches.

@@ -4,15 +4,11 @@ Source: Liu et al. 2022, "A ConvNet for the 2020s" (arXiv:2201.03545). Parameter
 equal those of torchvision's `convnext_tiny` and `convnext_small`. timm's versions give the same logits.
 """
 
-from typing import Any
-
 import flax.linen as nn
 import jax
-import jax.numpy as jnp
-from jax.typing import DTypeLike
 
 from jaxddp.models.network import Naming, Network, check_sides, naming, stage_blocks
-from jaxddp.models.ops.layers import ModuleFactory, Operations, add_branch, branch_factors, convolutions, gelu
+from jaxddp.models.ops.layers import Layer, ModuleFactory, add_branch, branch_factors, dense_init, gelu
 
 STAGE_SIZES = {"convnext_tiny": (3, 3, 9, 3), "convnext_small": (3, 3, 27, 3)}
 """The number of blocks in each of the four stages."""
@@ -47,43 +43,34 @@ TIMM = naming(
     ("^head/", "head.fc/"),
 )
 
-_kernel_init = nn.initializers.normal(0.02)
 
-
-class ConvNeXtBlock(nn.Module):
+class ConvNeXtBlock(Layer):
     """x + scaled(MLP(norm(depthwise 7x7 convolution of x))): [B, H, W, C] -> [B, H, W, C]."""
 
     conv: ModuleFactory
-    dtype: DTypeLike
-    param_dtype: DTypeLike
 
     @nn.compact
     def __call__(self, x: jax.Array, factors: jax.Array | None) -> jax.Array:
         """Apply the block. `factors`, [B, 1], multiply the branch; see `branch_factors`."""
         features = x.shape[-1]
-        dtypes: dict[str, Any] = {"dtype": self.dtype, "param_dtype": self.param_dtype}
-        weights = {"kernel_init": _kernel_init, **dtypes}
-        y = self.conv(features, kernel=7, stride=1, groups=features, use_bias=True, name="conv")(x)
-        y = nn.LayerNorm(name="norm", use_fast_variance=False, **dtypes)(y)
-        y = gelu(nn.Dense(4 * features, name="fc1", **weights)(y))
-        y = nn.Dense(features, name="fc2", **weights)(y)
+        y = self.conv(features, kernel=7, stride=1, feature_group_count=features, use_bias=True, name="conv")(x)
+        y = nn.LayerNorm(name="norm", use_fast_variance=False, **self.dtypes)(y)
+        y = self.dense(features, "fc2")(gelu(self.dense(4 * features, "fc1")(y)))
         scale = self.param("layer_scale", nn.initializers.constant(1e-6), (features,), self.param_dtype)
         return add_branch(x, y * scale.astype(y.dtype), factors)
 
 
-class Downsample(nn.Module):
+class Downsample(Layer):
     """A convolution whose stride is the kernel size. A norm comes before the convolution or, in the stem, after it."""
 
     features: int
     stride: int
     norm_first: bool
     conv: ModuleFactory
-    dtype: DTypeLike
-    param_dtype: DTypeLike
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        norm = nn.LayerNorm(name="norm", dtype=self.dtype, param_dtype=self.param_dtype, use_fast_variance=False)
+        norm = nn.LayerNorm(name="norm", use_fast_variance=False, **self.dtypes)
         conv = self.conv(self.features, kernel=self.stride, stride=self.stride, padding=0, use_bias=True, name="conv")
         return conv(norm(x)) if self.norm_first else norm(conv(x))
 
@@ -95,18 +82,12 @@ class ConvNeXt(Network):
         stage_sizes: the number of blocks in each stage.
         width: the number of features of the first stage.
         drop_path: the probability that an example skips the last block in training.
-        dtype: the dtype of the computation. The mean over pixels, the last norm and the head use float32 or wider.
-        param_dtype: the dtype of parameters (float64 for exact comparisons, with `jax_enable_x64`).
-        operations: the implementations of the operations; None for the defaults. See `jaxddp.platforms`.
     """
 
     stage_sizes: tuple[int, ...]
     num_classes: int
     width: int = 96
     drop_path: float = 0.0
-    dtype: DTypeLike = jnp.float32
-    param_dtype: DTypeLike = jnp.float32
-    operations: Operations | None = None
 
     def published_names(self) -> tuple[Naming, ...]:
         """Return the namings of torchvision and timm; see `jaxddp.models.network`."""
@@ -128,16 +109,12 @@ class ConvNeXt(Network):
         """
         check_sides("convnext", images, _LEAST_SIDE)
         factors = iter(branch_factors(self.drop_path if train else 0, sum(self.stage_sizes), 1, example_keys))
-        dtypes: dict[str, Any] = {"dtype": self.dtype, "param_dtype": self.param_dtype}
-        settings = {"conv": convolutions(self.operations or Operations(), _kernel_init, **dtypes), **dtypes}
+        settings = {"conv": self.layers(train, dense_init)[0], **self.dtypes}
         x = Downsample(self.width, 4, norm_first=False, name="stem", **settings)(images.astype(self.dtype))
         for stage, size in enumerate(self.stage_sizes):
             if stage:
                 x = Downsample(self.width * 2**stage, 2, norm_first=True, name=f"downsample{stage}", **settings)(x)
             for block in range(size):
                 x = ConvNeXtBlock(name=f"stage{stage}_{block}", **settings)(x, next(factors))
-        head_dtype = jnp.promote_types(self.dtype, jnp.float32)
-        wide: dict[str, Any] = {"dtype": head_dtype, "param_dtype": self.param_dtype}
-        x = jnp.mean(x, axis=(1, 2), dtype=head_dtype)
-        x = nn.LayerNorm(name="norm", use_fast_variance=False, **wide)(x)
-        return nn.Dense(self.num_classes, kernel_init=_kernel_init, name="head", **wide)(x)
+        x = nn.LayerNorm(name="norm", use_fast_variance=False, **self.wide)(self.mean(x))
+        return self.dense(self.num_classes, "head", **self.wide)(x)

@@ -27,8 +27,11 @@ def _add(*names: str) -> Callable[[Family], Family]:
     return added
 
 
-def _dtype(config: "Config") -> str:
-    return config.train.precision or "float32"
+def _common(config: "Config") -> dict[str, Any]:
+    """Return the settings of every network: the images that a batch norm normalizes together, and the dtype."""
+    statistics = config.model.batch_statistics
+    dtype = config.train.precision or "float32"
+    return {"axis_name": statistics.axis_name, "group": statistics.group, "dtype": dtype}
 
 
 @_add(
@@ -63,7 +66,7 @@ class ResNetSettings:
     def make(self, config: "Config", num_classes: int) -> Any:
         import jaxddp.models.resnet as resnet
 
-        return resnet.build(config.model, num_classes, _dtype(config))
+        return resnet.build(config.model, num_classes, config.train.precision or "float32")
 
 
 @_add("resnet50d")
@@ -85,15 +88,13 @@ class RegNetSettings:
     def make(self, config: "Config", num_classes: int) -> Any:
         from jaxddp.models.regnet import ARCHITECTURES, RegNet
 
-        statistics = config.model.batch_statistics
-        architecture = ARCHITECTURES[config.model.name]
-        return RegNet(architecture, num_classes, statistics.axis_name, statistics.group, _dtype(config))
+        return RegNet(ARCHITECTURES[config.model.name], num_classes, **_common(config))
 
 
 @_add("efficientnet_b0", "efficientnet_v2_s")
 @dataclass(frozen=True)
 class EfficientNetSettings:
-    """EfficientNets; see `jaxddp.models.efficientnet`."""
+    """EfficientNets; see `jaxddp.models.inverted_residual`."""
 
     batch_norm: str = "local"
     drop_path: Decay = 0.0
@@ -104,42 +105,25 @@ class EfficientNetSettings:
     """EfficientNets and MobileNets: the probability that training sets an input of the last layer to zero."""
 
     def make(self, config: "Config", num_classes: int) -> Any:
-        from jaxddp.models.efficientnet import ARCHITECTURES
-        from jaxddp.models.inverted_residual import InvertedResidualNetwork
+        from jaxddp.models.inverted_residual import ARCHITECTURES, InvertedResidualNetwork
 
-        statistics = config.model.batch_statistics
-        return InvertedResidualNetwork(
-            ARCHITECTURES[config.model.name],
-            num_classes,
-            self.drop_path,
-            self.dropout,
-            statistics.axis_name,
-            statistics.group,
-            _dtype(config),
-        )
+        rates = self.drop_path, self.dropout
+        return InvertedResidualNetwork(ARCHITECTURES[config.model.name], num_classes, *rates, **_common(config))
 
 
 @_add("mobilenet_v3_large")
 @dataclass(frozen=True)
 class MobileNetSettings:
-    """MobileNets; see `jaxddp.models.mobilenet`."""
+    """MobileNets; see `jaxddp.models.inverted_residual`."""
 
     batch_norm: str = "local"
     dropout: Decay = 0.0
 
     def make(self, config: "Config", num_classes: int) -> Any:
-        from jaxddp.models.inverted_residual import InvertedResidualNetwork
-        from jaxddp.models.mobilenet import ARCHITECTURES
+        from jaxddp.models.inverted_residual import ARCHITECTURES, InvertedResidualNetwork
 
-        statistics = config.model.batch_statistics
-        return InvertedResidualNetwork(
-            ARCHITECTURES[config.model.name],
-            num_classes,
-            dropout=self.dropout,
-            axis_name=statistics.axis_name,
-            group=statistics.group,
-            dtype=_dtype(config),
-        )
+        architecture = ARCHITECTURES[config.model.name]
+        return InvertedResidualNetwork(architecture, num_classes, dropout=self.dropout, **_common(config))
 
 
 @_add("convnext_tiny", "convnext_small")
@@ -152,7 +136,7 @@ class ConvNeXtSettings:
     def make(self, config: "Config", num_classes: int) -> Any:
         from jaxddp.models.convnext import STAGE_SIZES, ConvNeXt
 
-        return ConvNeXt(STAGE_SIZES[config.model.name], num_classes, drop_path=self.drop_path, dtype=_dtype(config))
+        return ConvNeXt(STAGE_SIZES[config.model.name], num_classes, drop_path=self.drop_path, **_common(config))
 
 
 @_add("swin_t", "swin_s")
@@ -165,7 +149,7 @@ class SwinSettings:
     def make(self, config: "Config", num_classes: int) -> Any:
         from jaxddp.models.swin import STAGE_SIZES, Swin
 
-        return Swin(STAGE_SIZES[config.model.name], num_classes, drop_path=self.drop_path, dtype=_dtype(config))
+        return Swin(STAGE_SIZES[config.model.name], num_classes, drop_path=self.drop_path, **_common(config))
 
 
 @_add("vit_ti16", "vit_s16", "vit_b16")
@@ -178,7 +162,7 @@ class ViTSettings:
     def make(self, config: "Config", num_classes: int) -> Any:
         from jaxddp.models.vit import SIZES, ViT
 
-        return ViT(SIZES[config.model.name], num_classes, self.drop_path, _dtype(config))
+        return ViT(SIZES[config.model.name], num_classes, self.drop_path, **_common(config))
 
 
 @_add("airbench")
@@ -192,5 +176,4 @@ class AirbenchSettings:
     def make(self, config: "Config", num_classes: int) -> Any:
         from jaxddp.models.airbench import Airbench
 
-        statistics = config.model.batch_statistics
-        return Airbench(num_classes, self.width, statistics.axis_name, statistics.group, _dtype(config))
+        return Airbench(num_classes, self.width, **_common(config))

@@ -18,6 +18,7 @@ from jaxddp.config.layers import Layers
 from jaxddp.core.errors import InputError
 
 Tree = Any  # a pytree of arrays
+Keys = jax.Array | None  # a random key, or one for each image
 
 _IN_TRAINING = ("train", "training", "is_training", "is_train", "train_mode", "training_mode")
 _IN_EVALUATION = (
@@ -41,7 +42,7 @@ class Model(Protocol):
         ...
 
     def apply(
-        self, params: Tree, model_state: Tree, images: jax.Array, *, train: bool, key: jax.Array | None
+        self, params: Tree, model_state: Tree, images: jax.Array, *, train: bool, key: Keys
     ) -> tuple[jax.Array, Tree]:
         """Map float images [B, H, W, C] to (logits [B, K], model_state).
 

@@ -1,9 +1,10 @@
 """Networks of inverted residual blocks: EfficientNets and MobileNets, in Flax Linen.
 
 A block first increases the number of features, then convolves each feature separately, and then decreases the number.
-Source: Sandler et al. 2018, "MobileNetV2: inverted residuals and linear bottlenecks" (arXiv:1801.04381). The tables of
-`jaxddp.models.efficientnet` and `jaxddp.models.mobilenet` define the networks. The names of arrays and the logits are
-those of torchvision.
+Sources: Sandler et al. 2018, "MobileNetV2: inverted residuals and linear bottlenecks" (arXiv:1801.04381); Howard et al.
+2019, "Searching for MobileNetV3" (arXiv:1905.02244, table 1); Tan and Le 2019, "EfficientNet" (arXiv:1905.11946, table
+1); and Tan and Le 2021, "EfficientNetV2" (arXiv:2104.00298, table 4). Parameters, initial distributions of kernels,
+statistics of batch norms and logits equal those of torchvision's networks of these names.
 """
 
 import functools
@@ -13,24 +14,18 @@ from typing import Any
 
 import flax.linen as nn
 import jax
-import jax.numpy as jnp
-from jax.typing import DTypeLike
 
-from jaxddp.models.network import Naming, Network, naming
+from jaxddp.models.network import Naming, Network, head_init, naming
 from jaxddp.models.ops.layers import (
     Activation,
     ConvNorm,
     ModuleFactory,
-    Operations,
     SqueezeExcitation,
     add_branch,
     branch_factors,
-    convolutions,
     dropout,
-    norms,
+    nearest_multiple,
 )
-
-_normal = nn.initializers.normal(0.01)
 
 
 @dataclass(frozen=True)
@@ -89,7 +84,7 @@ class InvertedResidualSizes:
     hidden: int = 0
     epsilon: float = 1e-5
     momentum: float = 0.9
-    head_init: nn.initializers.Initializer = _normal
+    head_init: nn.initializers.Initializer = head_init
 
 
 class InvertedResidual(nn.Module):
@@ -141,7 +136,6 @@ class InvertedResidualNetwork(Network):
     Attributes:
         drop_path: in training, an example skips block i of n, from block 0, with the probability `drop_path` * i / n.
         dropout: the probability that training sets an input of the head to zero.
-        axis_name, group, dtype, param_dtype, operations: as in `jaxddp.models.resnet.ResNet`.
     """
 
     head_modules = ("last_conv", "hidden", "head")
@@ -149,11 +143,6 @@ class InvertedResidualNetwork(Network):
     num_classes: int
     drop_path: float = 0.0
     dropout: float = 0.0
-    axis_name: str | None = None
-    group: int | None = None
-    dtype: DTypeLike = jnp.float32
-    param_dtype: DTypeLike = jnp.float32
-    operations: Operations | None = None
 
     def published_names(self) -> tuple[Naming, ...]:
         """Return the naming of torchvision; see `jaxddp.models.network`."""
@@ -178,33 +167,20 @@ class InvertedResidualNetwork(Network):
         architecture, count = self.architecture, len(self.architecture.blocks)
         rate = self.drop_path * (count - 1) / count if train else 0
         factors = branch_factors(rate, count, 1, example_keys)
-        conv, norm, squeeze = self.layers(train)
+        conv, norm = self.layers(train, momentum=architecture.momentum, epsilon=architecture.epsilon)
+        gates: dict[str, Any] = {"activation": architecture.squeeze, "gate": architecture.gate}
+        squeeze = functools.partial(SqueezeExcitation, **gates, **self.dtypes)
         layer = functools.partial(ConvNorm, conv, norm, activation=architecture.activation)
         x = layer(architecture.stem, 3, 2, name="stem")(images.astype(self.dtype))
         for (name, block), block_factors in zip(architecture.blocks, factors, strict=True):
             x = InvertedResidual(block, conv, norm, squeeze, name=name)(x, block_factors)
         x = layer(architecture.last, name="last_conv")(x)
-        head_dtype = jnp.promote_types(self.dtype, jnp.float32)
-        dense = functools.partial(
-            nn.Dense, dtype=head_dtype, param_dtype=self.param_dtype, kernel_init=architecture.head_init
-        )
-        x = jnp.mean(x, axis=(1, 2), dtype=head_dtype)
+        settings, x = {"kernel_init": architecture.head_init, **self.wide}, self.mean(x)
         if architecture.hidden:
-            x = architecture.activation(dense(architecture.hidden, name="hidden")(x))
+            x = architecture.activation(self.dense(architecture.hidden, "hidden", **settings)(x))
         if train and self.dropout:
             x = dropout(x, self.dropout, example_keys)
-        return dense(self.num_classes, name="head")(x)
-
-    def layers(self, train: bool) -> tuple[ModuleFactory, ModuleFactory, ModuleFactory]:
-        """Return the factories of convolutions, of batch norms, and of squeeze and excitation."""
-        operations, architecture = self.operations or Operations(), self.architecture
-        dtypes: dict[str, Any] = {"dtype": self.dtype, "param_dtype": self.param_dtype}
-        statistics = {"momentum": architecture.momentum, "epsilon": architecture.epsilon, "group": self.group}
-        return (
-            convolutions(operations, **dtypes),
-            norms(operations, train, axis_name=self.axis_name, **statistics, **dtypes),
-            functools.partial(SqueezeExcitation, activation=architecture.squeeze, gate=architecture.gate, **dtypes),
-        )
+        return self.dense(self.num_classes, "head", **settings)(x)
 
 
 def _naming(architecture: InvertedResidualSizes) -> Naming:
@@ -226,3 +202,90 @@ def _naming(architecture: InvertedResidualSizes) -> Naming:
         ("/conv/", "/0/"),
         ("/norm/", "/1/"),
     )
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A row of EfficientNet's tables.
+
+    Attributes:
+        expansion: the features between a block's convolutions, as a multiple of its input.
+        kernel, stride: those of the first block. The other blocks have stride 1.
+        features: the number of features of each block's output.
+        blocks: the number of blocks.
+        fused: see `Block`. A fused block has no squeeze and excitation.
+    """
+
+    expansion: int
+    kernel: int
+    stride: int
+    features: int
+    blocks: int
+    fused: bool = False
+
+
+def _efficientnet(stem: int, *stages: Stage, epsilon: float) -> InvertedResidualSizes:
+    blocks, inputs = [], stem
+    for number, stage in enumerate(stages, start=1):
+        for index in range(stage.blocks):
+            stride = stage.stride if index == 0 else 1
+            squeeze = 0 if stage.fused else max(1, inputs // 4)
+            numbers = (inputs, stage.expansion * inputs, stage.features, stage.kernel, stride, squeeze)
+            blocks.append((f"stage{number}_{index}", Block(*numbers, nn.silu, stage.fused)))
+            inputs = stage.features
+    # torchvision draws the head's kernel uniformly, within 1 / sqrt(classes).
+    init = nn.initializers.variance_scaling(1 / 3, "fan_out", "uniform")
+    settings: dict[str, Any] = {"epsilon": epsilon, "head_init": init}
+    return InvertedResidualSizes(stem, tuple(blocks), 1280, nn.silu, nn.silu, nn.sigmoid, **settings)
+
+
+def _mobilenet_v3(stem: int, *rows: tuple[int, int, int, bool, bool, int]) -> InvertedResidualSizes:
+    """Return the network of a table: kernel, expanded features, features, squeeze, hard swish (or ReLU), stride."""
+    inputs, blocks = [stem, *(row[2] for row in rows)], []
+    for number, (kernel, expanded, features, has_squeeze, is_swish, stride) in enumerate(rows, start=1):
+        squeeze = nearest_multiple(expanded // 4) if has_squeeze else 0
+        activation = nn.hard_swish if is_swish else nn.relu
+        block = Block(inputs[number - 1], expanded, features, kernel, stride, squeeze, activation)
+        blocks.append((f"block{number}", block))
+    gates = nn.hard_swish, nn.relu, nn.hard_sigmoid
+    return InvertedResidualSizes(stem, tuple(blocks), 960, *gates, hidden=1280, epsilon=1e-3, momentum=0.99)
+
+
+ARCHITECTURES = {
+    "efficientnet_b0": _efficientnet(
+        32,
+        Stage(1, 3, 1, 16, 1),
+        Stage(6, 3, 2, 24, 2),
+        Stage(6, 5, 2, 40, 2),
+        Stage(6, 3, 2, 80, 3),
+        Stage(6, 5, 1, 112, 3),
+        Stage(6, 5, 2, 192, 4),
+        Stage(6, 3, 1, 320, 1),
+        epsilon=1e-5,
+    ),
+    "efficientnet_v2_s": _efficientnet(
+        24,
+        Stage(1, 3, 1, 24, 2, fused=True),
+        Stage(4, 3, 2, 48, 4, fused=True),
+        Stage(4, 3, 2, 64, 4, fused=True),
+        Stage(4, 3, 2, 128, 6),
+        Stage(6, 3, 1, 160, 9),
+        Stage(6, 3, 2, 256, 15),
+        epsilon=1e-3,
+    ),
+    "mobilenet_v3_large": _mobilenet_v3(
+        16,
+        (3, 16, 16, False, False, 1),
+        (3, 64, 24, False, False, 2),
+        (3, 72, 24, False, False, 1),
+        (5, 72, 40, True, False, 2),
+        *[(5, 120, 40, True, False, 1)] * 2,
+        (3, 240, 80, False, True, 2),
+        (3, 200, 80, False, True, 1),
+        *[(3, 184, 80, False, True, 1)] * 2,
+        (3, 480, 112, True, True, 1),
+        (3, 672, 112, True, True, 1),
+        (5, 672, 160, True, True, 2),
+        *[(5, 960, 160, True, True, 1)] * 2,
+    ),
+}

@@ -19,13 +19,14 @@ PyTorch. Kernels of 2 dimensions are transposed. All other arrays have the same 
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 
 from jaxddp.core.errors import InputError, Key
-from jaxddp.models.ops.layers import Operations
+from jaxddp.models.ops.layers import WEIGHT_INITS, Layer, ModuleFactory, Operations, convolutions, norms
 
 Naming = Callable[[str], str]
 """A function of an array's path, which includes the collection. It returns the published name, such as
@@ -60,11 +61,22 @@ def naming(*rules: tuple[str, str]) -> Naming:
     return published_name
 
 
-class Network(nn.Module):
-    """A network with published weights."""
+class Network(Layer, kw_only=True):
+    """A network with published weights.
+
+    The mean over pixels, the last norm and the head are computed in float32 or wider.
+
+    Attributes:
+        axis_name: the mesh axis over which training averages batch statistics; None for statistics of each device.
+        group: the number of consecutive images that training normalizes together; None for all images of a device.
+        operations: the implementations of the operations; None for the defaults. See `jaxddp.platforms`.
+    """
 
     head_modules: ClassVar[tuple[str, ...]] = ("norm", "head")
     """The names of the top-level modules after the last block."""
+    axis_name: str | None = None
+    group: int | None = None
+    operations: Operations | None = None
 
     def published_names(self) -> tuple[Naming, ...]:
         raise NotImplementedError
@@ -89,8 +101,27 @@ class Network(nn.Module):
         return next((number for number, modules in enumerate(blocks, start=1) if module in modules), 0)
 
     def with_operations(self, operations: Operations) -> Self:
-        """Return the network with these implementations, or unchanged if it has implementations or needs none."""
-        return self.clone(operations=operations) if getattr(self, "operations", operations) is None else self
+        """Return the network with these implementations, or unchanged if it has implementations."""
+        return self.clone(operations=operations) if self.operations is None else self
+
+    def mean(self, x: jax.Array) -> jax.Array:
+        """Return the mean over pixels in float32 or wider: [B, H, W, D] -> [B, D]."""
+        return jnp.mean(x, axis=(1, 2), dtype=self.wide["dtype"])
+
+    def layers(
+        self, train: bool, kernel_init: nn.initializers.Initializer = WEIGHT_INITS["he_normal"], **settings: Any
+    ) -> tuple[ModuleFactory, ModuleFactory]:
+        """Return the factories of convolutions and of batch norms; see `jaxddp.models.ops.layers`.
+
+        `settings` are other fields of `BatchNorm` than the default ones.
+        """
+        operations = self.operations or Operations()
+        settings |= {"axis_name": self.axis_name, "group": self.group, **self.dtypes}
+        return convolutions(operations, kernel_init, **self.dtypes), norms(operations, train, **settings)
+
+
+head_init = nn.initializers.normal(0.01)
+"""The initializer of the kernels of the heads of ResNets, RegNets and MobileNets."""
 
 
 def stage_blocks(lengths: Iterable[int], stage: str = "stage", first: int = 1, between: str = "") -> list:

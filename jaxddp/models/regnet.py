@@ -7,24 +7,13 @@ of kernels and logits equal those of torchvision's `regnet_y_400mf` to `regnet_y
 import functools
 import itertools
 from dataclasses import dataclass
-from typing import Any
 
 import flax.linen as nn
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jax.typing import DTypeLike
 
-from jaxddp.models.network import Naming, Network, naming, stage_blocks
-from jaxddp.models.ops.layers import (
-    ConvNorm,
-    ModuleFactory,
-    Operations,
-    SqueezeExcitation,
-    convolutions,
-    nearest_multiple,
-    norms,
-)
+from jaxddp.models.network import Naming, Network, head_init, naming, stage_blocks
+from jaxddp.models.ops.layers import ConvNorm, Layer, ModuleFactory, SqueezeExcitation, nearest_multiple
 
 _STEM_FEATURES = 32
 _QUANTUM = 8
@@ -95,7 +84,7 @@ ARCHITECTURES = {
 """The values are from the paper's code (github.com/facebookresearch/pycls) and torchvision."""
 
 
-class RegNetBlock(nn.Module):
+class RegNetBlock(Layer):
     """relu(shortcut(x) + f(x)), f: 1x1 convolution, 3x3 convolution in groups, squeeze and excitation, 1x1 convolution.
 
     Attributes:
@@ -103,7 +92,6 @@ class RegNetBlock(nn.Module):
         groups: the number of groups of the 3x3 convolution.
         stride: 1, or 2 to halve the height and the width.
         conv, norm: factories of the layers; see `jaxddp.models.ops.layers`.
-        dtype, param_dtype: those of the squeeze and excitation.
     """
 
     features: int
@@ -111,8 +99,6 @@ class RegNetBlock(nn.Module):
     stride: int
     conv: ModuleFactory
     norm: ModuleFactory
-    dtype: DTypeLike
-    param_dtype: DTypeLike
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -120,27 +106,18 @@ class RegNetBlock(nn.Module):
         y = layer(activation=nn.relu, name="conv1")(x)
         y = layer(3, self.stride, self.groups, nn.relu, name="conv2")(y)
         # The number of squeezed features is a quarter of the block's input.
-        y = SqueezeExcitation(round(inputs / 4), dtype=self.dtype, param_dtype=self.param_dtype, name="se")(y)
+        y = SqueezeExcitation(round(inputs / 4), name="se", **self.dtypes)(y)
         if inputs != self.features or self.stride > 1:
             x = layer(stride=self.stride, name="shortcut")(x)
         return layer(activation=nn.relu, name="conv3")(y, residual=x)
 
 
 class RegNet(Network):
-    """A RegNetY: a 3x3 convolution, and stages that each halve the height and the width.
-
-    Attributes:
-        axis_name, group, dtype, param_dtype, operations: as in `jaxddp.models.resnet.ResNet`.
-    """
+    """A RegNetY: a 3x3 convolution, and stages that each halve the height and the width."""
 
     head_modules = ("fc",)
     architecture: RegNetSizes
     num_classes: int
-    axis_name: str | None = None
-    group: int | None = None
-    dtype: DTypeLike = jnp.float32
-    param_dtype: DTypeLike = jnp.float32
-    operations: Operations | None = None
 
     def published_names(self) -> tuple[Naming, ...]:
         """Return the naming of torchvision; see `jaxddp.models.network`."""
@@ -156,18 +133,10 @@ class RegNet(Network):
         With `train` the network normalizes by the batch's statistics, and updates the running statistics in the
         collection `batch_stats`.
         """
-        operations = self.operations or Operations()
-        dtypes: dict[str, Any] = {"dtype": self.dtype, "param_dtype": self.param_dtype}
-        conv = convolutions(operations, **dtypes)
-        norm = norms(operations, train, axis_name=self.axis_name, group=self.group, **dtypes)
+        conv, norm = self.layers(train)
         x = ConvNorm(conv, norm, _STEM_FEATURES, 3, 2, activation=nn.relu, name="stem")(images.astype(self.dtype))
         for number, stage in enumerate(self.architecture.stages, start=1):
-            groups = stage.features // stage.group
             for block in range(stage.blocks):
-                stride = 2 if block == 0 else 1
-                name = f"stage{number}_{block}"
-                x = RegNetBlock(stage.features, groups, stride, conv, norm, **dtypes, name=name)(x)
-        head_dtype = jnp.promote_types(self.dtype, jnp.float32)
-        x = jnp.mean(x, axis=(1, 2), dtype=head_dtype)
-        head_init = nn.initializers.normal(0.01)
-        return nn.Dense(self.num_classes, True, head_dtype, self.param_dtype, kernel_init=head_init, name="fc")(x)
+                settings = stage.features, stage.features // stage.group, 2 if block == 0 else 1, conv, norm
+                x = RegNetBlock(*settings, name=f"stage{number}_{block}", **self.dtypes)(x)
+        return self.dense(self.num_classes, "fc", kernel_init=head_init, **self.wide)(self.mean(x))

@@ -12,7 +12,6 @@ and timm.
 
 import functools
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,17 +25,8 @@ from jaxddp.config import ModelConfig
 from jaxddp.config.model_section import WeightInit
 from jaxddp.config.registry import MODELS
 from jaxddp.core.errors import InputError, Key, choices
-from jaxddp.models.network import Naming, Network, naming, stage_blocks
-from jaxddp.models.ops.layers import (
-    WEIGHT_INITS,
-    MaxPool,
-    ModuleFactory,
-    Operations,
-    SqueezeExcitation,
-    convolutions,
-    nearest_multiple,
-    norms,
-)
+from jaxddp.models.network import Naming, Network, head_init, naming, stage_blocks
+from jaxddp.models.ops.layers import WEIGHT_INITS, Layer, ModuleFactory, Operations, SqueezeExcitation, nearest_multiple
 
 _LEAST_BLURRED_CHANNELS = 16
 _BLUR_WEIGHTS = (1, 2, 1)
@@ -113,39 +103,6 @@ def blurring(conv: ModuleFactory) -> ModuleFactory:
     return factory
 
 
-def imagenet_stem(
-    images: jax.Array, features: int, conv: ModuleFactory, norm: ModuleFactory, max_pool: MaxPool
-) -> jax.Array:
-    """Apply a 7x7 convolution and a 3x3 max pool, each with stride 2: [B, H, W, C] -> [B, H/4, W/4, features]."""
-    x = conv(features, kernel=7, stride=2, name="conv1")(images)
-    return max_pool(norm(name="bn1")(x, relu=True), 3, 2, 1)
-
-
-def small_stem(
-    images: jax.Array, features: int, conv: ModuleFactory, norm: ModuleFactory, max_pool: MaxPool
-) -> jax.Array:
-    """Apply a 3x3 convolution with stride 1, for images of about 32 pixels: [B, H, W, C] -> [B, H, W, features]."""
-    return norm(name="bn1")(conv(features, kernel=3, stride=1, name="conv1")(images), relu=True)
-
-
-def deep_stem(
-    images: jax.Array, features: int, conv: ModuleFactory, norm: ModuleFactory, max_pool: MaxPool
-) -> jax.Array:
-    """Apply three 3x3 convolutions, the first with stride 2, and the max pool: [B, H, W, C] -> [B, H/4, W/4, features].
-
-    Source: He et al. 2019, "Bag of tricks for image classification" (arXiv:1812.01187), ResNet-C.
-    """
-    x = images
-    for number, stride in ((1, 2), (2, 1)):
-        x = conv(max(1, features // 2), kernel=3, stride=stride, name=f"stem_conv{number}")(x)
-        x = norm(name=f"stem_bn{number}")(x, relu=True)
-    x = conv(features, kernel=3, stride=1, name="stem_conv3")(x)
-    return max_pool(norm(name="bn1")(x, relu=True), 3, 2, 1)
-
-
-STEMS = {"imagenet": imagenet_stem, "small": small_stem, "deep": deep_stem}
-
-
 @dataclass(frozen=True)
 class Convolution:
     """One convolution of a block.
@@ -163,50 +120,61 @@ class Convolution:
     groups: int = 1
 
 
-class ResidualBlock(nn.Module):
+@dataclass(frozen=True)
+class Architecture:
+    """The architecture of a ResNet.
+
+    Attributes:
+        stage_sizes: the number of blocks in each of four stages.
+        block: the convolutions of a block.
+        pooled_shortcut: whether a shortcut with a stride takes the mean of 2x2 pixels before its convolution, which
+            then has no stride.
+        squeeze_excitation: whether each block has squeeze and excitation before its addition, which squeezes to a
+            sixteenth of the features, as timm does.
+    """
+
+    stage_sizes: tuple[int, ...]
+    block: tuple[Convolution, ...]
+    pooled_shortcut: bool = False
+    squeeze_excitation: bool = False
+
+
+class ResidualBlock(Layer):
     """A residual block, relu(shortcut(x) + f(x)), where f is the block's convolutions, each with a batch norm.
 
     Attributes:
-        convolutions: the convolutions of f; a `strided` one has the block's stride.
+        architecture: the architecture of the network. A `strided` convolution has the block's stride.
         features: the number of features of a convolution with expansion 1. The output has `features` times the last
             expansion.
         stride: 1, or 2 to halve the height and the width.
-        zero_init_last_scale: initialize the last scale to zero, so that the block starts as the identity.
         conv, norm: factories of the layers; see `ResNet.layers`.
-        shortcut_norm: whether a shortcut that changes the shape has a batch norm after its convolution. Otherwise the
-            convolution has a bias.
-        pooled_shortcut: whether a shortcut with a stride takes the mean of 2x2 pixels before its convolution, which
-            then has no stride.
-        squeeze: a factory of squeeze and excitation before the addition, which squeezes to a sixteenth of the features,
-            as timm does; None for none.
+        zero_init_last_scale, shortcut_norm: see `ResNet`.
     """
 
-    convolutions: tuple[Convolution, ...]
+    architecture: Architecture
     features: int
     stride: int
-    zero_init_last_scale: bool
     conv: ModuleFactory
     norm: ModuleFactory
+    zero_init_last_scale: bool = True
     shortcut_norm: bool = True
-    pooled_shortcut: bool = False
-    squeeze: ModuleFactory | None = None
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        y, last = x, len(self.convolutions)
-        for i, convolution in enumerate(self.convolutions, start=1):
+        y, last = x, len(self.architecture.block)
+        for i, convolution in enumerate(self.architecture.block, start=1):
             features = self.features * convolution.expansion
             stride = self.stride if convolution.strided else 1
-            options = {"kernel": convolution.kernel, "stride": stride, "groups": convolution.groups}
-            y = self.conv(features, **options, name=f"conv{i}")(y)
+            options = {"feature_group_count": convolution.groups, "name": f"conv{i}"}
+            y = self.conv(features, kernel=convolution.kernel, stride=stride, **options)(y)
             if i < last:
                 y = self.norm(name=f"bn{i}")(y, relu=True)
         scale_init = nn.initializers.zeros if self.zero_init_last_scale else nn.initializers.ones
         norm = self.norm(name=f"bn{last}", scale_init=scale_init)
-        if self.squeeze is None:
+        if not self.architecture.squeeze_excitation:
             return norm(y, residual=self.shortcut(x, y.shape), relu=True)
         squeezed = nearest_multiple(y.shape[-1] / 16, least=0)
-        y = self.squeeze(squeezed, name="se")(norm(y))
+        y = SqueezeExcitation(squeezed, name="se", **self.dtypes)(norm(y))
         return nn.relu(self.shortcut(x, y.shape) + y)
 
     def shortcut(self, x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
@@ -214,7 +182,7 @@ class ResidualBlock(nn.Module):
         if x.shape == shape:
             return x
         stride = self.stride
-        if self.pooled_shortcut and stride == 2:
+        if self.architecture.pooled_shortcut and stride == 2:
             x, stride = halve(x), 1
         options = {"kernel": 1, "stride": stride, "use_bias": not self.shortcut_norm}
         x = self.conv(shape[-1], **options, name="downsample_conv")(x)
@@ -232,23 +200,6 @@ def halve(images: jax.Array) -> jax.Array:
     squares = images.reshape(batch, (height + 1) // 2, 2, (width + 1) // 2, 2, channels)
     wide = jnp.promote_types(images.dtype, jnp.float32)
     return squares.mean((2, 4), dtype=wide).astype(images.dtype)
-
-
-@dataclass(frozen=True)
-class Architecture:
-    """The architecture of a ResNet.
-
-    Attributes:
-        stage_sizes: the number of blocks in each of four stages.
-        block: the convolutions of a block.
-        pooled_shortcut: see `ResidualBlock`.
-        squeeze_excitation: whether each block has squeeze and excitation.
-    """
-
-    stage_sizes: tuple[int, ...]
-    block: tuple[Convolution, ...]
-    pooled_shortcut: bool = False
-    squeeze_excitation: bool = False
 
 
 BASIC = (Convolution(3, strided=True), Convolution(3))
@@ -273,9 +224,8 @@ ARCHITECTURES = {
     "wide_resnet50_2": Architecture((3, 4, 6, 3), bottleneck(2)),
     "wide_resnet101_2": Architecture((3, 4, 23, 3), bottleneck(2)),
     "seresnet50": Architecture((3, 4, 6, 3), BOTTLENECK, squeeze_excitation=True),
+    "resnet50d": Architecture((3, 4, 6, 3), BOTTLENECK, pooled_shortcut=True),
 }
-D_ARCHITECTURES = {"resnet50d": Architecture((3, 4, 6, 3), BOTTLENECK, pooled_shortcut=True)}
-"""The networks with the stem "deep" by default."""
 
 _STEM = {"stem_conv1": 0, "stem_bn1": 1, "stem_conv2": 3, "stem_bn2": 4, "stem_conv3": 6}
 
@@ -296,35 +246,26 @@ class ResNet(Network):
     Attributes:
         width: the number of features of the stem and of the blocks of the first stage (`ResidualBlock.features`). Each
             later stage doubles it.
-        stem: one of the functions in `STEMS`.
+        stem: "imagenet", a 7x7 convolution and a 3x3 max pool, each with stride 2; "small", a 3x3 convolution with
+            stride 1, for images of about 32 pixels; or "deep", three 3x3 convolutions, the first with stride 2, and the
+            max pool (He et al. 2019, "Bag of tricks for image classification", arXiv:1812.01187, ResNet-C).
         kernel_init: the initializer of the convolutions.
         zero_init_last_scale: initialize the last scale of every block to zero, so that the block starts as the
             identity.
         shortcut_norm: whether shortcuts that change the shape have a batch norm, as in the paper. Otherwise they have
             a bias.
         blur_pool: blur images before each strided convolution; see `jaxddp.models.resnet`.
-        axis_name: the mesh axis over which training averages batch statistics; None for statistics of each device.
-        group: the number of consecutive images that training normalizes together; None for all images of a device.
-        dtype: the dtype of the computation. The mean over pixels and the head use float32 or wider.
-        param_dtype: the dtype of parameters and running statistics (float64 for exact comparisons, with
-            `jax_enable_x64`).
-        operations: the implementations of the operations; None for the defaults. See `jaxddp.platforms`.
     """
 
     head_modules = ("fc",)
     architecture: Architecture
     num_classes: int
     width: int = 64
-    stem: Callable[..., jax.Array] = imagenet_stem
+    stem: str = "imagenet"
     kernel_init: nn.initializers.Initializer = WEIGHT_INITS["he_normal"]
     zero_init_last_scale: bool = True
     shortcut_norm: bool = True
     blur_pool: bool = False
-    axis_name: str | None = None
-    group: int | None = None
-    dtype: DTypeLike = jnp.float32
-    param_dtype: DTypeLike = jnp.float32
-    operations: Operations | None = None
 
     def published_names(self) -> tuple[Naming, ...]:
         """Return the naming of torchvision and timm; see `jaxddp.models.network`."""
@@ -340,39 +281,27 @@ class ResNet(Network):
         With `train` the network normalizes by the batch's statistics, and updates the running statistics in the
         collection `batch_stats`. As in Flax, the running variance is biased. (PyTorch's is unbiased.)
         """
-        conv, norm = self.layers(train)
-        max_pool = (self.operations or Operations()).max_pool
-        squeeze = functools.partial(SqueezeExcitation, dtype=self.dtype, param_dtype=self.param_dtype)
-        x = self.stem(images.astype(self.dtype), self.width, conv, norm, max_pool)
+        conv, norm = self.layers(train, self.kernel_init)
+        conv = blurring(conv) if self.blur_pool else conv
+        x = self.before_blocks(images.astype(self.dtype), conv, norm)
         for stage, blocks in enumerate(self.architecture.stage_sizes):
             for block in range(blocks):
-                x = ResidualBlock(
-                    self.architecture.block,
-                    features=self.width * 2**stage,
-                    stride=2 if stage > 0 and block == 0 else 1,
-                    zero_init_last_scale=self.zero_init_last_scale,
-                    conv=conv,
-                    norm=norm,
-                    shortcut_norm=self.shortcut_norm,
-                    pooled_shortcut=self.architecture.pooled_shortcut,
-                    squeeze=squeeze if self.architecture.squeeze_excitation else None,
-                    name=f"layer{stage + 1}_{block}",
-                )(x)
-        head_dtype = jnp.promote_types(self.dtype, jnp.float32)
-        x = jnp.mean(x, axis=(1, 2), dtype=head_dtype)
-        head_init = nn.initializers.normal(0.01)
-        return nn.Dense(self.num_classes, True, head_dtype, self.param_dtype, kernel_init=head_init, name="fc")(x)
+                stride = 2 if stage > 0 and block == 0 else 1
+                options = {"name": f"layer{stage + 1}_{block}", **self.dtypes}
+                settings = conv, norm, self.zero_init_last_scale, self.shortcut_norm
+                x = ResidualBlock(self.architecture, self.width * 2**stage, stride, *settings, **options)(x)
+        return self.dense(self.num_classes, "fc", kernel_init=head_init, **self.wide)(self.mean(x))
 
-    def layers(self, train: bool) -> tuple[ModuleFactory, ModuleFactory]:
-        """Return the factories of all convolutions and of all batch norms.
-
-        See `jaxddp.models.ops.layers`.
-        """
-        operations = self.operations or Operations()
-        dtypes: dict[str, Any] = {"dtype": self.dtype, "param_dtype": self.param_dtype}
-        conv = convolutions(operations, self.kernel_init, **dtypes)
-        norm = norms(operations, train, axis_name=self.axis_name, group=self.group, **dtypes)
-        return blurring(conv) if self.blur_pool else conv, norm
+    def before_blocks(self, x: jax.Array, conv: ModuleFactory, norm: ModuleFactory) -> jax.Array:
+        """Apply the stem: [B, H, W, C] -> [B, H/4, W/4, width], or [B, H, W, width] for "small"."""
+        kernel, stride, name = {"imagenet": (7, 2, "conv1"), "small": (3, 1, "conv1"), "deep": (3, 1, "stem_conv3")}[
+            self.stem
+        ]
+        for number, first_stride in ((1, 2), (2, 1)) if self.stem == "deep" else ():
+            x = conv(max(1, self.width // 2), kernel=3, stride=first_stride, name=f"stem_conv{number}")(x)
+            x = norm(name=f"stem_bn{number}")(x, relu=True)
+        x = norm(name="bn1")(conv(self.width, kernel=kernel, stride=stride, name=name)(x), relu=True)
+        return x if self.stem == "small" else (self.operations or Operations()).max_pool(x, 3, 2, 1)
 
 
 def build(
@@ -386,29 +315,18 @@ def build(
     Raises:
         InputError: a name or a dtype is unknown, or a number is not positive.
     """
-    architectures = ARCHITECTURES | D_ARCHITECTURES
-    if settings.name not in architectures:
-        raise InputError(f"unknown model {settings.name!r}; {choices(settings.name, architectures)}")
-    architecture, options = architectures[settings.name], MODELS.settings(settings)
+    if settings.name not in ARCHITECTURES:
+        raise InputError(f"unknown model {settings.name!r}; {choices(settings.name, ARCHITECTURES)}")
+    architecture, options = ARCHITECTURES[settings.name], MODELS.settings(settings)
     check_groups(architecture, options.width)
     if num_classes < 1:
         raise InputError(f"{settings.name}: num_classes is {num_classes}; give a positive number")
     for key, value in (("dtype", dtype), ("param_dtype", param_dtype)):
         _check_floating("resnet", key, value)
-    return ResNet(
-        architecture=architecture,
-        num_classes=num_classes,
-        width=options.width,
-        stem=STEMS[options.stem],
-        kernel_init=_kernel_init(settings.initialization),
-        zero_init_last_scale=options.zero_init_last_scale,
-        shortcut_norm=options.shortcut_norm,
-        blur_pool=options.blur_pool,
-        axis_name=settings.batch_statistics.axis_name,
-        group=settings.batch_statistics.group,
-        dtype=dtype,
-        param_dtype=param_dtype,
-    )
+    same = ("width", "stem", "zero_init_last_scale", "shortcut_norm", "blur_pool")
+    given = {name: getattr(options, name) for name in same} | {"dtype": dtype, "param_dtype": param_dtype}
+    given |= {"axis_name": settings.batch_statistics.axis_name, "group": settings.batch_statistics.group}
+    return ResNet(architecture, num_classes, kernel_init=_kernel_init(settings.initialization), **given)
 
 
 def check_groups(architecture: Architecture, width: int) -> None:

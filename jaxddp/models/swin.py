@@ -6,16 +6,14 @@ the same logits for images of 224 pixels.
 """
 
 import functools
-from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.typing import DTypeLike
 
 from jaxddp.models.network import Naming, Network, check_sides, naming, stage_blocks
-from jaxddp.models.ops.layers import Attention, Mlp, add_branch, branch_factors, dense_init, patch_embedding
+from jaxddp.models.ops.layers import Attention, Layer, Mlp, add_branch, branch_factors, dense_init, patch_embedding
 
 _MASKED = -100.0
 """The number that torchvision and timm add to the score of a pair of tokens that must not attend to each other."""
@@ -110,7 +108,7 @@ TIMM = naming(
 _norm = functools.partial(nn.LayerNorm, epsilon=1e-5, use_fast_variance=False)
 
 
-class SwinBlock(nn.Module):
+class SwinBlock(Layer):
     """Attention within windows, then an MLP, each with a norm before it and a residual connection.
 
     Attributes:
@@ -119,16 +117,13 @@ class SwinBlock(nn.Module):
 
     heads: int
     is_shifted: bool
-    dtype: DTypeLike
-    param_dtype: DTypeLike
 
     @nn.compact
     def __call__(self, x: jax.Array, factors: jax.Array | None) -> jax.Array:
         """Apply the block to [B, H, W, D]. The columns of `factors`, [B, 2], multiply its two branches."""
-        dtypes: dict[str, Any] = {"dtype": self.dtype, "param_dtype": self.param_dtype}
         attention_factors, mlp_factors = (None, None) if factors is None else factors.T
-        x = add_branch(x, self.attend(_norm(name="norm1", **dtypes)(x)), attention_factors)
-        return add_branch(x, Mlp(name="mlp", **dtypes)(_norm(name="norm2", **dtypes)(x)), mlp_factors)
+        x = add_branch(x, self.attend(_norm(name="norm1", **self.dtypes)(x)), attention_factors)
+        return add_branch(x, Mlp(name="mlp", **self.dtypes)(_norm(name="norm2", **self.dtypes)(x)), mlp_factors)
 
     def attend(self, x: jax.Array) -> jax.Array:
         """Apply attention within windows: [B, H, W, D] -> [B, H, W, D].
@@ -144,7 +139,7 @@ class SwinBlock(nn.Module):
         if down or right:
             x = jnp.roll(x, (-down, -right), (1, 2))
             bias = bias + shift_mask(size, _WINDOW, (down, right))[:, None]
-        attention = Attention(self.heads, self.dtype, self.param_dtype, name="attn")
+        attention = Attention(self.heads, name="attn", **self.dtypes)
         x = merge(attention(partition(x, _WINDOW), bias), size, _WINDOW)
         if down or right:
             x = jnp.roll(x, (down, right), (1, 2))
@@ -153,25 +148,19 @@ class SwinBlock(nn.Module):
     def position_bias(self) -> jax.Array:
         """Return the bias of each pair of tokens in a window, in float32 or wider: [heads, tokens, tokens]."""
         table = self.param(_TABLE, dense_init, ((2 * _WINDOW - 1) ** 2, self.heads), self.param_dtype)
-        wide = jnp.promote_types(self.dtype, jnp.float32)
-        return table[relative_positions(_WINDOW)].transpose(2, 0, 1).astype(wide)
+        return table[relative_positions(_WINDOW)].transpose(2, 0, 1).astype(self.wide["dtype"])
 
 
-class PatchMerging(nn.Module):
+class PatchMerging(Layer):
     """Map each square of 2 x 2 tokens to one token: [B, H, W, D] -> [B, H / 2, W / 2, 2 D], rounded up."""
-
-    dtype: DTypeLike
-    param_dtype: DTypeLike
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        dtypes: dict[str, Any] = {"dtype": self.dtype, "param_dtype": self.param_dtype}
         features = 2 * x.shape[-1]
         x = pad_to_multiples(x, 2)
         # The order of the four tokens is that of published weights: the two of the left column come first.
         x = jnp.concatenate([x[:, row::2, column::2] for column in range(2) for row in range(2)], axis=-1)
-        x = _norm(name="norm", **dtypes)(x)
-        return nn.Dense(features, use_bias=False, kernel_init=dense_init, name="reduction", **dtypes)(x)
+        return self.dense(features, "reduction", use_bias=False)(_norm(name="norm", **self.dtypes)(x))
 
 
 class Swin(Network):
@@ -183,16 +172,12 @@ class Swin(Network):
         width: the number of features of the first stage. An attention head has 32 features, or all features of a
             stage that has fewer.
         drop_path: the probability that an example skips a branch of the last block in training.
-        dtype: the dtype of the computation. The softmax, the last norm and the head use float32 or wider.
-        param_dtype: the dtype of parameters (float64 for exact comparisons, with `jax_enable_x64`).
     """
 
     stage_sizes: tuple[int, ...]
     num_classes: int
     width: int = 96
     drop_path: float = 0.0
-    dtype: DTypeLike = jnp.float32
-    param_dtype: DTypeLike = jnp.float32
 
     def published_names(self) -> tuple[Naming, ...]:
         """Return the namings of torchvision and timm; see `jaxddp.models.network`."""
@@ -220,24 +205,20 @@ class Swin(Network):
             InputError: the images are too small, or the keys are missing.
         """
         factors = iter(branch_factors(self.drop_path if train else 0, sum(self.stage_sizes), 2, example_keys))
-        dtypes: dict[str, Any] = {"dtype": self.dtype, "param_dtype": self.param_dtype}
         x = self.embed(images.astype(self.dtype))
         for stage, size in enumerate(self.stage_sizes):
             if stage:
-                x = PatchMerging(name=f"merge{stage}", **dtypes)(x)
+                x = PatchMerging(name=f"merge{stage}", **self.dtypes)(x)
             heads = max(1, x.shape[-1] // _HEAD_FEATURES)
             for block in range(size):
-                x = SwinBlock(heads, block % 2 == 1, name=f"stage{stage}_{block}", **dtypes)(x, next(factors))
-        head_dtype = jnp.promote_types(self.dtype, jnp.float32)
-        wide: dict[str, Any] = {"dtype": head_dtype, "param_dtype": self.param_dtype}
-        x = jnp.mean(_norm(name="norm", **wide)(x), axis=(1, 2))
-        return nn.Dense(self.num_classes, kernel_init=dense_init, name="head", **wide)(x)
+                x = SwinBlock(heads, block % 2 == 1, name=f"stage{stage}_{block}", **self.dtypes)(x, next(factors))
+        x = jnp.mean(_norm(name="norm", **self.wide)(x), axis=(1, 2))
+        return self.dense(self.num_classes, "head", **self.wide)(x)
 
     def embed(self, images: jax.Array) -> jax.Array:
         """Return the tokens of all whole patches, with a norm: [B, H / 4, W / 4, width], rounded down."""
         height, width = images.shape[1:3]
         check_sides("swin", images, _PATCH)
-        dtypes: dict[str, Any] = {"dtype": self.dtype, "param_dtype": self.param_dtype}
         images = images[:, : height // _PATCH * _PATCH, : width // _PATCH * _PATCH]
-        x = patch_embedding(self.width, _PATCH, **dtypes)(images)
-        return _norm(name="patch_norm", **dtypes)(x)
+        x = patch_embedding(self.width, _PATCH, **self.dtypes)(images)
+        return _norm(name="patch_norm", **self.dtypes)(x)

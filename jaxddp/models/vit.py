@@ -7,16 +7,14 @@ branches of a block. Parameters, initial distributions and logits equal those of
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jax.typing import DTypeLike
 
 from jaxddp.core.errors import InputError, Key
 from jaxddp.models.network import Naming, Network, PositionGrid, naming
-from jaxddp.models.ops.layers import Attention, Mlp, add_branch, branch_factors, dense_init, patch_embedding
+from jaxddp.models.ops.layers import Attention, Layer, Mlp, add_branch, branch_factors, patch_embedding
 
 
 @dataclass(frozen=True)
@@ -30,11 +28,7 @@ class ViTSize:
     """The side of a patch in pixels."""
 
 
-SIZES = {
-    "vit_ti16": ViTSize(192, 3),
-    "vit_s16": ViTSize(384, 6),
-    "vit_b16": ViTSize(768, 12),
-}
+SIZES = {"vit_ti16": ViTSize(192, 3), "vit_s16": ViTSize(384, 6), "vit_b16": ViTSize(768, 12)}
 
 TIMM = naming(("patch_embed", "patch_embed.proj"), (r"blocks_(\d+)", r"blocks.\1"))
 TORCHVISION = naming(
@@ -55,22 +49,19 @@ TORCHVISION = naming(
 _normal = nn.initializers.normal
 
 
-class ViTBlock(nn.Module):
+class ViTBlock(Layer):
     """A transformer block: attention, then an MLP, each with a norm before it and a residual connection."""
 
     heads: int
-    dtype: DTypeLike
-    param_dtype: DTypeLike
 
     @nn.compact
     def __call__(self, x: jax.Array, factors: jax.Array | None) -> jax.Array:
         """Apply the block. The columns of `factors`, [B, 2], multiply its two branches; see `branch_factors`."""
-        dtypes: dict[str, Any] = {"dtype": self.dtype, "param_dtype": self.param_dtype}
         attention_factors, mlp_factors = (None, None) if factors is None else factors.T
-        y = nn.LayerNorm(name="norm1", use_fast_variance=False, **dtypes)(x)
-        x = add_branch(x, Attention(self.heads, name="attn", **dtypes)(y), attention_factors)
-        y = nn.LayerNorm(name="norm2", use_fast_variance=False, **dtypes)(x)
-        return add_branch(x, Mlp(name="mlp", **dtypes)(y), mlp_factors)
+        y = nn.LayerNorm(name="norm1", use_fast_variance=False, **self.dtypes)(x)
+        x = add_branch(x, Attention(self.heads, name="attn", **self.dtypes)(y), attention_factors)
+        y = nn.LayerNorm(name="norm2", use_fast_variance=False, **self.dtypes)(x)
+        return add_branch(x, Mlp(name="mlp", **self.dtypes)(y), mlp_factors)
 
 
 class ViT(Network):
@@ -78,15 +69,11 @@ class ViT(Network):
 
     Attributes:
         drop_path: the probability that an example skips a branch of the last block in training.
-        dtype: the dtype of the computation. The softmax, the last norm and the head use float32 or wider.
-        param_dtype: the dtype of parameters (float64 for exact comparisons, with `jax_enable_x64`).
     """
 
     size: ViTSize
     num_classes: int
     drop_path: float = 0.0
-    dtype: DTypeLike = jnp.float32
-    param_dtype: DTypeLike = jnp.float32
 
     def published_names(self) -> tuple[Naming, ...]:
         """Return the namings of timm and torchvision; see `jaxddp.models.network`."""
@@ -120,17 +107,15 @@ class ViT(Network):
         factors = branch_factors(self.drop_path if train else 0, self.size.blocks, 2, example_keys)
         x = self.embed(images.astype(self.dtype))
         for i, block_factors in enumerate(factors):
-            x = ViTBlock(self.size.heads, self.dtype, self.param_dtype, name=f"blocks_{i}")(x, block_factors)
-        wide: dict[str, Any] = {"dtype": jnp.promote_types(self.dtype, jnp.float32), "param_dtype": self.param_dtype}
-        x = nn.LayerNorm(name="norm", use_fast_variance=False, **wide)(x[:, 0])
-        return nn.Dense(self.num_classes, kernel_init=dense_init, name="head", **wide)(x)
+            x = ViTBlock(self.size.heads, name=f"blocks_{i}", **self.dtypes)(x, block_factors)
+        x = nn.LayerNorm(name="norm", use_fast_variance=False, **self.wide)(x[:, 0])
+        return self.dense(self.num_classes, "head", **self.wide)(x)
 
     def embed(self, images: jax.Array) -> jax.Array:
         """Return the class token and the patch tokens, with position embeddings: [B, 1 + H / patch * W / patch, D]."""
         width, patch = self.size.width, self.size.patch
         check_patches(images.shape[1:3], patch)
-        dtypes: dict[str, Any] = {"dtype": self.dtype, "param_dtype": self.param_dtype}
-        x = patch_embedding(width, patch, **dtypes)(images)
+        x = patch_embedding(width, patch, **self.dtypes)(images)
         # Do not use len(images): programs are exported for any number of images.
         batch, rows, columns, _ = x.shape
         x = x.reshape(batch, rows * columns, width)

@@ -93,7 +93,7 @@ def _chunks(url: str, digest: str, until: float) -> Iterator[bytes]:
         until: the time, as of time.monotonic(), at which the download ends.
 
     Raises:
-        InputError: there is no such file, or it may not be read.
+        RuntimeError: the status of the answer, from which `RetryPolicy` decides.
         IncompleteResponse: the download ended early, or the file is not the published one.
         TemporaryFailure: the server did not answer.
     """
@@ -109,9 +109,7 @@ def _chunks(url: str, digest: str, until: float) -> Iterator[bytes]:
                     raise IncompleteResponse(f"only {count:,} of {length:,} bytes arrived in time")
                 yield chunk
     except urllib.error.HTTPError as error:
-        if error.code < 500 and error.code not in (408, 429):
-            raise InputError(f"{url}: {error.code} {error.reason}; {_ADVICE}") from None
-        raise TemporaryFailure(f"{error.code} {error.reason}") from None
+        raise RuntimeError(f"status code: {error.code} {error.reason}") from None
     except (OSError, HTTPException) as error:
         reason = str(getattr(error, "reason", None) or error)
         if count:
@@ -210,17 +208,9 @@ def fetch(place: HubFile, *, offline: bool = False) -> Path:
 
 def _download(library: Any, place: HubFile, until: float, *, offline: bool, **options: Any) -> Path:
     errors = library.errors
+    options |= {"revision": place.revision, "local_files_only": offline, "endpoint": endpoint()}
     try:
-        path = library.hf_hub_download(
-            place.repo,
-            place.file,
-            revision=place.revision,
-            local_files_only=offline,
-            tqdm_class=_progress_until(until),
-            endpoint=endpoint(),
-            **options,
-        )
-        return Path(path)
+        return Path(library.hf_hub_download(place.repo, place.file, tqdm_class=_progress_until(until), **options))
     except errors.RemoteEntryNotFoundError:
         raise FileNotFoundError(str(place)) from None
     except errors.RevisionNotFoundError:
@@ -238,7 +228,7 @@ def _download(library: Any, place: HubFile, until: float, *, offline: bool, **op
             ) from None
         raise TemporaryFailure(_reason(error.__cause__ or error)) from None
     except errors.HfHubHTTPError as error:
-        raise _http_error(error) from None
+        raise RuntimeError(f"status code: {error.response.status_code} {error.response.reason_phrase}") from None
     except (InputError, TemporaryFailure):
         raise
     except OSError as error:
@@ -250,14 +240,6 @@ def _download(library: Any, place: HubFile, until: float, *, offline: bool, **op
         if "message body" in str(error):
             raise IncompleteResponse(f"cut short: {_reason(error)}") from None
         raise TemporaryFailure(_reason(error)) from None
-
-
-def _http_error(error: Any) -> Exception:
-    """Return the error for a status of the hub: temporary for 5xx, 408 and 429."""
-    status = error.response.status_code
-    reason = f"{status} {error.response.reason_phrase}"
-    is_temporary = status >= 500 or status in (408, 429)
-    return TemporaryFailure(reason) if is_temporary else RuntimeError(f"status code: {reason}")
 
 
 def _reason(error: BaseException) -> str:

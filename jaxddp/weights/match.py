@@ -270,10 +270,7 @@ def _head(shapes: Shapes, paths: Sequence[str], num_classes: int) -> tuple[str, 
 
 
 def _describe_faults(
-    faults: Sequence[str],
-    names: Mapping[str, str],
-    shapes: Shapes,
-    state_dict: Mapping[str, np.ndarray],
+    faults: Sequence[str], names: Mapping[str, str], shapes: Shapes, state_dict: Mapping[str, np.ndarray]
 ) -> str:
     """Describe the arrays that are missing or have another shape."""
     missing = [names[path] for path in faults if names[path] not in state_dict]

@@ -10,6 +10,7 @@ import os
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import jaxddp.core.files as files
 from jaxddp.core.errors import InputError, Key, nearest
@@ -166,16 +167,11 @@ def has_library(text: str) -> bool:
 @cache
 def published_weights() -> tuple[PublishedWeights, ...]:
     """Return the list. The default weights of a function come before its other weights."""
+    kinds: dict[str, Any] = {"mean": _numbers, "std": _numbers, "top1": float, "parameters": float}
+    kinds |= {"image_size": int, "resize": int}
     with _LIST.open(encoding="utf-8", newline="") as file:
-        return tuple(
-            PublishedWeights(
-                *(row["name"], row["network"], int(row["image_size"]), int(row["resize"])),
-                *(row["eval_crop"], row["interpolation"]),
-                *(_numbers(row["mean"]), _numbers(row["std"])),
-                *(float(row["top1"]), float(row["parameters"]), row["file"]),
-            )
-            for row in csv.DictReader(file)
-        )
+        rows = [{key: kinds.get(key, str)(text) for key, text in row.items()} for row in csv.DictReader(file)]
+    return tuple(PublishedWeights(**row) for row in rows)
 
 
 def find_published(name: str) -> PublishedWeights:
@@ -184,8 +180,7 @@ def find_published(name: str) -> PublishedWeights:
     Raises: InputError if no weights have this name.
     """
     known = {weights.name: weights for weights in published_weights()}
-    for weights in reversed(published_weights()):
-        known[weights.family] = weights
+    known |= {weights.family: weights for weights in reversed(published_weights())}
     enum, _, member = name.rpartition(".")
     library, _, function = enum.partition("/")
     key = f"{library}/{_function_of(function + '.')}" if member == _DEFAULT else name

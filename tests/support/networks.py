@@ -17,7 +17,7 @@ from jaxddp.engine.state import TrainState
 from jaxddp.losses import cross_entropy
 from jaxddp.mesh import Topology
 from jaxddp.metrics import TopK
-from jaxddp.models import convnext, efficientnet, mobilenet, regnet, resnet, swin, vit
+from jaxddp.models import convnext, inverted_residual, regnet, resnet, swin, vit
 from jaxddp.models.inverted_residual import InvertedResidualSizes
 from support.data import CLASSES
 from support.shared import adapted
@@ -38,9 +38,8 @@ def linear_model(classes: int = CLASSES):
 
 def make_shallow(monkeypatch: pytest.MonkeyPatch, stages: tuple[int, ...] = (1,)) -> None:
     """Make every network that a config can name shallow, so that it compiles fast. `stages` are a ResNet's blocks."""
-    for table in (resnet.ARCHITECTURES, resnet.D_ARCHITECTURES):
-        for name, architecture in table.items():
-            monkeypatch.setitem(table, name, dataclasses.replace(architecture, stage_sizes=stages))
+    for name, architecture in resnet.ARCHITECTURES.items():
+        monkeypatch.setitem(resnet.ARCHITECTURES, name, dataclasses.replace(architecture, stage_sizes=stages))
     for name in vit.SIZES:
         monkeypatch.setitem(vit.SIZES, name, vit.ViTSize(16, 2, blocks=2))
     for sizes in (convnext.STAGE_SIZES, swin.STAGE_SIZES):
@@ -48,9 +47,8 @@ def make_shallow(monkeypatch: pytest.MonkeyPatch, stages: tuple[int, ...] = (1,)
             monkeypatch.setitem(sizes, name, (1, 0, 0, 0))
     for name, architecture in regnet.ARCHITECTURES.items():
         monkeypatch.setitem(regnet.ARCHITECTURES, name, dataclasses.replace(architecture, depth=1, initial_width=16))
-    for table in (efficientnet.ARCHITECTURES, mobilenet.ARCHITECTURES):
-        for name, architecture in table.items():
-            monkeypatch.setitem(table, name, with_two_blocks(architecture))
+    for name, architecture in inverted_residual.ARCHITECTURES.items():
+        monkeypatch.setitem(inverted_residual.ARCHITECTURES, name, with_two_blocks(architecture))
 
 
 def with_two_blocks(architecture: InvertedResidualSizes) -> InvertedResidualSizes:

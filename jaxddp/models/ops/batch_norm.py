@@ -8,7 +8,6 @@ also written for the shortcut and read again.) The gradient that JAX derives has
 Source: Ioffe and Szegedy 2015 (arXiv:1502.03167), section 3.
 """
 
-import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -78,7 +77,7 @@ class BatchNorm(nn.Module):
         # The custom gradient does not sum over the devices of a `shard_map`; the gradient of this cast does.
         if axes := tuple(_varying(x) - _varying(scale)):
             scale, bias = lax.pcast((scale, bias), axes, to="varying")
-        normalized: Any = _normalize if self.custom_gradient else _normalize_plainly
+        normalized: Any = _normalize_fused if self.custom_gradient else _normalize
         options = _Options(relu, self.epsilon, self.axis_name, self.custom_gradient)
 
         def normalize(x: jax.Array, residual: jax.Array | None) -> _Result:
@@ -120,7 +119,6 @@ def _normalize_in_groups(normalize: Callable[..., _Result], size: int) -> Callab
     return normalize_groups
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
 def _normalize(
     x: jax.Array, scale: jax.Array, bias: jax.Array, residual: jax.Array | None, options: _Options
 ) -> _Result:
@@ -128,18 +126,11 @@ def _normalize(
     return _forward(x, scale, bias, residual, options)[0]
 
 
-def _normalize_plainly(
-    x: jax.Array, scale: jax.Array, bias: jax.Array, residual: jax.Array | None, options: _Options
-) -> _Result:
-    """Return the same as `_normalize`, with JAX's derived gradient."""
-    return _forward(x, scale, bias, residual, options)[0]
-
-
 def _forward(
     x: jax.Array, scale: jax.Array, bias: jax.Array, residual: jax.Array | None, options: _Options
 ) -> tuple[_Result, Any]:
     wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
-    totals = sums(wide, jnp.square(wide), options.custom_gradient)
+    totals = (_paired_sums if options.custom_gradient else _sums)(wide, jnp.square(wide))
     mean, var = moments(totals, x.size // x.shape[-1], options.axis_name)
     deviation = lax.rsqrt(var + options.epsilon)
     result = apply_norm(x, mean, deviation * scale, bias, residual, options.relu)
@@ -161,7 +152,7 @@ def _backward(
     if options.relu and not has_residual:
         wide = jnp.where(is_positive(x, mean, multiplier, bias), wide, 0)
     centered = x.astype(mean.dtype) - mean
-    bias_grad, moment = totals = sums(wide, wide * centered, paired=True)
+    bias_grad, moment = totals = _paired_sums(wide, wide * centered)
     shift, slope = statistics_gradient(totals, deviation, x.size // x.shape[-1], options.axis_name)
     # XLA computes these products of vectors in one kernel. With "multiplier * (…)" it would write some of the factors
     # in a kernel each.
@@ -171,7 +162,8 @@ def _backward(
     return x_grad.astype(x.dtype), *parameter_grads, grad if has_residual else None
 
 
-_normalize.defvjp(_forward, _backward)
+_normalize_fused = jax.custom_vjp(_normalize, nondiff_argnums=(4,))
+_normalize_fused.defvjp(_forward, _backward)
 
 
 def _varying(x: jax.Array) -> frozenset[str]:
@@ -235,12 +227,8 @@ def is_positive(x: jax.Array, mean: jax.Array, multiplier: jax.Array, bias: jax.
     return (x.astype(mean.dtype) > bound) ^ falling
 
 
-def sums(a: jax.Array, b: jax.Array, paired: bool) -> Pair:
-    """Sum two arrays [..., C] over all axes except the last, in one reduction of pairs or in two reductions."""
-    return _paired_sums(a, b) if paired else _sums(a, b)
-
-
 def _sums(a: jax.Array, b: jax.Array) -> Pair:
+    """Sum two arrays [..., C] over all axes except the last, in two reductions; `_paired_sums` in one of pairs."""
     axes = tuple(range(a.ndim - 1))
     return a.sum(axes), b.sum(axes)
 

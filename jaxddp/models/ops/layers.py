@@ -34,9 +34,7 @@ def max_pool(images: jax.Array, window: int = 3, stride: int = 2, padding: int =
     several equal maxima, the first in row-major order gets the whole gradient. Flax's gradient (select and scatter) is
     a serial loop on CPUs, and reads the images again on GPUs. Here a uint8 for each output stores the index of the
     maximum. Only reverse-mode differentiation is supported, not `jax.jvp`.
-
-    Raises:
-        ValueError: the window is larger than 15x15, whose positions and `_NOWHERE` fit into a uint8.
+    A window has at most 15x15 pixels, whose positions and `_NOWHERE` fit into a uint8.
     """
     return _forward(images, window, stride, padding)[0]
 
@@ -44,8 +42,6 @@ def max_pool(images: jax.Array, window: int = 3, stride: int = 2, padding: int =
 def _forward(
     images: jax.Array, window: int, stride: int, padding: int
 ) -> tuple[jax.Array, tuple[jax.Array, tuple[int, ...]]]:
-    if window**2 > _NOWHERE:
-        raise ValueError(f"a window of {window}x{window} pixels: give at most 15x15")
     pixels = _pixels(images, window, stride, padding)
     largest = next(pixels)
     which = lax.full_like(largest, 0, jnp.uint8)
@@ -172,39 +168,19 @@ Activation = Callable[[jax.Array], jax.Array]
 
 
 def convolutions(
-    operations: Operations,
-    kernel_init: nn.initializers.Initializer = WEIGHT_INITS["he_normal"],
-    **dtypes: Any,
+    operations: Operations, kernel_init: nn.initializers.Initializer = WEIGHT_INITS["he_normal"], **dtypes: Any
 ) -> ModuleFactory:
     """Return a factory of square convolutions, called as `conv(features, kernel=3, stride=1, name="conv1")(x)`.
 
-    The padding is PyTorch's, which is symmetric for any stride, unlike "SAME". The factory also takes `groups`, the
-    number of groups of channels, `use_bias=True`, and another `padding`. `dtypes` are `dtype` and `param_dtype`.
+    The padding is PyTorch's, which is symmetric for any stride, unlike "SAME". The factory also takes another `padding`
+    and other fields of `nn.Conv`, such as `use_bias=True`. `dtypes` are `dtype` and `param_dtype`.
     """
 
-    def conv(
-        features: int,
-        *,
-        kernel: int,
-        stride: int,
-        name: str,
-        groups: int = 1,
-        use_bias: bool = False,
-        padding: int | None = None,
-    ) -> nn.Conv:
+    def conv(features: int, *, kernel: int, stride: int, padding: int | None = None, **settings: Any) -> nn.Conv:
         padding = kernel // 2 if padding is None else padding
-        return nn.Conv(
-            features,
-            (kernel, kernel),
-            stride,
-            padding,
-            feature_group_count=groups,
-            use_bias=use_bias,
-            kernel_init=kernel_init,
-            **dtypes,
-            conv_general_dilated=operations.conv_general_dilated(stride, padding),
-            name=name,
-        )
+        settings = {"use_bias": False, "kernel_init": kernel_init, **dtypes, **settings}
+        settings["conv_general_dilated"] = operations.conv_general_dilated(stride, padding)
+        return nn.Conv(features, (kernel, kernel), stride, padding, **settings)
 
     return conv
 
@@ -219,6 +195,39 @@ def norms(operations: Operations, train: bool, **settings: Any) -> ModuleFactory
     """
     custom_gradient = operations.custom_norm_gradient
     return functools.partial(BatchNorm, use_running_average=not train, custom_gradient=custom_gradient, **settings)
+
+
+# PyTorch's default initializer of a convolution's kernel.
+patch_init = nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
+dense_init = nn.initializers.normal(0.02)
+"""The initializer of the kernels of dense layers."""
+
+
+class Layer(nn.Module, kw_only=True):
+    """A module that passes its dtypes to its layers.
+
+    Attributes:
+        dtype: the dtype of the computation and of the result.
+        param_dtype: the dtype of parameters and running statistics (float64 for exact comparisons, with
+            `jax_enable_x64`).
+    """
+
+    dtype: DTypeLike = jnp.float32
+    param_dtype: DTypeLike = jnp.float32
+
+    @property
+    def dtypes(self) -> dict[str, Any]:
+        """The fields `dtype` and `param_dtype` of a layer."""
+        return {"dtype": self.dtype, "param_dtype": self.param_dtype}
+
+    @property
+    def wide(self) -> dict[str, Any]:
+        """The same fields, for a layer that computes in float32 or wider."""
+        return self.dtypes | {"dtype": jnp.promote_types(self.dtype, jnp.float32)}
+
+    def dense(self, features: int, name: str, **settings: Any) -> nn.Dense:
+        """Return a dense layer. `settings` are other fields of it than the default ones."""
+        return nn.Dense(features, name=name, **{**self.dtypes, "kernel_init": dense_init, **settings})
 
 
 class ConvNorm(nn.Module):
@@ -241,7 +250,8 @@ class ConvNorm(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array, residual: jax.Array | None = None) -> jax.Array:
         """Map images [B, H, W, C] to [B, ceil(H / stride), ceil(W / stride), features]."""
-        conv = self.conv(self.features, kernel=self.kernel, stride=self.stride, groups=self.groups, name="conv")
+        settings = {"feature_group_count": self.groups, "name": "conv"}
+        conv = self.conv(self.features, kernel=self.kernel, stride=self.stride, **settings)
         # The norm's gradient includes that of a ReLU.
         is_relu = self.activation is nn.relu
         y = self.norm(name="norm")(conv(x), residual=residual, relu=is_relu)
@@ -257,39 +267,27 @@ def nearest_multiple(features: float, divisor: int = 8, least: float = 0.9) -> i
     return nearest if nearest >= least * features else nearest + divisor
 
 
-class SqueezeExcitation(nn.Module):
+class SqueezeExcitation(Layer):
     """x * gate(fc2(activation(fc1(mean of x over its pixels)))): [B, H, W, C] -> [B, H, W, C].
 
     Attributes:
         features: the number of features of the first layer.
         activation: the activation between the layers.
         gate: the activation of the second layer, whose result is the factor.
-        dtype: the dtype of the layers and of the result. The mean is computed in float32 or wider.
+
+    The mean is computed in float32 or wider.
     """
 
     features: int
     activation: Activation = nn.relu
     gate: Activation = nn.sigmoid
-    dtype: DTypeLike = jnp.float32
-    param_dtype: DTypeLike = jnp.float32
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        wide = jnp.promote_types(x.dtype, jnp.float32)
-        means = jnp.mean(x, axis=(1, 2), keepdims=True, dtype=wide).astype(x.dtype)
-        squeezed = self.activation(self.layer(self.features, "fc1")(means))
-        return x * self.gate(self.layer(x.shape[-1], "fc2")(squeezed))
-
-    def layer(self, features: int, name: str) -> nn.Conv:
-        return nn.Conv(
-            features,
-            (1, 1),
-            dtype=self.dtype,
-            param_dtype=self.param_dtype,
-            kernel_init=WEIGHT_INITS["he_normal"],
-            conv_general_dilated=_multiply,
-            name=name,
-        )
+        settings = {"kernel_init": WEIGHT_INITS["he_normal"], "conv_general_dilated": _multiply, **self.dtypes}
+        means = jnp.mean(x, axis=(1, 2), keepdims=True, dtype=self.wide["dtype"]).astype(x.dtype)
+        squeezed = self.activation(nn.Conv(self.features, (1, 1), name="fc1", **settings)(means))
+        return x * self.gate(nn.Conv(x.shape[-1], (1, 1), name="fc2", **settings)(squeezed))
 
 
 def _multiply(images: jax.Array, kernel: jax.Array, *_: Any, **__: Any) -> jax.Array:
@@ -375,18 +373,10 @@ def _normal_cdf(x: jax.Array) -> jax.Array:
     return (1 + lax.erf(x * math.sqrt(0.5))) / 2
 
 
-# PyTorch's default initializer of a convolution's kernel.
-_patch_init = nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
-dense_init = nn.initializers.normal(0.02)
-"""The initializer of the kernels of dense layers."""
-
-
-class Attention(nn.Module):
+class Attention(Layer):
     """Multi-head self-attention: [..., N, D] -> [..., N, D]. The softmax is computed in float32 or wider."""
 
     heads: int
-    dtype: DTypeLike
-    param_dtype: DTypeLike
 
     @nn.compact
     def __call__(self, x: jax.Array, bias: jax.Array | None = None) -> jax.Array:
@@ -397,30 +387,24 @@ class Attention(nn.Module):
                 the keys.
         """
         *shape, width = x.shape
-        dense = functools.partial(nn.Dense, dtype=self.dtype, param_dtype=self.param_dtype, kernel_init=dense_init)
-        qkv = dense(3 * width, name="qkv")(x).reshape(*shape, 3, self.heads, width // self.heads)
+        qkv = self.dense(3 * width, "qkv")(x).reshape(*shape, 3, self.heads, width // self.heads)
         query, key, value = (qkv[..., i, :, :] for i in range(3))
         # `jax.nn.dot_product_attention` is not used, because it computes its softmax in float32 even for float64
         # inputs.
-        wide = jnp.promote_types(self.dtype, jnp.float32)
-        scores = jnp.einsum("...qhd,...khd->...hqk", query, key, preferred_element_type=wide)
+        scores = jnp.einsum("...qhd,...khd->...hqk", query, key, preferred_element_type=self.wide["dtype"])
         scores = scores / query.shape[-1] ** 0.5
         shares = jax.nn.softmax(scores if bias is None else scores + bias).astype(self.dtype)
         x = jnp.einsum("...hqk,...khd->...qhd", shares, value)
-        return dense(width, name="proj")(x.reshape(*shape, width))
+        return self.dense(width, "proj")(x.reshape(*shape, width))
 
 
-class Mlp(nn.Module):
+class Mlp(Layer):
     """Two dense layers with a GELU between them: [..., D] -> [..., D]. There are 4 D hidden features."""
-
-    dtype: DTypeLike
-    param_dtype: DTypeLike
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         width = x.shape[-1]
-        dense = functools.partial(nn.Dense, dtype=self.dtype, param_dtype=self.param_dtype, kernel_init=dense_init)
-        return dense(width, name="fc2")(gelu(dense(4 * width, name="fc1")(x)))
+        return self.dense(width, "fc2")(gelu(self.dense(4 * width, "fc1")(x)))
 
 
 def patch_embedding(width: int, patch: int, **settings: Any) -> nn.Conv:
@@ -428,16 +412,8 @@ def patch_embedding(width: int, patch: int, **settings: Any) -> nn.Conv:
 
     H' is H / patch. Height and width must be multiples of the patch side.
     """
-    return nn.Conv(
-        width,
-        (patch, patch),
-        patch,
-        "VALID",
-        kernel_init=_patch_init,
-        conv_general_dilated=_patch_by_patch,
-        name="patch_embed",
-        **settings,
-    )
+    settings |= {"kernel_init": patch_init, "conv_general_dilated": _patch_by_patch, "name": "patch_embed"}
+    return nn.Conv(width, (patch, patch), patch, "VALID", **settings)
 
 
 def _patch_by_patch(images: jax.Array, kernel: jax.Array, *_: Any, **__: Any) -> jax.Array:
