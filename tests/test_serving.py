@@ -124,10 +124,10 @@ def test_the_shapes_in_an_onnx_program_are_those_that_its_runtime_infers(capfd):
     network, pixels = nn.Sequential(layers), np.random.default_rng(0).random((2, 8, 6, 3), np.float32)
     variables = jax.device_get(network.init(jax.random.key(0), pixels))
     images = jax.ShapeDtypeStruct(("B", 8, 6, 3), jnp.float32)
-    content = exports.convert(functools.partial(network.apply, variables), images, "images", "logits")
+    content = exports.convert(functools.partial(network.apply, variables), images)
     onnx.checker.check_model(onnx.load_from_string(content), full_check=True)
     capfd.readouterr()
-    logits = exports.session(content, "images")(pixels)
+    logits = exports.session(content)(pixels)
     assert capfd.readouterr() == ("", "")
     np.testing.assert_allclose(logits, network.apply(variables, pixels), rtol=1e-5)
 

@@ -96,12 +96,13 @@ class Registry:
         self._package, self._modules = package, dict(modules)
         self._added: dict[str, Any] = {}
 
-    def add(self, name: str) -> Callable[[T], T]:
-        """Return a decorator that adds a choice under a name. Raises: ValueError if the name is taken."""
+    def add(self, *names: str) -> Callable[[T], T]:
+        """Return a decorator that adds a choice under these names. Raises: ValueError if a name is taken."""
 
         def added(choice: T) -> T:
-            if self._added.setdefault(name, choice) is not choice:
-                raise ValueError(f"{self.key}: {name!r} is added twice, by {self._added[name]} and {choice}")
+            for name in names:
+                if self._added.setdefault(name, choice) is not choice:
+                    raise ValueError(f"{self.key}: {name!r} is added twice, by {self._added[name]} and {choice}")
             return choice
 
         return added

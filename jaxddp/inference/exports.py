@@ -173,12 +173,11 @@ def _stablehlo(function: Logits, signature: Signature) -> tuple[bytes, Callable[
 
 
 def _onnx(function: Logits, signature: Signature) -> tuple[bytes, Callable[[np.ndarray], np.ndarray]]:
-    pixels = jax.ShapeDtypeStruct(("B", *signature.image_shape), signature.dtype)
-    content = convert(function, pixels, INPUT, OUTPUT)
-    return content, session(content, INPUT)
+    content = convert(function, jax.ShapeDtypeStruct(("B", *signature.image_shape), signature.dtype))
+    return content, session(content)
 
 
-def convert(function: Callable[[Any], Any], example: Any, name: str, output: str) -> bytes:
+def convert(function: Callable[[Any], Any], example: Any) -> bytes:
     """Return the ONNX model of a function of one array. The shape of `example` may contain names of dynamic sizes.
 
     Raises: InputError if jax2onnx is not installed, or cannot convert an operation of the function.
@@ -193,7 +192,7 @@ def convert(function: Callable[[Any], Any], example: Any, name: str, output: str
     # Discard the progress messages of jax2onnx.
     with contextlib.redirect_stdout(io.StringIO()), _accept_named_sizes_in_pad():
         try:
-            model: Any = to_onnx(function, [example], input_names=[name], output_names=[output])
+            model: Any = to_onnx(function, [example], input_names=[INPUT], output_names=[OUTPUT])
         # jax2onnx may raise any error for a network that it cannot convert.
         except Exception as error:
             reason = first_line(error) or type(error).__name__
@@ -233,14 +232,14 @@ def _accept_named_sizes_in_pad() -> Iterator[None]:
         pad.ir = library
 
 
-def session(content: bytes, name: str) -> Callable[[np.ndarray], np.ndarray]:
+def session(content: bytes) -> Callable[[np.ndarray], np.ndarray]:
     """Return a function that runs an ONNX model on the CPU. Raises: InputError if onnxruntime is not installed."""
     try:
         import onnxruntime
     except ModuleNotFoundError:
         raise InputError(f"format=onnx: {not_installed('onnxruntime', 'onnx')}") from None
     program: Any = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
-    return lambda array: program.run(None, {name: array})[0]
+    return lambda array: program.run(None, {INPUT: array})[0]
 
 
 def weights_of_run(directory: Path, which: str) -> tuple[int, Model, dict[str, np.ndarray]]:

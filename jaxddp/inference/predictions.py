@@ -23,7 +23,6 @@ from jaxddp.core import files
 from jaxddp.core.errors import InputError, choices, counted, figure, not_installed, some
 from jaxddp.data.formats.array_files import as_input_errors
 from jaxddp.data.formats.numpy_files import unpack_array
-from jaxddp.data.images import parse_header
 from jaxddp.data.source import Labels, Table
 
 Item = TypeVar("Item")
@@ -395,6 +394,8 @@ def _kaggle(columns: list[str], rows: Iterable[OutputRow], source: Table) -> Ite
 
     An unusable image has an empty prediction.
     """
+    from jaxddp.data.images import parse_header
+
     classes = [column for column in columns if column.startswith("class")]
 
     def line(index: int, row: OutputRow) -> tuple[object, str]:

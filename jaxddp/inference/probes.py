@@ -113,15 +113,9 @@ def _probe(predictions: np.ndarray, val: LabelledFeatures, settings: str) -> Pro
 
 
 def _sklearn() -> Any:
-    """Return scikit-learn with the modules of the probes. Raises: InputError if it is not installed."""
+    """Return scikit-learn, which imports its modules on first use. Raises: InputError if it is not installed."""
     try:
         import sklearn
-        import sklearn.exceptions
-        import sklearn.linear_model
-        import sklearn.model_selection
-        import sklearn.neighbors
-        import sklearn.pipeline
-        import sklearn.preprocessing
     except ModuleNotFoundError:
         raise InputError(f"probe: {not_installed('scikit-learn', 'features')}") from None
     return sklearn

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeGuard
 
+import flax
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -35,12 +36,13 @@ from jaxddp.models.interface import (
     name_of,
     path_of,
     signature,
+    takes_example_keys,
 )
 from jaxddp.models.ops.layers import Convolution, Operations
 from jaxddp.platforms import platform_named
 
 if TYPE_CHECKING:
-    from flax import nnx
+    import flax.nnx
 
 
 Path = tuple[Any, ...]
@@ -78,7 +80,7 @@ class NNXModel:
     """The implementation of grouped convolutions; None for that of `for_platform`."""
 
     @classmethod
-    def of(cls, module: "nnx.Module") -> "NNXModel":
+    def of(cls, module: "flax.nnx.Module") -> "NNXModel":
         graph, params, streams, state = _split(module)
         kinds = {path: (_holds_keys(leaf), leaf.shape) for path, leaf in streams.items()}
         return cls(type(module).__call__, graph, params, state, kinds)
@@ -86,23 +88,20 @@ class NNXModel:
     @classmethod
     def made_by(cls, make: Callable[..., Any]) -> "NNXModel":
         """Adapt a function of `rngs` that returns a module. Raises: InputError if it returns something else."""
-        from flax import nnx
 
-        def made() -> nnx.Module:
-            module = make(rngs=nnx.Rngs(0))
-            if not isinstance(module, nnx.Module):
+        def made() -> flax.nnx.Module:
+            module = make(rngs=flax.nnx.Rngs(0))
+            if not isinstance(module, flax.nnx.Module):
                 raise InputError(f"model: {name_of(make)}(rngs) returned {kind_of(module)}; return an NNX module")
             return module
 
-        module = nnx.eval_shape(made)
+        module = flax.nnx.eval_shape(made)
         check_call(type(module))
         return replace(cls.of(module), make=make)
 
     def init(self, key: jax.Array, example: jax.Array) -> tuple[Tree, Tree]:
         if self.make is not None:
-            from flax import nnx
-
-            _, params, _, state = _split(self.make(rngs=nnx.Rngs(_typed(key))))
+            _, params, _, state = _split(self.make(rngs=flax.nnx.Rngs(_typed(key))))
             return _nested(params), _nested(state)
         # Copy, because the training step donates its arguments and would delete the user's arrays.
         params, state = jax.tree.map(lambda leaf: jnp.array(leaf, copy=True), (self.params, self.state))
@@ -111,13 +110,11 @@ class NNXModel:
     def apply(
         self, params: Tree, model_state: Tree, images: jax.Array, *, train: bool, key: jax.Array | None
     ) -> tuple[jax.Array, Tree]:
-        from flax import nnx
-
         params, images = cast((params, images), self.dtype)
         leaves = _pick(params, self.params) | _pick(model_state, self.state) | self._seed_streams(key)
-        module = nnx.merge(self.graph, traverse_util.unflatten_dict(leaves))
+        module = flax.nnx.merge(self.graph, traverse_util.unflatten_dict(leaves))
         (module.train if train else module.eval)()
-        for path, layer in nnx.iter_modules(module):
+        for path, layer in flax.nnx.iter_modules(module):
             for name, in_training in MODE_ARGUMENTS.items():
                 if isinstance(vars(layer).get(name), bool):
                     setattr(layer, name, in_training == train)
@@ -126,16 +123,16 @@ class NNXModel:
                 setattr(layer, "dtype", self.dtype)  # noqa: B010
             if train and hasattr(layer, "use_running_average") and "/".join(map(str, path)) in self.settled:
                 layer.set_attributes(use_running_average=True)
-            if self.convolution and isinstance(layer, nnx.Conv) and layer.feature_group_count > 1:
+            if self.convolution and isinstance(layer, flax.nnx.Conv) and layer.feature_group_count > 1:
                 is_default = layer.conv_general_dilated is jax.lax.conv_general_dilated
                 layer.conv_general_dilated = self.convolution if is_default else layer.conv_general_dilated
         keywords: dict[str, Any] = call_mode(module.__call__, train)
         if "rngs" in signature(module.__call__).parameters:
-            keywords["rngs"] = nnx.Rngs(_typed(key))
+            keywords["rngs"] = flax.nnx.Rngs(_typed(key))
         logits = module(images, **keywords)
         if not train:
             return logits, model_state
-        updated = _arrays(nnx.state(module))
+        updated = _arrays(flax.nnx.state(module))
         new_state = _nested({path: updated[path] for path in self.state})
         return logits, new_state if self.dtype is None else like(new_state, model_state)
 
@@ -145,10 +142,8 @@ class NNXModel:
         The attributes of NNX's layers give the shape in a single layer, without the axes that `nnx.vmap` adds. Any
         other array has the additional axes of the layers in the same module.
         """
-        from flax import nnx
-
         leaves = self.params | self.state | self._seed_streams(None)
-        modules = dict(nnx.iter_modules(nnx.merge(self.graph, traverse_util.unflatten_dict(leaves))))
+        modules = dict(flax.nnx.iter_modules(flax.nnx.merge(self.graph, traverse_util.unflatten_dict(leaves))))
         shapes: dict[Path, Shape] = {path: leaf.shape for path, leaf in self.params.items()}
         inner = {path: _single_shape(modules.get(path[:-1]), path[-1]) for path in shapes}
         single = {path: shape for path, shape in inner.items() if shape is not None}
@@ -193,11 +188,9 @@ def _typed(key: jax.Array | None) -> jax.Array:
     return key if _holds_keys(key) else jax.random.wrap_key_data(key)
 
 
-def _split(module: "nnx.Module") -> tuple[Any, dict[Path, Any], dict[Path, Any], dict[Path, Any]]:
+def _split(module: "flax.nnx.Module") -> tuple[Any, dict[Path, Any], dict[Path, Any], dict[Path, Any]]:
     """Return the graph of a module, its parameters, the arrays of its random streams, and all other arrays."""
-    from flax import nnx
-
-    graph, *parts = nnx.split(module, nnx.Param, nnx.RngState, ...)
+    graph, *parts = flax.nnx.split(module, flax.nnx.Param, flax.nnx.RngState, ...)
     params, streams, state = map(_arrays, parts)
     return graph, params, streams, state
 
@@ -206,10 +199,8 @@ def _holds_keys(array: jax.Array) -> bool:
     return jnp.issubdtype(array.dtype, jax.dtypes.prng_key)
 
 
-def _arrays(state: "nnx.State") -> dict[Path, Any]:
-    from flax import nnx
-
-    return traverse_util.flatten_dict(nnx.to_pure_dict(state))
+def _arrays(state: "flax.nnx.State") -> dict[Path, Any]:
+    return traverse_util.flatten_dict(flax.nnx.to_pure_dict(state))
 
 
 def _nested(leaves: Mapping[Path, jax.Array]) -> Tree:
@@ -225,18 +216,16 @@ def _pick(tree: Tree, paths: Iterable[Path]) -> dict[Path, jax.Array]:
 
 def _single_shape(layer: Any, name: str) -> Shape | None:
     """Return the shape of a parameter of one of NNX's layers from the attributes of the layer; None if unknown."""
-    from flax import nnx
-
     match layer, name:
-        case nnx.LinearGeneral(), "kernel":
+        case flax.nnx.LinearGeneral(), "kernel":
             return (*layer.batch_axis.values(), *layer.in_features, *layer.out_features)
-        case nnx.Linear(), "kernel":
+        case flax.nnx.Linear(), "kernel":
             return (layer.in_features, layer.out_features)
-        case nnx.Conv() | nnx.ConvTranspose() | nnx.Einsum(), "kernel":
+        case flax.nnx.Conv() | flax.nnx.ConvTranspose() | flax.nnx.Einsum(), "kernel":
             return tuple(layer.kernel_shape)
-        case nnx.Embed(), "embedding":
+        case flax.nnx.Embed(), "embedding":
             return (layer.num_embeddings, layer.features)
-        case ((nnx.BatchNorm() | nnx.LayerNorm()), "scale" | "bias"):
+        case ((flax.nnx.BatchNorm() | flax.nnx.LayerNorm()), "scale" | "bias"):
             return (layer.num_features,)
     return None
 
@@ -261,11 +250,11 @@ def adapt(model: Any) -> Model:
         check_call(type(model))
         return LinenModel(model)
     # Importing NNX takes as long as importing all other modules of Flax. A user with an NNX module has imported NNX.
-    nnx = sys.modules.get("flax.nnx")
-    if nnx and isinstance(model, nnx.Module):
+    has_nnx = "flax.nnx" in sys.modules
+    if has_nnx and isinstance(model, flax.nnx.Module):
         check_call(type(model))
         return NNXModel.of(model)
-    if nnx and takes_rngs(model):
+    if has_nnx and takes_rngs(model):
         return NNXModel.made_by(model)
     if isinstance(model, tuple | list) and len(model) == 2 and all(map(callable, model)):
         return FunctionModel.of(*model)
@@ -300,10 +289,6 @@ class LinenModel:
         """The function whose arguments set the mode."""
         return self.module.__call__
 
-    @property
-    def takes_example_keys(self) -> bool:
-        return "example_keys" in signature(self.module.__call__).parameters
-
     def init(self, key: jax.Array, example: jax.Array) -> tuple[Tree, Tree]:
         arguments = call_mode(self.module.__call__, False)
         variables = dict(_in_mode(self.module, False, arguments).init(_linen_streams(key), example, **arguments))
@@ -312,7 +297,7 @@ class LinenModel:
     def apply(
         self, params: Tree, model_state: Tree, images: jax.Array, *, train: bool, key: Keys, example_keys: Keys = None
     ) -> tuple[jax.Array, Tree]:
-        keywords: dict[str, Any] = {"example_keys": example_keys} if self.takes_example_keys else {}
+        keywords: dict[str, Any] = {"example_keys": example_keys} if takes_example_keys(self) else {}
         logits, updated = self.run(
             params, model_state, images, train=train, mutable=[*model_state], rngs=_linen_streams(key), **keywords
         )
@@ -387,8 +372,6 @@ class FunctionModel:
     function: Callable[..., Any]
     """`apply`, whose arguments set the mode."""
     has_state: bool
-    takes_key: bool
-    takes_example_keys: bool = False
     dtype: DTypeLike | None = None
     """The dtype to which `apply` casts the parameters and the images; None for no cast."""
 
@@ -404,7 +387,7 @@ class FunctionModel:
         has_state = len(required) >= 3
         shapes = "apply(params, images) or apply(params, state, images), either with train and key by keyword"
         check_signature(apply, 3 if has_state else 2, by_keyword, shapes)
-        return cls(init, apply, has_state, "key" in by_keyword, "example_keys" in by_keyword)
+        return cls(init, apply, has_state)
 
     def init(self, key: jax.Array, example: jax.Array) -> tuple[Tree, Tree]:
         variables = self.init_function(key, example)
@@ -413,8 +396,10 @@ class FunctionModel:
     def apply(
         self, params: Tree, model_state: Tree, images: jax.Array, *, train: bool, key: Keys, example_keys: Keys = None
     ) -> tuple[jax.Array, Tree]:
-        keywords = call_mode(self.function, train) | ({"key": key} if self.takes_key else {})
-        keywords |= {"example_keys": example_keys} if self.takes_example_keys else {}
+        keys = {"key": key, "example_keys": example_keys}
+        keywords = call_mode(self.function, train) | {
+            name: value for name, value in keys.items() if name in signature(self.function).parameters
+        }
         params, images = cast((params, images), self.dtype)
         if not self.has_state:
             return self.function(params, images, **keywords), model_state

@@ -1,8 +1,7 @@
 """The built-in networks by name, by families with the same settings. Each imports its module when it is made."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from jaxddp.config.registry import MODELS
 from jaxddp.core.ranges import Decay, Range
@@ -10,21 +9,8 @@ from jaxddp.core.ranges import Decay, Range
 if TYPE_CHECKING:
     from jaxddp.config import Config
 
-Family = TypeVar("Family", bound=type)
-
 Width = Annotated[int, Range(1, 4096)]
 Stem = Literal["imagenet", "small", "deep"]
-
-
-def _add(*names: str) -> Callable[[Family], Family]:
-    """Return a decorator that adds a family under the names of its networks."""
-
-    def added(family: Family) -> Family:
-        for name in names:
-            MODELS.add(name)(family)
-        return family
-
-    return added
 
 
 def _common(config: "Config") -> dict[str, Any]:
@@ -34,7 +20,7 @@ def _common(config: "Config") -> dict[str, Any]:
     return {"axis_name": statistics.axis_name, "group": statistics.group, "dtype": dtype}
 
 
-@_add(
+@MODELS.add(
     *("resnet10", "resnet18", "resnet34", "resnet50", "resnet101", "resnet152", "resnext50_32x4d", "resnext101_32x8d"),
     *("wide_resnet50_2", "wide_resnet101_2", "seresnet50"),
 )
@@ -69,7 +55,7 @@ class ResNetSettings:
         return resnet.build(config.model, num_classes, config.train.precision or "float32")
 
 
-@_add("resnet50d")
+@MODELS.add("resnet50d")
 @dataclass(frozen=True)
 class ResNetDSettings(ResNetSettings):
     """ResNet-D."""
@@ -77,8 +63,7 @@ class ResNetDSettings(ResNetSettings):
     stem: Stem = "deep"
 
 
-@_add("regnet_y_400mf", "regnet_y_800mf")
-@_add("regnet_y_1_6gf", "regnet_y_3_2gf", "regnet_y_8gf", "regnet_y_16gf", "regnet_y_32gf")
+@MODELS.add(*(f"regnet_y_{size}" for size in ("400mf", "800mf", "1_6gf", "3_2gf", "8gf", "16gf", "32gf")))
 @dataclass(frozen=True)
 class RegNetSettings:
     """RegNetY; see `jaxddp.models.regnet`."""
@@ -91,7 +76,7 @@ class RegNetSettings:
         return RegNet(ARCHITECTURES[config.model.name], num_classes, **_common(config))
 
 
-@_add("efficientnet_b0", "efficientnet_v2_s")
+@MODELS.add("efficientnet_b0", "efficientnet_v2_s")
 @dataclass(frozen=True)
 class EfficientNetSettings:
     """EfficientNets; see `jaxddp.models.inverted_residual`."""
@@ -111,7 +96,7 @@ class EfficientNetSettings:
         return InvertedResidualNetwork(ARCHITECTURES[config.model.name], num_classes, *rates, **_common(config))
 
 
-@_add("mobilenet_v3_large")
+@MODELS.add("mobilenet_v3_large")
 @dataclass(frozen=True)
 class MobileNetSettings:
     """MobileNets; see `jaxddp.models.inverted_residual`."""
@@ -126,7 +111,7 @@ class MobileNetSettings:
         return InvertedResidualNetwork(architecture, num_classes, dropout=self.dropout, **_common(config))
 
 
-@_add("convnext_tiny", "convnext_small")
+@MODELS.add("convnext_tiny", "convnext_small")
 @dataclass(frozen=True)
 class ConvNeXtSettings:
     """ConvNeXts; see `jaxddp.models.convnext`."""
@@ -139,7 +124,7 @@ class ConvNeXtSettings:
         return ConvNeXt(STAGE_SIZES[config.model.name], num_classes, drop_path=self.drop_path, **_common(config))
 
 
-@_add("swin_t", "swin_s")
+@MODELS.add("swin_t", "swin_s")
 @dataclass(frozen=True)
 class SwinSettings:
     """Swin Transformers; see `jaxddp.models.swin`."""
@@ -152,7 +137,7 @@ class SwinSettings:
         return Swin(STAGE_SIZES[config.model.name], num_classes, drop_path=self.drop_path, **_common(config))
 
 
-@_add("vit_ti16", "vit_s16", "vit_b16")
+@MODELS.add("vit_ti16", "vit_s16", "vit_b16")
 @dataclass(frozen=True)
 class ViTSettings:
     """Vision Transformers; see `jaxddp.models.vit`."""
@@ -165,7 +150,7 @@ class ViTSettings:
         return ViT(SIZES[config.model.name], num_classes, self.drop_path, **_common(config))
 
 
-@_add("airbench")
+@MODELS.add("airbench")
 @dataclass(frozen=True)
 class AirbenchSettings:
     """The network of `jaxddp.models.airbench`."""

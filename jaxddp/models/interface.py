@@ -58,10 +58,10 @@ class Model(Protocol):
 def takes_example_keys(model: Model) -> bool:
     """Return whether `apply` gets `example_keys`.
 
-    `apply` gets the keys if it has this argument and the model's attribute `takes_example_keys`, if any, is true.
+    `apply` gets the keys if it has this argument, and so has the model's `function`, if any.
     """
-    takes = "example_keys" in inspect.signature(model.apply).parameters
-    return takes and getattr(model, "takes_example_keys", True)
+    functions = model.apply, getattr(model, "function", model.apply)
+    return all("example_keys" in inspect.signature(function).parameters for function in functions)
 
 
 def call_mode(call: Callable[..., Any], train: bool) -> dict[str, Any]:

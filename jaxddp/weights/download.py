@@ -285,10 +285,9 @@ def upload(folder: Path, place: HubFile, *, private: bool, message: str) -> str:
         message: the message of the commit.
 
     Raises:
-        InputError: there is no token, the token may not write, or the hub refuses the files.
+        InputError: the token may not write, or the hub refuses the files.
         Unreachable: the hub does not answer.
     """
-    check_token(place)
     library = hub_library(str(place))
     api = library.HfApi(endpoint=endpoint())
     library.utils.disable_progress_bars()

@@ -273,20 +273,17 @@ def _describe_faults(
     faults: Sequence[str], names: Mapping[str, str], shapes: Shapes, state_dict: Mapping[str, np.ndarray]
 ) -> str:
     """Describe the arrays that are missing or have another shape."""
-    missing = [names[path] for path in faults if names[path] not in state_dict]
-    mismatched = [path for path in faults if names[path] in state_dict]
-    clauses = []
+    missing, differences, clauses = [names[path] for path in faults if names[path] not in state_dict], [], []
+    for path in faults:
+        if (name := names[path]) in state_dict:
+            shape = to_published(path, name, np.broadcast_to(0, shapes[path])).shape
+            differences.append(f"{name} is {list(state_dict[name].shape)} in the file and {list(shape)} in the network")
     if missing:
         hint = nearest(missing[0], set(state_dict) - set(names.values()))
         of_all = f"{len(missing)} of the network's {counted(len(shapes), 'array')}"
         clauses.append(f"{of_all} missing: {listed(missing, most=2)}{hint}")
-    if mismatched:
-        differences = []
-        for path in mismatched:
-            name = names[path]
-            shape = to_published(path, name, np.broadcast_to(0, shapes[path])).shape
-            differences.append(f"{name} is {list(state_dict[name].shape)} in the file and {list(shape)} in the network")
-        clauses.append(f"{len(mismatched)} with another shape: {listed(differences, '; ', most=2)}")
+    if differences:
+        clauses.append(f"{len(differences)} with another shape: {listed(differences, '; ', most=2)}")
     return "; ".join(clauses)
 
 

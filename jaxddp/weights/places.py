@@ -74,7 +74,12 @@ def local_weights(weights: str, *, offline: bool = False) -> Path:
         if published.file:
             return download(published.file, published.digest, offline=offline)
         place = HubFile(published.name)
-    path = _fetch(HubFile(place.repo, place.file or WEIGHTS_FILE, place.revision), offline=offline)
+    file = HubFile(place.repo, place.file or WEIGHTS_FILE, place.revision)
+    try:
+        path = fetch(file, offline=offline)
+    except FileNotFoundError:
+        advice = f"name a file of it: {SCHEME}{place.repo}/FILE"
+        raise InputError(f"{file}: the repository has no such file; {advice}") from None
     if weights.startswith(SCHEME) and place.file is None:
         fetch_settings(HubFile(place.repo, revision=path.parent.name), offline=offline)
     return path
@@ -105,14 +110,6 @@ def fetch_settings(repository: HubFile, *, offline: bool = False) -> Path | None
             return None
         raise
     return config.parent
-
-
-def _fetch(place: HubFile, *, offline: bool) -> Path:
-    try:
-        return fetch(place, offline=offline)
-    except FileNotFoundError:
-        advice = f"name a file of it: {SCHEME}{place.repo}/FILE"
-        raise InputError(f"{place}: the repository has no such file; {advice}") from None
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ also written for the shortcut and read again.) The gradient that JAX derives has
 Source: Ioffe and Szegedy 2015 (arXiv:1502.03167), section 3.
 """
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -83,7 +82,10 @@ class BatchNorm(nn.Module):
         def normalize(x: jax.Array, residual: jax.Array | None) -> _Result:
             return normalized(x, scale, bias, residual, options)
 
-        result, *batch = (normalize if self.group is None else _normalize_in_groups(normalize, self.group))(x, residual)
+        if self.group is None:
+            result, *batch = normalize(x, residual)
+        else:
+            result, *batch = _normalize_in_groups(normalize, self.group, x, residual)
         if not self.is_initializing():
             for running, current in zip((mean, var), batch, strict=True):
                 new = self.momentum * running.value + (1 - self.momentum) * lax.stop_gradient(current)
@@ -101,7 +103,7 @@ class _Options(NamedTuple):
 _Result = tuple[jax.Array, jax.Array, jax.Array]
 
 
-def _normalize_in_groups(normalize: Callable[..., _Result], size: int) -> Callable[..., _Result]:
+def _normalize_in_groups(normalize: Any, size: int, x: jax.Array, residual: jax.Array | None) -> _Result:
     """Normalize each group of `size` consecutive images separately; return the mean of the groups' statistics."""
 
     def split(images: jax.Array) -> jax.Array:
@@ -112,11 +114,8 @@ def _normalize_in_groups(normalize: Callable[..., _Result], size: int) -> Callab
             )
         return images.reshape(-1, size, *images.shape[1:])
 
-    def normalize_groups(x: jax.Array, residual: jax.Array | None) -> _Result:
-        result, mean, var = jax.vmap(normalize)(*jax.tree.map(split, (x, residual)))
-        return result.reshape(x.shape), mean.mean(0), var.mean(0)
-
-    return normalize_groups
+    result, mean, var = jax.vmap(normalize)(*jax.tree.map(split, (x, residual)))
+    return result.reshape(x.shape), mean.mean(0), var.mean(0)
 
 
 def _normalize(
