@@ -93,7 +93,7 @@ class InvertedResidual(nn.Module):
     f is a 1x1 convolution, a depthwise convolution, squeeze and excitation, and a 1x1 convolution without activation.
 
     Attributes:
-        conv, norm: factories of the layers; see `jaxddp.models.ops.layers`.
+        conv, norm: factories of the layers; see `jaxddp.models.network.Network.layers`.
         squeeze: a factory of squeeze and excitation, called with its number of features and its name.
     """
 

@@ -16,6 +16,7 @@ Each array of the network corresponds to one published array. Kernels of 4 dimen
 PyTorch. Kernels of 2 dimensions are transposed. All other arrays have the same values in the same order.
 """
 
+import functools
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -26,7 +27,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxddp.core.errors import InputError, Key
-from jaxddp.models.ops.layers import WEIGHT_INITS, Layer, ModuleFactory, Operations, convolutions, norms
+from jaxddp.models.ops.batch_norm import BatchNorm
+from jaxddp.models.ops.layers import WEIGHT_INITS, Layer, ModuleFactory, Operations
 
 Naming = Callable[[str], str]
 """A function of an array's path, which includes the collection. It returns the published name, such as
@@ -111,13 +113,24 @@ class Network(Layer, kw_only=True):
     def layers(
         self, train: bool, kernel_init: nn.initializers.Initializer = WEIGHT_INITS["he_normal"], **settings: Any
     ) -> tuple[ModuleFactory, ModuleFactory]:
-        """Return the factories of convolutions and of batch norms; see `jaxddp.models.ops.layers`.
+        """Return the factories of square convolutions and of batch norms.
 
-        `settings` are other fields of `BatchNorm` than the default ones.
+        They are called as `conv(features, kernel=3, stride=1, name="conv1")(x)` and `norm(name="bn1")(x)`. The padding
+        is PyTorch's, which is symmetric for any stride, unlike "SAME". A convolution also takes another `padding` and
+        other fields of `nn.Conv`, such as `use_bias=True`. A norm also takes `residual=y`, which is added, and
+        `relu=True`, which applies a ReLU last. `settings` are further fields of all batch norms.
         """
         operations = self.operations or Operations()
+
+        def conv(features: int, *, kernel: int, stride: int, padding: int | None = None, **options: Any) -> nn.Conv:
+            padding = kernel // 2 if padding is None else padding
+            options = {"use_bias": False, "kernel_init": kernel_init, **self.dtypes, **options}
+            options["conv_general_dilated"] = operations.conv_general_dilated(stride, padding)
+            return nn.Conv(features, (kernel, kernel), stride, padding, **options)
+
         settings |= {"axis_name": self.axis_name, "group": self.group, **self.dtypes}
-        return convolutions(operations, kernel_init, **self.dtypes), norms(operations, train, **settings)
+        settings["custom_gradient"] = operations.custom_norm_gradient
+        return conv, functools.partial(BatchNorm, use_running_average=not train, **settings)
 
 
 head_init = nn.initializers.normal(0.01)

@@ -91,7 +91,7 @@ class RegNetBlock(Layer):
         features: the number of features of each convolution.
         groups: the number of groups of the 3x3 convolution.
         stride: 1, or 2 to halve the height and the width.
-        conv, norm: factories of the layers; see `jaxddp.models.ops.layers`.
+        conv, norm: factories of the layers; see `jaxddp.models.network.Network.layers`.
     """
 
     features: int

@@ -147,7 +147,7 @@ class ResidualBlock(Layer):
         features: the number of features of a convolution with expansion 1. The output has `features` times the last
             expansion.
         stride: 1, or 2 to halve the height and the width.
-        conv, norm: factories of the layers; see `ResNet.layers`.
+        conv, norm: factories of the layers; see `jaxddp.models.network.Network.layers`.
         zero_init_last_scale, shortcut_norm: see `ResNet`.
     """
 
@@ -321,10 +321,11 @@ def build(
     check_groups(architecture, options.width)
     if num_classes < 1:
         raise InputError(f"{settings.name}: num_classes is {num_classes}; give a positive number")
-    for key, value in (("dtype", dtype), ("param_dtype", param_dtype)):
+    given: dict[str, Any] = {"dtype": dtype, "param_dtype": param_dtype}
+    for key, value in given.items():
         _check_floating("resnet", key, value)
     same = ("width", "stem", "zero_init_last_scale", "shortcut_norm", "blur_pool")
-    given = {name: getattr(options, name) for name in same} | {"dtype": dtype, "param_dtype": param_dtype}
+    given |= {name: getattr(options, name) for name in same}
     given |= {"axis_name": settings.batch_statistics.axis_name, "group": settings.batch_statistics.group}
     return ResNet(architecture, num_classes, kernel_init=_kernel_init(settings.initialization), **given)
 

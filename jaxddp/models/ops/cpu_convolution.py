@@ -91,6 +91,7 @@ def conv_general_dilated(
         and others.get("preferred_element_type") in (None, images.dtype)
         and others.get("batch_group_count", 1) == 1
     )
+    margins: Any = padding
     if is_replaced:
         margins = lax.padtype_to_pads(sides, reach, strides, padding) if isinstance(padding, str) else padding
         spans = zip(sides, margins, reach, strict=True)

@@ -1,8 +1,4 @@
-"""Layers that several networks share, and operations whose implementation depends on the platform.
-
-`convolutions` and `norms` return factories, so that a network chooses dtypes, initializers and operations once. The
-padding of convolutions is PyTorch's.
-"""
+"""Layers that several networks share, and operations whose implementation depends on the platform."""
 
 import functools
 import itertools
@@ -19,7 +15,6 @@ from jax import lax
 from jax.typing import DTypeLike
 
 from jaxddp.core.errors import InputError
-from jaxddp.models.ops.batch_norm import BatchNorm
 
 _IN_BOUNDS = "promise_in_bounds"
 _NOWHERE = 255
@@ -167,36 +162,6 @@ ModuleFactory = Callable[..., Callable[..., jax.Array]]
 Activation = Callable[[jax.Array], jax.Array]
 
 
-def convolutions(
-    operations: Operations, kernel_init: nn.initializers.Initializer = WEIGHT_INITS["he_normal"], **dtypes: Any
-) -> ModuleFactory:
-    """Return a factory of square convolutions, called as `conv(features, kernel=3, stride=1, name="conv1")(x)`.
-
-    The padding is PyTorch's, which is symmetric for any stride, unlike "SAME". The factory also takes another `padding`
-    and other fields of `nn.Conv`, such as `use_bias=True`. `dtypes` are `dtype` and `param_dtype`.
-    """
-
-    def conv(features: int, *, kernel: int, stride: int, padding: int | None = None, **settings: Any) -> nn.Conv:
-        padding = kernel // 2 if padding is None else padding
-        settings = {"use_bias": False, "kernel_init": kernel_init, **dtypes, **settings}
-        settings["conv_general_dilated"] = operations.conv_general_dilated(stride, padding)
-        return nn.Conv(features, (kernel, kernel), stride, padding, **settings)
-
-    return conv
-
-
-def norms(operations: Operations, train: bool, **settings: Any) -> ModuleFactory:
-    """Return a factory of batch norms, called as `norm(name="bn1")(x)`.
-
-    A norm also takes `residual=y`, which is added, and `relu=True`, which applies a ReLU last.
-
-    Args:
-        settings: further fields of `BatchNorm`, the same for all norms.
-    """
-    custom_gradient = operations.custom_norm_gradient
-    return functools.partial(BatchNorm, use_running_average=not train, custom_gradient=custom_gradient, **settings)
-
-
 # PyTorch's default initializer of a convolution's kernel.
 patch_init = nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
 dense_init = nn.initializers.normal(0.02)
@@ -235,7 +200,7 @@ class ConvNorm(nn.Module):
 
     Attributes:
         conv, norm: factories of the two layers, whose names are "conv" and "norm".
-        features, kernel, stride, groups: see `convolutions`.
+        features, kernel, stride, groups: see `jaxddp.models.network.Network.layers`.
         activation: the activation; None for none.
     """
 
