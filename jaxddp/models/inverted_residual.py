@@ -204,35 +204,19 @@ def _naming(architecture: InvertedResidualSizes) -> Naming:
     )
 
 
-@dataclass(frozen=True)
-class Stage:
-    """A row of EfficientNet's tables.
+def _efficientnet(stem: int, *stages: tuple[int, int, int, int, int, bool], epsilon: float) -> InvertedResidualSizes:
+    """Return the network of a table: expansion, kernel, stride, features, blocks, and whether the blocks are fused.
 
-    Attributes:
-        expansion: the features between a block's convolutions, as a multiple of its input.
-        kernel, stride: those of the first block. The other blocks have stride 1.
-        features: the number of features of each block's output.
-        blocks: the number of blocks.
-        fused: see `Block`. A fused block has no squeeze and excitation.
+    The expansion is that of a block's input to the features between its convolutions. The stride is that of the first
+    block. A fused block has no squeeze and excitation.
     """
-
-    expansion: int
-    kernel: int
-    stride: int
-    features: int
-    blocks: int
-    fused: bool = False
-
-
-def _efficientnet(stem: int, *stages: Stage, epsilon: float) -> InvertedResidualSizes:
     blocks, inputs = [], stem
-    for number, stage in enumerate(stages, start=1):
-        for index in range(stage.blocks):
-            stride = stage.stride if index == 0 else 1
-            squeeze = 0 if stage.fused else max(1, inputs // 4)
-            numbers = (inputs, stage.expansion * inputs, stage.features, stage.kernel, stride, squeeze)
-            blocks.append((f"stage{number}_{index}", Block(*numbers, nn.silu, stage.fused)))
-            inputs = stage.features
+    for number, (expansion, kernel, stride, features, count, is_fused) in enumerate(stages, start=1):
+        for index in range(count):
+            squeeze = 0 if is_fused else max(1, inputs // 4)
+            numbers = (inputs, expansion * inputs, features, kernel, 1 if index else stride, squeeze)
+            blocks.append((f"stage{number}_{index}", Block(*numbers, nn.silu, is_fused)))
+            inputs = features
     # torchvision draws the head's kernel uniformly, within 1 / sqrt(classes).
     init = nn.initializers.variance_scaling(1 / 3, "fan_out", "uniform")
     settings: dict[str, Any] = {"epsilon": epsilon, "head_init": init}
@@ -254,23 +238,23 @@ def _mobilenet_v3(stem: int, *rows: tuple[int, int, int, bool, bool, int]) -> In
 ARCHITECTURES = {
     "efficientnet_b0": _efficientnet(
         32,
-        Stage(1, 3, 1, 16, 1),
-        Stage(6, 3, 2, 24, 2),
-        Stage(6, 5, 2, 40, 2),
-        Stage(6, 3, 2, 80, 3),
-        Stage(6, 5, 1, 112, 3),
-        Stage(6, 5, 2, 192, 4),
-        Stage(6, 3, 1, 320, 1),
+        (1, 3, 1, 16, 1, False),
+        (6, 3, 2, 24, 2, False),
+        (6, 5, 2, 40, 2, False),
+        (6, 3, 2, 80, 3, False),
+        (6, 5, 1, 112, 3, False),
+        (6, 5, 2, 192, 4, False),
+        (6, 3, 1, 320, 1, False),
         epsilon=1e-5,
     ),
     "efficientnet_v2_s": _efficientnet(
         24,
-        Stage(1, 3, 1, 24, 2, fused=True),
-        Stage(4, 3, 2, 48, 4, fused=True),
-        Stage(4, 3, 2, 64, 4, fused=True),
-        Stage(4, 3, 2, 128, 6),
-        Stage(6, 3, 1, 160, 9),
-        Stage(6, 3, 2, 256, 15),
+        (1, 3, 1, 24, 2, True),
+        (4, 3, 2, 48, 4, True),
+        (4, 3, 2, 64, 4, True),
+        (4, 3, 2, 128, 6, False),
+        (6, 3, 1, 160, 9, False),
+        (6, 3, 2, 256, 15, False),
         epsilon=1e-3,
     ),
     "mobilenet_v3_large": _mobilenet_v3(

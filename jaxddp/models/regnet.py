@@ -32,15 +32,6 @@ TORCHVISION = naming(
 
 
 @dataclass(frozen=True)
-class RegNetStage:
-    """A stage: its number of blocks, their features, and the features of a group of the 3x3 convolutions."""
-
-    blocks: int
-    features: int
-    group: int
-
-
-@dataclass(frozen=True)
 class RegNetSizes:
     """The parameters of a RegNet, section 3.3 of the paper.
 
@@ -59,17 +50,20 @@ class RegNetSizes:
     group: int
 
     @property
-    def stages(self) -> tuple[RegNetStage, ...]:
-        """Return the stages: consecutive blocks whose quantized widths are equal (equations 2 to 4 of the paper)."""
+    def stages(self) -> list[tuple[int, int, int]]:
+        """Return the number of blocks, the features and the number of groups of each stage.
+
+        The blocks of a stage are those whose quantized widths are equal (equations 2 to 4 of the paper).
+        """
         linear = self.initial_width + self.slope * np.arange(self.depth)
         exponents = np.round(np.log(linear / self.initial_width) / np.log(self.step))
         widths = np.round(self.initial_width * self.step**exponents / _QUANTUM).astype(int) * _QUANTUM
-        blocks = [(width, len([*equal])) for width, equal in itertools.groupby(widths.tolist())]
-        groups = [min(self.group, width) for width, _ in blocks]
-        return tuple(
-            RegNetStage(size, nearest_multiple(width, group), group)
-            for (width, size), group in zip(blocks, groups, strict=True)
-        )
+        stages = []
+        for width, blocks in itertools.groupby(widths.tolist()):
+            group = min(self.group, width)
+            features = nearest_multiple(width, group)
+            stages.append((len([*blocks]), features, features // group))
+        return stages
 
 
 ARCHITECTURES = {
@@ -124,7 +118,7 @@ class RegNet(Network):
         return (TORCHVISION,)
 
     def blocks(self) -> list[tuple[str, ...]]:
-        return stage_blocks(stage.blocks for stage in self.architecture.stages)
+        return stage_blocks(blocks for blocks, _, _ in self.architecture.stages)
 
     @nn.compact
     def __call__(self, images: jax.Array, train: bool = False) -> jax.Array:
@@ -135,8 +129,8 @@ class RegNet(Network):
         """
         conv, norm = self.layers(train)
         x = ConvNorm(conv, norm, _STEM_FEATURES, 3, 2, activation=nn.relu, name="stem")(images.astype(self.dtype))
-        for number, stage in enumerate(self.architecture.stages, start=1):
-            for block in range(stage.blocks):
-                settings = stage.features, stage.features // stage.group, 2 if block == 0 else 1, conv, norm
-                x = RegNetBlock(*settings, name=f"stage{number}_{block}", **self.dtypes)(x)
+        for number, (blocks, features, groups) in enumerate(self.architecture.stages, start=1):
+            for block in range(blocks):
+                stride = 2 if block == 0 else 1
+                x = RegNetBlock(features, groups, stride, conv, norm, name=f"stage{number}_{block}", **self.dtypes)(x)
         return self.dense(self.num_classes, "fc", kernel_init=head_init, **self.wide)(self.mean(x))
