@@ -4,18 +4,19 @@ After the first failure or a signal, the other processes of a group end in bound
 """
 
 import contextlib
+import io
 import math
 import os
-import selectors
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import IO, Any
 
 import jaxddp.core.files as files
@@ -24,11 +25,11 @@ from jaxddp.core.log import say
 from jaxddp.job.environment import INHERITED_SOCKET, STATUS_PIPE, WorkStatus
 from jaxddp.job.messages import ExitCode, Message, Number, Shown
 
-_CHUNK = 1 << 16
 _LONGEST_LINE = 1 << 16
 _LAST_LINES = 10
-DRAIN_SECONDS, _DRAIN_POLL_SECONDS = 1.0, 0.02
-"""The time for the last output of an ended process, and the time between two attempts to read it."""
+_UPDATE_SECONDS = 1.0
+DRAIN_SECONDS = 1.0
+"""The time for the last output of an ended process."""
 _JAX_FATAL, _STATUS = "JAX distributed service detected fatal errors", "absl::Status: "
 """Text in the line that JAX logs before a C++ stack."""
 _PER_PROCESS_VARIABLES = frozenset({INHERITED_SOCKET, "JAX_LOCAL_DEVICE_IDS"})
@@ -42,90 +43,49 @@ _DUPLICATE_CAUSE = (
 _OTHER_CAUSE = "another process ended; see its log"
 
 
-class Lines:
-    """The division of a stream of bytes into lines, as a terminal shows them.
+class Output(threading.Thread):
+    """A thread that copies the output of a process from a pipe to the screen and to the file at `path`.
 
-    After a carriage return, a progress bar overwrites its line. Only the last update is returned, because a terminal
-    would show only this update. A line without an end is returned in pieces of 64 KiB.
-    """
-
-    def __init__(self) -> None:
-        self._rest = b""
-
-    def feed(self, data: bytes) -> list[str]:
-        """Return the lines that these bytes complete."""
-        *whole, rest = (self._rest + data).split(b"\n")
-        lines = [_overwritten(line) for line in whole]
-        # A final "\r" may be the first half of "\r\n".
-        update, _, _ = rest[:-1].rpartition(b"\r")
-        if update.strip():
-            lines.append(_overwritten(update))
-        if update:
-            rest = rest[len(update) + 1 :]
-        if len(rest) >= _LONGEST_LINE:
-            lines.append(_overwritten(rest))
-            rest = b""
-        self._rest = rest
-        return lines
-
-    def finish(self) -> list[str]:
-        """Return the last line, if it has no newline."""
-        rest, self._rest = self._rest, b""
-        return [_overwritten(rest)] if rest else []
-
-
-def _overwritten(line: bytes) -> str:
-    return line.rstrip(b"\r").rpartition(b"\r")[2].decode("utf-8", "replace")
-
-
-class Output:
-    """The standard output and error of a process, copied from a pipe to the screen and to the file at `path`.
+    On the screen a line has the id of the process as its prefix. A line without an end is shown in pieces of 64 KiB.
+    After a carriage return, a progress bar overwrites its line. Its updates are shown at most once a second.
 
     Args:
         shown: whether the lines are printed on the screen.
 
     Attributes:
-        has_ended: whether the writable end of the pipe is closed in all processes.
         last_lines: the last ten lines, with their prefix.
         jax_error: the error that JAX's coordination service logs before it aborts the process; empty without an abort.
     """
 
+    _screen = threading.Lock()
+
     def __init__(self, rank: int, pipe: IO[bytes], path: Path, *, shown: bool = True):
-        os.set_blocking(pipe.fileno(), False)
-        self.path, self.has_ended, self._shown = path, False, shown
-        self._rank, self._pipe, self._log = rank, pipe, _open_log(path)
-        self._lines, self.last_lines = Lines(), deque[str](maxlen=_LAST_LINES)
-        self.jax_error = ""
+        super().__init__(name=f"output of process {rank}", daemon=True)
+        self.path, self._shown, self._rank, self._log = path, shown, rank, _open_log(path)
+        # The escaped bytes are written to the log unchanged.
+        self._text = io.TextIOWrapper(pipe, "utf-8", "surrogateescape", newline="")
+        self.last_lines, self.jax_error, self._is_closed = deque[str](maxlen=_LAST_LINES), "", False
+        self.start()
 
-    def fileno(self) -> int:
-        return self._pipe.fileno()
-
-    def read(self) -> bool:
-        """Copy up to 64 KiB of available output. Return False if there is none yet, or if the output has ended."""
-        try:
-            data = os.read(self._pipe.fileno(), _CHUNK)
-        except BlockingIOError:
-            return False
-        self.has_ended = not data
-        self._write_log(data)
-        self._show(self._lines.feed(data))
-        return bool(data)
-
-    def drain(self, seconds: float) -> None:
-        """Copy the last output of a process that has ended. A child process may still write, so the time is bounded."""
-        deadline = time.monotonic() + seconds
-        while self.read() and time.monotonic() < deadline:
-            pass
+    def run(self) -> None:
+        """Copy the output until the writable end of the pipe is closed in all processes."""
+        update, next_update = "", 0.0
+        with self._text as text:
+            while not self._is_closed and (line := text.readline(_LONGEST_LINE)):
+                self._write_log(line.encode("utf-8", "surrogateescape"))
+                is_update, update = line.endswith("\r"), line
+                if is_update and (not line.strip() or time.monotonic() < next_update):
+                    continue
+                self._show(line)
+                next_update, update = time.monotonic() + _UPDATE_SECONDS, ""
+        if update.strip():
+            self._show(update)
 
     def close(self, deadline: float = 0.0) -> None:
-        """Copy the rest of the output until `deadline`, print the unfinished last line, and close the pipe and file."""
-        # Only a process that left its group can still hold the pipe open.
-        while not self.has_ended and time.monotonic() < deadline:
-            if not self.read():
-                time.sleep(_DRAIN_POLL_SECONDS)
-        self.has_ended = True
-        self._show(self._lines.finish())
-        self._pipe.close()
+        """Wait until `deadline` for the end of the output, and close the file."""
+        # Only a process that left its group can still hold the pipe open. Its further output is not read.
+        self.join(max(0.0, deadline - time.monotonic()))
+        self._is_closed = True
         with contextlib.suppress(OSError):
             self._log.close()
 
@@ -136,14 +96,14 @@ class Output:
             say(f"jaxddp launch: {self.path}: cannot be written ({error.strerror}); the run continues without it")
             self._log = open(os.devnull, "wb")  # noqa: SIM115
 
-    def _show(self, lines: list[str]) -> None:
-        prefixed = [f"[{self._rank}] {line}" for line in lines]
-        self.last_lines.extend(prefixed)
-        for line in lines:
-            if _JAX_FATAL in line:
-                self.jax_error = line.partition(_STATUS)[2].strip()
-        if prefixed and self._shown:
-            say("\n".join(prefixed), sys.stdout)
+    def _show(self, text: str) -> None:
+        line = text.rstrip("\r\n").encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+        self.last_lines.append(f"[{self._rank}] {line}")
+        if _JAX_FATAL in line:
+            self.jax_error = line.partition(_STATUS)[2].strip()
+        if self._shown:
+            with self._screen:
+                say(self.last_lines[-1], sys.stdout)
 
 
 def _open_log(path: Path) -> IO[bytes]:
@@ -279,14 +239,6 @@ class Worker:
         return f" (JAX's service: {message[:_LONGEST_MESSAGE]} Perhaps {cause})" if message else ""
 
 
-def read_ready(selector: selectors.BaseSelector, seconds: float) -> None:
-    """Copy the output that is available within some seconds. A selector watches the `Output`s, its data."""
-    for key, _ in selector.select(seconds):
-        key.data.read()
-        if key.data.has_ended:
-            selector.unregister(key.data)
-
-
 def shared_environment() -> dict[str, str]:
     """Return the environment variables of this process for its workers, with settings that all workers share."""
     # Each of the omitted variables is for one process. This process may have inherited them from a launcher.
@@ -375,20 +327,16 @@ class WorkerGroup:
         The events are those of `events`, except signals, and a `Failure`. A line is printed about each process that
         ends with a nonzero exit code.
         """
-        with selectors.DefaultSelector() as selector:
-            for worker in self.workers:
-                selector.register(worker.output, selectors.EVENT_READ, worker.output)
-            while self._running() and time.monotonic() < self._unkillable_after:
-                read_ready(selector, _POLL_SECONDS)
-                yield from self._record_ends()
-                while not events.empty():
-                    event = events.get_nowait()
-                    if isinstance(event, signal.Signals):
-                        self._stop_on_signal(event)
-                    else:
-                        yield event
-                yield None
-                self._follow_plan()
+        while self._running() and time.monotonic() < self._unkillable_after:
+            yield from self._record_ends()
+            event = None
+            with contextlib.suppress(Empty):
+                event = events.get(timeout=_POLL_SECONDS)
+            if isinstance(event, signal.Signals):
+                self._stop_on_signal(event)
+            else:
+                yield event
+            self._follow_plan()
 
     def save(self) -> None:
         """Ask all processes to save and stop."""
@@ -422,7 +370,7 @@ class WorkerGroup:
         ended = [worker for worker in self._running() if worker.poll() is not None]
         # If several processes ended at the same time, a process killed by a signal is the most likely cause.
         for worker in sorted(ended, key=lambda worker: ((worker.code or 0) >= 0, worker.rank)):
-            worker.output.drain(DRAIN_SECONDS)
+            worker.output.join(DRAIN_SECONDS)
             if worker.code == 0:
                 continue
             say(str(worker))

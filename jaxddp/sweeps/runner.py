@@ -1,9 +1,7 @@
 """Runs trials, one on the devices of each slot at a time, until there are no more, or ends them in bounded time."""
 
-import contextlib
 import math
 import os
-import selectors
 import signal
 import sys
 import time
@@ -161,7 +159,7 @@ class Runner:
             InputError: a trial reported bad input. The other trials were asked to save and stop.
             JaxddpError: the source raised it. The running trials were asked to save and stop.
         """
-        with workers.catch_signals() as events, selectors.DefaultSelector() as self._selector:
+        with workers.catch_signals() as events:
             try:
                 self._stop_on_error(self._fill)
                 while self._running and time.monotonic() < self._kill_at:
@@ -199,11 +197,10 @@ class Runner:
         environ = slot.environment()
         worker = workers.Worker.start(self._number, command, environ, log, cores=slot.cores, shown=self.shown)
         self._running.append(TrialProcess(trial, slot, worker, starts))
-        self._selector.register(worker.output, selectors.EVENT_READ, worker.output)
 
     def _wait(self, events: SimpleQueue[signal.Signals]) -> None:
-        """Copy available output, and handle signals."""
-        workers.read_ready(self._selector, _POLL_SECONDS)
+        """Wait a moment, and handle signals."""
+        time.sleep(_POLL_SECONDS)
         while not events.empty():
             number = events.get_nowait()
             if self._received is not None and number == signal.SIGINT:
@@ -222,8 +219,6 @@ class Runner:
     def _finish_ended(self) -> None:
         for process in [*self._running]:
             if process.worker.poll() is not None:
-                with contextlib.suppress(KeyError):
-                    self._selector.unregister(process.worker.output)
                 process.close()
                 self._running.remove(process)
                 self._finish(process)
