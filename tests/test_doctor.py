@@ -17,7 +17,7 @@ from support.runs import RECIPE
 
 from jaxddp.cli import main
 from jaxddp.cluster import doctor as checklist
-from jaxddp.cluster.doctor import Checklist, CheckRow, doctor, merge
+from jaxddp.cluster.doctor import CheckRow, doctor, merge
 from jaxddp.config import Config, load
 from jaxddp.core.errors import InputError
 from jaxddp.core.peers import Peers
@@ -130,9 +130,9 @@ def test_any_exception_is_reported_as_a_row_of_one_line():
     def broken() -> checklist.Finding:
         raise RuntimeError("no such\ndriver")
 
-    report = Checklist()
-    assert report.add("devices", broken) is None
-    assert report.rows == [CheckRow("devices", "fail", "RuntimeError: no such driver")]
+    rows = []
+    assert checklist.add(rows, "devices", broken) is None
+    assert rows[0].verdict == "fail" and rows[0].detail.endswith("RuntimeError: no such driver")
 
 
 def test_a_slurm_batch_script_is_advised_to_use_srun(monkeypatch):

@@ -10,6 +10,7 @@ The checks of a recipe rehearse the start of a run: they open the data, decode a
 
 import contextlib
 import dataclasses
+import functools
 import json
 import math
 import os
@@ -18,11 +19,11 @@ import shutil
 import statistics
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -34,11 +35,12 @@ import jaxddp.core.files as files
 from jaxddp.cluster.machine import local_cores, local_gpus
 from jaxddp.config import Config, ParallelConfig
 from jaxddp.config.values import flatten
-from jaxddp.core.errors import InputError, JaxddpError, Key, counted, plural, size, speed
+from jaxddp.core.errors import InputError, Key, counted, plural, size, speed
 from jaxddp.core.libraries import installed_version
 from jaxddp.core.peers import Peers, joined
 from jaxddp.core.phases import doing
 from jaxddp.core.tpu import local_chips
+from jaxddp.core.user_code import describe_error
 from jaxddp.data.batch import Batch
 from jaxddp.data.opening import labelled_and_unlabelled, open_tables
 from jaxddp.data.order import EvalOrder, SampleOrder
@@ -62,8 +64,7 @@ _SIZES = {"4 kB": 4_000, "1 MB": 1_000_000, "16 MB": 16_000_000, "100 MB": 100_0
 _LARGEST_ON_CPU = 16_000_000
 
 
-@dataclass(frozen=True)
-class Finding:
+class Finding(NamedTuple):
     """The result of a check: a line for the user, and a value for later checks."""
 
     detail: str
@@ -330,11 +331,7 @@ def checkpoint_bytes(state: TrainState, keep: int) -> int:
     return sum(leaf.nbytes for leaf in jax.tree.leaves(state)) * (keep + 2)
 
 
-_LONGEST_REASON = 500
-
-
-@dataclass(frozen=True)
-class CheckRow:
+class CheckRow(NamedTuple):
     """One line of the report."""
 
     check: str
@@ -342,24 +339,15 @@ class CheckRow:
     detail: str
 
 
-@dataclass
-class Checklist:
-    """Collects the rows of the report."""
-
-    rows: list[CheckRow] = field(default_factory=list)
-
-    def add(self, check: str, run: Callable[..., Finding], *arguments: Any) -> Any | None:
-        """Run a check, add its row, and return the value of its finding; None if the check failed."""
-        try:
-            with doing(f"checking {check}"):
-                finding = run(*arguments)
-        except JaxddpError as error:
-            finding = Finding(str(error), verdict="fail")
-        except Exception as error:
-            reason = " ".join(str(error).split())[:_LONGEST_REASON]
-            finding = Finding(f"{type(error).__name__}: {reason}", verdict="fail")
-        self.rows.append(CheckRow(check, finding.verdict, finding.detail))
-        return finding.value
+def add(rows: list[CheckRow], check: str, run: Callable[..., Finding], *arguments: Any) -> Any | None:
+    """Run a check, add its row, and return the value of its finding; None if the check failed."""
+    try:
+        with doing(f"checking {check}"):
+            finding = run(*arguments)
+    except Exception as error:
+        finding = Finding(describe_error(error), verdict="fail")
+    rows.append(CheckRow(check, finding.verdict, finding.detail))
+    return finding.value
 
 
 def doctor(file: RecipeFile | None, workdir: Path | None) -> list[CheckRow]:
@@ -371,41 +359,42 @@ def doctor(file: RecipeFile | None, workdir: Path | None) -> list[CheckRow]:
         file: a recipe, whose data, training step and checkpoint size are also checked.
         workdir: a work directory, which is also checked.
     """
-    report = Checklist()
+    rows = list[CheckRow]()
+    report = functools.partial(add, rows)
     parallel = file.config.parallel if file else ParallelConfig()
-    job = report.add("environment", environment)
-    is_described = report.rows[0].verdict != "fail"
-    peers = report.add("coordinator", coordinator, job, parallel, is_described) or joined()
+    job = report("environment", environment)
+    is_described = rows[0].verdict != "fail"
+    peers = report("coordinator", coordinator, job, parallel, is_described) or joined()
 
     def all_are_ready(*needed: object) -> bool:
         """Return whether every process has what a collective check needs. The exchange uses no devices."""
         answers = peers.exchange("doctor: ready", str(None not in needed))
         return all(answer == str(True) for answer in answers)
 
-    topology = report.add("devices", devices, parallel, peers)
-    report.add("versions", versions)
+    topology = report("devices", devices, parallel, peers)
+    report("versions", versions)
     if all_are_ready(topology):
-        report.add("all-reduce", all_reduce, topology)
+        report("all-reduce", all_reduce, topology)
     # In the checks below, processes with different arguments would wait for each other.
-    if peers.is_alone or report.add("settings", settings, file, workdir, peers):
+    if peers.is_alone or report("settings", settings, file, workdir, peers):
         setup, needed, process = None, None, job.process_id if job else 0
         if file is not None:
-            tables = report.add("data", data, file.config, process)
+            tables = report("data", data, file.config, process)
             if tables is not None:
-                report.add("images", images, file.config, tables, process)
+                report("images", images, file.config, tables, process)
             if all_are_ready(topology, tables):
-                setup = report.add("recipe", recipe, file)
+                setup = report("recipe", recipe, file)
             if setup is not None:
-                report.add("step", step, setup)
+                report("step", step, setup)
                 needed = checkpoint_bytes(setup.state, file.config.checkpoint.keep)
         if workdir is not None:
-            written = report.add("work directory", work_directory, workdir, needed)
+            written = report("work directory", work_directory, workdir, needed)
             if written is not None and (written / FILE).exists():
-                report.add("processes", slow_processes, workdir)
+                report("processes", slow_processes, workdir)
             if not peers.is_alone and all_are_ready(written):
-                report.add("shared", shared, workdir, peers)
-    rows = json.dumps([(row.check, row.verdict, row.detail) for row in report.rows])
-    return merge([[CheckRow(*row) for row in json.loads(text)] for text in peers.exchange("doctor: rows", rows)])
+                report("shared", shared, workdir, peers)
+    reports = peers.exchange("doctor: rows", json.dumps(rows))
+    return merge([[CheckRow(*row) for row in json.loads(text)] for text in reports])
 
 
 def merge(reports: Sequence[Sequence[CheckRow]]) -> list[CheckRow]:
@@ -413,15 +402,15 @@ def merge(reports: Sequence[Sequence[CheckRow]]) -> list[CheckRow]:
     merged = []
     for name in dict.fromkeys(row.check for rows in reports for row in rows):
         first_rows, *other_rows = ([row for row in rows if row.check == name] for rows in reports)
-        processes_by_row: dict[CheckRow, list[str]] = {}
+        merged += first_rows
+        processes_by_row = defaultdict[CheckRow, list[str]](list)
         for process, rows in enumerate(other_rows, start=1):
             for row in rows:
                 if row.verdict != "ok" and row not in first_rows:
-                    processes_by_row.setdefault(row, []).append(str(process))
-        merged += first_rows
+                    processes_by_row[row].append(str(process))
         for row, processes in processes_by_row.items():
             names = f"{plural(len(processes), 'process')} {', '.join(processes)}"
-            merged.append(CheckRow(name, row.verdict, f"{names}: {row.detail}"))
+            merged.append(row._replace(detail=f"{names}: {row.detail}"))
     return merged
 
 

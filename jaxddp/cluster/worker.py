@@ -162,10 +162,10 @@ class Worker:
         """
         # With -I and -S, the user's PYTHON* variables and site packages affect only the command, not the starter.
         starter = [sys.executable, "-I", "-S", str(_STARTER), str(os.getpid()), ",".join(map(str, cores))]
-        reading, writing = os.pipe()
-        output, status = Output(rank, os.fdopen(reading, "rb", buffering=0), log, shown=shown), WorkStatus()
-        passed = {**passed, STATUS_PIPE: status.writing}
         try:
+            reading, writing = os.pipe()
+            output, status = Output(rank, os.fdopen(reading, "rb", buffering=0), log, shown=shown), WorkStatus()
+            passed = {**passed, STATUS_PIPE: status.writing}
             process = subprocess.Popen(
                 [*starter, *command],
                 env={**environ, **{name: str(descriptor) for name, descriptor in passed.items()}},
@@ -176,13 +176,11 @@ class Worker:
                 start_new_session=True,
             )
         except OSError as error:
-            output.close()
-            status.close()
+            # The program ends after this error, so no file is closed here.
             advice = "start fewer processes, or raise the limits that `ulimit -a` shows"
             raise InputError(f"process {rank}: cannot be started ({error.strerror})", advice=advice) from error
-        finally:
-            os.close(writing)
-            os.close(status.writing)
+        os.close(writing)
+        os.close(status.writing)
         return cls(rank, process, output, status)
 
     def __str__(self) -> str:

@@ -112,8 +112,7 @@ def find_job(environ: Environ = os.environ, root: Path = Path("/")) -> Job | Non
     with about(f"{address.variable}={show(address.value)}"):
         split_address(address.value)
     devices = lookup(environ, "JAX_LOCAL_DEVICE_IDS") or _local_rank(environ, ordered)
-    parts = devices.value.split(",") if devices else []
-    ids = tuple(number(EnvValue(part.strip(), devices.variable), INDEX) for part in parts) if devices else None
+    ids = devices and tuple(number(devices._replace(value=id_), INDEX) for id_ in re.split(r"\s*,\s*", devices.value))
     settings = [setting for setting in (address, count, process, devices) if setting]
     run_id = lookup(environ, own_scheduler.run_id)
     return Job(

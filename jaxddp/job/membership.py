@@ -109,27 +109,25 @@ def stop_on_sigterm() -> Iterator[Callable[[int], bool]]:
     In a job, JAX's coordination service catches the signal in any process, and makes all processes stop at the same
     call. So all processes must call the function equally often.
     """
-    if jax.process_count() > 1:
-        # This function is in an experimental module, so later versions of JAX may not have it.
-        reached_sync_point = getattr(multihost_utils, "reached_preemption_sync_point", None)
-        if reached_sync_point is None:
-            libraries.warn_missing("jax", "reached_preemption_sync_point", "SIGTERM ends a job without saving")
-            yield lambda step: False
-            return
+    # This function is in an experimental module, so later versions of JAX may not have it.
+    reached_sync_point = getattr(multihost_utils, "reached_preemption_sync_point", None)
+    if jax.process_count() > 1 and reached_sync_point is not None:
         with sigterm_on_eviction():
             yield lambda step: reached_sync_point(next(_calls))
-        return
-    # Python handles signals only in the main thread. A program that trains in another thread handles SIGTERM itself.
-    if threading.current_thread() is not threading.main_thread():
+    elif jax.process_count() > 1:
+        libraries.warn_missing("jax", "reached_preemption_sync_point", "SIGTERM ends a job without saving")
         yield lambda step: False
-        return
-    stop_requested = threading.Event()
-    previous_handler = signal.signal(signal.SIGTERM, lambda *_: stop_requested.set())
-    try:
-        with sigterm_on_eviction():
-            yield lambda step: stop_requested.is_set()
-    finally:
-        signal.signal(signal.SIGTERM, previous_handler)
+    # Python handles signals only in the main thread. A program that trains in another thread handles SIGTERM itself.
+    elif threading.current_thread() is not threading.main_thread():
+        yield lambda step: False
+    else:
+        stop_requested = threading.Event()
+        previous_handler = signal.signal(signal.SIGTERM, lambda *_: stop_requested.set())
+        try:
+            with sigterm_on_eviction():
+                yield lambda step: stop_requested.is_set()
+        finally:
+            signal.signal(signal.SIGTERM, previous_handler)
 
 
 class DevicePeers(Peers):

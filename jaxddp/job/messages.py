@@ -144,21 +144,13 @@ def decode(content: bytes) -> Message:
     """Return the message in `content`, without its length prefix. Raises Malformed if the message is invalid."""
     try:
         plain = json.loads(content)
-    except (ValueError, RecursionError) as error:
-        raise Malformed(f"no JSON: {error}") from None
-    name = plain.pop("kind", None) if isinstance(plain, dict) else None
-    kind = Message.kinds.get(name) if isinstance(name, str) else None
-    if kind is None:
-        raise Malformed("unknown kind")
+        kind = Message.kinds[plain.pop("kind")]
+    except (ValueError, RecursionError, LookupError, TypeError, AttributeError) as error:
+        raise Malformed("no message of a known kind") from error
     types = _types(kind)
-    if plain.keys() != types.keys():
-        raise Malformed(f"{name} has other fields")
-    for field_name, hint in types.items():
-        if not _is_valid(plain[field_name], hint):
-            raise Malformed(f"{name}.{field_name} is not as expected")
-        if hint == Shown:
-            plain[field_name] = on_screen(plain[field_name])
-    return kind(**plain)
+    if plain.keys() != types.keys() or not all(_is_valid(plain[name], hint) for name, hint in types.items()):
+        raise Malformed(f"{kind.__name__} has other fields")
+    return kind(**{name: on_screen(plain[name]) if hint == Shown else plain[name] for name, hint in types.items()})
 
 
 @functools.cache
