@@ -90,7 +90,7 @@ class World:
         except Unreachable:
             assert launcher.is_over
         if launcher.local_start:
-            assignment, launcher.local_start = launcher.local_start.assignment, None
+            assignment, launcher.local_start = launcher.local_start, None
             if not machine:
                 # The previous generation has ended on every machine that is still connected.
                 assert not self.running() & (self.connected | {0})
@@ -264,7 +264,7 @@ class Lone:
         """Return the assignment of this machine, and run its processes."""
         start, self.launcher.local_start = self.launcher.local_start, None
         self.launcher.group = processes(self.did)
-        return start.assignment
+        return start
 
     def assigned(self) -> list[int]:
         return [self.launcher.machine, *(machine for machine, *what in self.done if isinstance(what[0], Assignment))]

@@ -47,7 +47,6 @@ from jaxddp.data.order import EvalOrder, SampleOrder
 from jaxddp.data.source import Source
 from jaxddp.engine.state import TrainState, shapes_of_one
 from jaxddp.job.environment import Job, find_job
-from jaxddp.job.tpu import accelerator_type
 from jaxddp.measure.memory import Fit, MemoryReport, Needs
 from jaxddp.mesh import AXIS, Topology
 from jaxddp.recipe.file import RecipeFile
@@ -117,13 +116,11 @@ def devices(parallel: ParallelConfig, peers: Peers) -> Finding:
 
 
 def tpu_slices(topology: Topology) -> str:
-    """Describe the slices of a job on TPUs: "v4-32, 4 TPU chips on each of 4 hosts in 1 slice"."""
+    """Describe the slices of a job on TPUs: "4 TPU chips on each of 4 hosts in 1 slice"."""
     all_devices = topology.mesh.devices.flat
     num_slices = len({getattr(device, "slice_index", 0) for device in all_devices})
     hosts = counted(len({device.process_index for device in all_devices}), "host")
-    kind = accelerator_type() or "a TPU of unknown type"
-    chips = counted(len(local_chips()), "TPU chip")
-    return f"{kind}, {chips} on each of {hosts} in {counted(num_slices, 'slice')}"
+    return f"{counted(len(local_chips()), 'TPU chip')} on each of {hosts} in {counted(num_slices, 'slice')}"
 
 
 def versions() -> Finding:

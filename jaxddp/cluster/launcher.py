@@ -97,11 +97,11 @@ def launch(options: Launch, command: Sequence[str], config: Config | None = None
             group.workers.append(Worker.start(rank, program, own, log, cores=own_cores, passed=passed))
 
     with catch_signals() as events, driver(options, len(gpus), counts, events) as meeting:
-        while (local_start := meeting.next_start()) is not None:
-            with closing(WorkerGroup(options.grace, options.save_grace, local_start.assignment.generation)) as group:
+        while (assignment := meeting.next_start()) is not None:
+            with closing(WorkerGroup(options.grace, options.save_grace, assignment.generation)) as group:
                 # This process closes its copy of the socket, so that connections fail after process 0 ended.
-                with local_start.listener or nullcontext() as listener:
-                    start(group, local_start.assignment, listener)
+                with meeting.listener or nullcontext() as listener:
+                    start(group, assignment, listener)
                 meeting.run(group)
     if group is not None:
         group.report()

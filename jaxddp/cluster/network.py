@@ -52,6 +52,7 @@ class Network:
         self._job, self._report = job, report
         self._connections = dict[int, Connection]()
         self._thread = NetworkThread("jaxddp-launchers")
+        self._server: asyncio.Server | None = None
 
     def send(self, machine: int, message: Message) -> None:
         """Send a message. If the machine is gone, the message is lost, and `Disconnected` is reported."""
@@ -63,6 +64,8 @@ class Network:
         self._thread.close()
 
     async def _close(self, last: tuple[Message, ...]) -> None:
+        if self._server is not None:
+            self._server.close()
         await asyncio.gather(*(_leave(connection, *last) for connection in self._connections.values()))
 
     async def _listen(self, machine: int, host: str, connection: Connection) -> None:
@@ -102,10 +105,6 @@ class LauncherServer(Network):
         super().__init__(job, report)
         self._admission = Admission(job, facts, "machine")
         self._server = self._thread.result(self._admission.start_server(listener, self._serve))
-
-    async def _close(self, last: tuple[Message, ...]) -> None:
-        self._server.close()
-        await super()._close(last)
 
     async def _serve(self, connection: Connection, hello: Hello) -> None:
         reason = self._admission.difference(hello) or await self._conflict(hello.process, hello.host)

@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
-from jaxddp.config.values import HELP, check_values, checked
+from jaxddp.config.values import HELP, check_values
 from jaxddp.core.errors import InputError, about, show
 from jaxddp.core.ranges import Range, Seconds, whole
 from jaxddp.job.messages import split_address
 
 _EXAMPLE = "jaxddp launch --processes 2 -- train digits"
-_Machines, _ANY = Annotated[int, Range(1, 100_000)], Range(0, 10**18)
+_MACHINES = Range(1, 100_000)
 
 
 class Machines(NamedTuple):
@@ -63,14 +63,14 @@ class Launch:
     @property
     def machines(self) -> Machines:
         """The numbers of machines in `nodes`. Raises InputError if `nodes` is invalid."""
-        counts = [whole(word, _ANY) for word in self.nodes.split(":")]
-        if len(counts) > 2 or None in counts:
-            expected = "a number of machines such as 2, or MIN:MAX such as 1:4, of at most 100,000"
+        counts = [whole(word, _MACHINES) for word in self.nodes.split(":")]
+        least, most = counts[0], counts[-1]
+        if len(counts) > 2 or least is None or most is None:
+            expected = f"a number of machines such as 2, or MIN:MAX such as 1:4, from {_MACHINES}"
             raise InputError(f"--nodes={show(self.nodes)}: expected {expected}")
-        machines = Machines(*(checked(count, _Machines, "--nodes") for count in (counts[0], counts[-1])))
-        if machines.least > machines.most:
+        if least > most:
             raise InputError(f"--nodes {self.nodes}: MIN is above MAX")
-        return machines
+        return Machines(least, most)
 
     @property
     def launchers_meet(self) -> bool:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from queue import Empty, SimpleQueue
-from typing import Any, NamedTuple
+from typing import Any
 
 from jaxddp.cluster.network import Arrived, Disconnected, Event, Network
 from jaxddp.cluster.options import Launch
@@ -72,17 +72,6 @@ class JobEnded(Message):
     code: ExitCode
 
 
-class LocalStart(NamedTuple):
-    """The assignment of this machine in one start of the whole job.
-
-    Attributes:
-        listener: the listening socket of the coordinator, which process 0 of the job inherits.
-    """
-
-    assignment: Assignment
-    listener: socket.socket | None = None
-
-
 @dataclass(kw_only=True, eq=False)
 class Member(AbstractContextManager["Member"]):
     """What the launchers have in common. Times are those of the monotonic clock, in seconds.
@@ -94,6 +83,7 @@ class Member(AbstractContextManager["Member"]):
         is_signalled: whether a signal ended this launcher while no process ran here.
         code: the exit code of the job, once it is over.
         local_start: the start that this machine has to make.
+        listener: the listening socket of the coordinator, which process 0 of the job inherits.
         group: the running processes of this machine, if any.
     """
 
@@ -104,7 +94,8 @@ class Member(AbstractContextManager["Member"]):
     is_over: bool = False
     is_signalled: bool = False
     code: int = 1
-    local_start: LocalStart | None = None
+    local_start: Assignment | None = None
+    listener: socket.socket | None = None
     group: WorkerGroup | None = None
 
     @property
@@ -121,7 +112,7 @@ class Member(AbstractContextManager["Member"]):
         """Return the messages to send before the connections are closed. `error` ends this launcher, if any."""
         raise NotImplementedError
 
-    def next_start(self) -> LocalStart | None:
+    def next_start(self) -> Assignment | None:
         """Wait for the next start of the job, and return this machine's part; None if the job is over.
 
         Raises:
@@ -196,7 +187,7 @@ class Member(AbstractContextManager["Member"]):
     def _obey(self, message: Message) -> None:
         match message:
             case Assignment():
-                self.local_start = LocalStart(message)
+                self.local_start = message
             case Stop(_, saved) if self.group is not None:
                 self.group.stop_with_others(saved=saved)
             case Notice(line):
@@ -373,19 +364,17 @@ class Coordinator(Member):
         if spare := self.present.keys() - set(members):
             waits = f"{_names(spare)} {'waits' if len(spare) == 1 else 'wait'} as a spare"
             self._tell(self.present, Notice(f"{waits}: the job runs on {counted(len(members), 'machine')}"))
-        listener, meets = self.listen(), self.options.launchers_meet
+        self.listener, meets = self.listen(), self.options.launchers_meet
         # Launchers of several machines that do not meet share only the address and the name of the job, and start the
         # job only once.
         address = self.options.coordinator or ""
-        if listener is not None and (meets or not address):
-            address = address_of(listener)
+        if self.listener is not None and (meets or not address):
+            address = address_of(self.listener)
         run_id = f"{self.name}.{number}" if number or meets else self.name
         total = (len(members) if meets else self.options.machines.most) * self.processes
         for index, machine in enumerate(members):
             first_rank = (index if meets else machine) * self.processes
             self._tell([machine], Assignment(number, first_rank, total, address, run_id))
-        if self.local_start is not None:
-            self.local_start = self.local_start._replace(listener=listener)
 
     def _record_end(self, machine: int, end: End) -> None:
         """Record that the processes of a machine have ended. If they failed, stop the other machines' processes."""

@@ -35,12 +35,6 @@ _JAX_FATAL, _STATUS = "JAX distributed service detected fatal errors", "absl::St
 _PER_PROCESS_VARIABLES = frozenset({INHERITED_SOCKET, "JAX_LOCAL_DEVICE_IDS"})
 _STARTER = Path(__file__).with_name("starter.py")
 _LONGEST_MESSAGE = 1000
-_DUPLICATE_ID = "tried to connect with a different incarnation"
-_DUPLICATE_CAUSE = (
-    "a process with that id was started twice, or a process outside the job reached JAX's own port; a private "
-    'network prevents this: docs/scaling.md, "Trust"'
-)
-_OTHER_CAUSE = "another process ended; see its log"
 
 
 class Output(threading.Thread):
@@ -191,7 +185,9 @@ class Worker:
         if self.code >= 0:
             return f"process {self.rank}: exit code {self.code}"
         name = signal.Signals(-self.code).name if -self.code in {*signal.Signals} else f"signal {-self.code}"
-        return f"process {self.rank}: killed by {name}{self._cause()}"
+        message = self.output.jax_error if self.code == -signal.SIGABRT else ""
+        cause = f" (JAX's service: {message[:_LONGEST_MESSAGE]})" if message else ""
+        return f"process {self.rank}: killed by {name}{cause}"
 
     @property
     def has_quit(self) -> bool:
@@ -229,12 +225,6 @@ class Worker:
         """Read the last output of the ended process until `deadline`, and close its files."""
         self.output.close(deadline)
         self.status.close()
-
-    def _cause(self) -> str:
-        """Return the message of JAX's coordination service and its likely cause, if the service aborted the process."""
-        message = self.output.jax_error if self.code == -signal.SIGABRT else ""
-        cause = _DUPLICATE_CAUSE if _DUPLICATE_ID in message else _OTHER_CAUSE
-        return f" (JAX's service: {message[:_LONGEST_MESSAGE]} Perhaps {cause})" if message else ""
 
 
 def shared_environment() -> dict[str, str]:

@@ -279,11 +279,8 @@ class Leader(Member):
     async def meet(self, timeout: float, timeouts: Timeouts, end: Callable[[Lost], None]) -> Watchdog:
         # Each process has a connection to this server and one to JAX's coordinator.
         raise_file_limit(2 * self._job.num_processes)
-        descriptor, deadline = inherited(INHERITED_SOCKET), time.monotonic() + timeout
-        if descriptor is not None:
-            listener = _inherited_socket(descriptor)
-        else:
-            listener = await _listen_once_resolved(self._job.host, self._job.port, deadline)
+        deadline = time.monotonic() + timeout
+        listener = _inherited_socket() or await _listen_once_resolved(self._job.host, self._job.port, deadline)
         server = await self._admission.start_server(listener, self._serve)
         try:
             async with asyncio.timeout_at(deadline):
@@ -382,9 +379,7 @@ def conflict(hello: Hello, count: int, hosts: Mapping[int, str]) -> str | None:
     return None
 
 
-def absence(
-    count: int, hosts: Mapping[int, str], timeout: float, listening: str, num_strangers: int = 0
-) -> Unreachable:
+def absence(count: int, hosts: Mapping[int, str], timeout: float, listening: str, strangers: int = 0) -> Unreachable:
     """Return the error that names the processes that did not join in time.
 
     Args:
@@ -392,13 +387,13 @@ def absence(
         hosts: the host of each process that has joined, with process 0.
         timeout: seconds.
         listening: the address where process 0 listens.
-        num_strangers: the number of clients that were refused because of another run id or key.
+        strangers: the number of clients that were refused because of another run id or key.
     """
     absent = count - len(hosts)
     first = (str(process) for process in range(count) if process not in hosts)
     names = f"{plural(absent, 'process')} {', '.join(itertools.islice(first, _MOST_NAMED))}"
     more = f" and {absent - _MOST_NAMED:,} more" if absent > _MOST_NAMED else ""
-    others = f"; refused {num_strangers}, of another job or with another {messages.KEY}" if num_strangers else ""
+    others = f"; refused {strangers}, of another job or with another {messages.KEY}" if strangers else ""
     place = f" (process 0 listens on {listening}{others})"
     advice = "start all of them, or raise ", Key("parallel.start_timeout"), place
     return Unreachable(f"{names}{more} of {count} did not join in {timeout:g} s", advice=advice)
@@ -427,10 +422,15 @@ async def _listen_once_resolved(host: str, port: int, deadline: float) -> socket
         await asyncio.sleep(_RESOLVE_SECONDS)
 
 
-def _inherited_socket(descriptor: int) -> socket.socket:
-    """Return the listening socket that this process inherits. Raises InputError if it is no socket."""
+def _inherited_socket() -> socket.socket | None:
+    """Return the listening socket that this process inherits from its launcher, if any.
+
+    Raises:
+        InputError: the variable of the launcher holds no socket.
+    """
+    descriptor = inherited(INHERITED_SOCKET)
     try:
-        return socket.socket(fileno=descriptor)
+        return None if descriptor is None else socket.socket(fileno=descriptor)
     except OSError as error:
         problem = f"{INHERITED_SOCKET}={descriptor}: is no socket ({error.strerror})"
         raise InputError(problem, advice="a launcher sets it for the process that it starts; unset it") from None

@@ -16,7 +16,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from types import TracebackType
+from typing import Any
 
 import jax
 import numpy as np
@@ -199,9 +199,7 @@ def _without_proxies() -> Iterator[None]:
         os.environ.update(hidden)
 
 
-def _on_exception(
-    plane: ControlPlane, kind: type[BaseException], error: BaseException, trace: TracebackType | None
-) -> None:
+def _on_exception(plane: ControlPlane, kind: type[BaseException], error: BaseException, trace: Any) -> None:
     """Handle an uncaught exception, so that the other processes do not wait for this one."""
     if isinstance(error, Preempted):
         _leave(plane)

@@ -37,8 +37,7 @@ _HOST = re.compile(rf"(?:[^\[\]\s:]+:[^\[\]\s:]+:)?({_NAME})")
 """The metadata server lists addresses, or triples of a name, an id and an address."""
 _PREFIX = "metadata/"
 """The prefix of a value that comes from the metadata server. No variable of the environment has such a name."""
-_ENDPOINTS, _NUMBER, _TYPE = "worker-network-endpoints", "agent-worker-number", "accelerator-type"
-_ENV = "tpu-env"
+_ENDPOINTS, _NUMBER, _ENV = "worker-network-endpoints", "agent-worker-number", "tpu-env"
 
 METADATA_SECONDS = 2.0
 """The seconds for a list of questions, with the look-up of the server's name."""
@@ -47,8 +46,7 @@ _LARGEST_ANSWER, _LONGEST_PROBLEM = 2**16, 200
 _HEADERS = {"Metadata-Flavor": "Google"}
 PERIOD = 5.0
 """The seconds between two questions. Google announces a preemption 30 s, and maintenance 60 s or more in advance."""
-_PREEMPTED, _MAINTENANCE = "preempted", "maintenance-event"
-_STOPS = {_PREEMPTED: "TRUE", _MAINTENANCE: "TERMINATE_ON_HOST_MAINTENANCE"}
+_STOPS = {"preempted": "TRUE", "maintenance-event": "TERMINATE_ON_HOST_MAINTENANCE"}
 _log = logging.getLogger("jaxddp.job")
 
 
@@ -93,15 +91,6 @@ def with_metadata(environ: Environ, root: Path = Path("/")) -> Environ:
     return {**environ, **{_PREFIX + name: value for name, value in (attributes | slices).items()}}
 
 
-def accelerator_type(environ: Environ = os.environ, root: Path = Path("/")) -> str:
-    """Return the type of this machine's slice, such as "v4-32"; empty if it is not known."""
-    variable = _value(environ, "TPU_ACCELERATOR_TYPE")
-    if variable is not None or not may_ask(environ, root):
-        return variable.value if variable else ""
-    attributes = _attributes(metadata_server(environ))
-    return "" if isinstance(attributes, Unreachable) else attributes.get(_TYPE, "")
-
-
 @functools.cache
 def _attributes(address: str) -> dict[str, str] | Unreachable:
     """Return the attributes of this machine, which do not change while it runs, or the error of the server.
@@ -109,7 +98,7 @@ def _attributes(address: str) -> dict[str, str] | Unreachable:
     All are asked for at once, and once in a process, so that a server that is missing costs one wait.
     """
     try:
-        answers = ask_metadata(address, [f"attributes/{name}" for name in (_NUMBER, _ENDPOINTS, _ENV, _TYPE)])
+        answers = ask_metadata(address, [f"attributes/{name}" for name in (_NUMBER, _ENDPOINTS, _ENV)])
     except Unreachable as error:
         return error
     return {path.removeprefix("attributes/"): text for path, text in answers.items()}
