@@ -222,8 +222,7 @@ def check_sum(topology: Topology, total: jax.Array) -> None:
     expected = np.resize(np.array(cycle, np.float32), total.shape)
     for shard in total.addressable_shards:
         actual = np.asarray(shard.data)
-        wrong = np.flatnonzero(actual != expected)
-        if wrong.size:
+        if (wrong := np.flatnonzero(actual != expected)).size:
             at = wrong[0]
             what = f"a sum of {total.nbytes} bytes over {topology.num_devices} devices is wrong"
             element = f"element {at} is {actual[at]:g}, expected {expected[at]:g}"

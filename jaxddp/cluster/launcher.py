@@ -191,8 +191,7 @@ def valid_machine_counts(config: Config | None, options: Launch, processes: int,
     if config is None or not options.machines.elastic:
         return [*counts]
     devices = config.parallel.cpu_devices or gpus or whole(os.environ.get("JAX_NUM_CPU_DEVICES", ""), _SIMULATED) or 1
-    problems = {size: sharing_problem(config, size * processes, devices) for size in counts}
-    excluded = {size: problem for size, problem in problems.items() if problem is not None}
+    excluded = {size: problem for size in counts if (problem := sharing_problem(config, size * processes, devices))}
     if len(excluded) == len(counts):
         problem = f"{excluded[counts[0]]}, and no other number of machines is possible"
         raise InputError(f"--nodes {options.nodes}: {problem}")
@@ -253,7 +252,7 @@ def driver(options: Launch, processes: int, counts: Sequence[int], events: Simpl
     assert options.coordinator is not None and options.nr is not None
     # The run id of the launchers' own job differs from the run id of the workers.
     ids, key = f"{name}/launchers", os.environ.get(KEY, "")
-    job = Job(options.coordinator, options.machines.most, options.nr, run_id=ids, sources=(KEY,), key=key)
+    job = Job(options.coordinator, options.machines.most, options.nr, run_id=ids, key=key)
     facts = {"--nodes": options.nodes, "the number of processes (--processes or --gpus)": str(processes)}
     if options.nr:
         client = LauncherClient(job, facts, events.put)

@@ -74,7 +74,6 @@ class Network:
         timeouts, transport = Timeouts(SILENCE_SECONDS), connection.writer.transport
         ends = self._job.process_id, {machine: connection}, {machine: host}
         watchdog = Watchdog(*ends, timeouts, lambda loss: transport.abort())
-        beating = asyncio.ensure_future(watchdog.beat())
         self._connections[machine] = connection
         self._report(Event(machine, Arrived(host)))
         try:
@@ -87,7 +86,6 @@ class Network:
         finally:
             watchdog.record_disconnection(machine)
             watchdog.close()
-            beating.cancel()
             del self._connections[machine]
             loss = watchdog.loss(0)
             self._report(Event(machine, Disconnected(loss.reason if loss else "left")))

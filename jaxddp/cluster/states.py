@@ -345,7 +345,6 @@ class Coordinator(Member):
         if self.wake is None or self.clock() < self.wake:
             return
         if self.generation.pending:
-            self.grow_at = None
             self._grow()
         elif self._size is not None:
             self._start()
@@ -409,7 +408,7 @@ class Coordinator(Member):
 
     def _grow(self) -> None:
         """Ask all processes to save and stop, if the next generation can have more machines than this generation."""
-        size, generation = self._size or 0, self.generation
+        self.grow_at, size, generation = None, self._size or 0, self.generation
         if generation.growing or generation.failure or generation.ends or size <= len(generation.members):
             return
         line = f"{size} machines are connected; all processes save, and restart on these machines"

@@ -197,23 +197,14 @@ class Member:
         jax_address: the address of JAX's coordinator; set when all have joined.
     """
 
-    def __init__(self, job: Job):
-        self._job, self.hosts, self.connections = job, {0: job.host}, dict[int, Connection]()
+    def __init__(self, job: Job, facts: Mapping[str, str]):
+        self._job, self._facts, self.hosts, self.connections = job, facts, {0: job.host}, dict[int, Connection]()
         self.jax_address, self._watchdog = "", None
         self._values, self._values_changed = defaultdict[int, dict[int, Value]](dict), asyncio.Condition()
-
-    async def meet(self, timeout: float, timeouts: Timeouts, end: Callable[[Lost], None]) -> Watchdog:
-        """Join the job, wait until all other processes have joined, and watch them.
-
-        Raises:
-            InputError, Unreachable: see `ControlPlane`.
-        """
-        raise NotImplementedError
 
     def watch(self, timeouts: Timeouts, end: Callable[[Lost], None]) -> Watchdog:
         """Watch the connected processes, and let them watch this one."""
         self._watchdog = Watchdog(self._job.process_id, self.connections, self.hosts, timeouts, end)
-        self._beating = asyncio.ensure_future(self._watchdog.beat())
         return self._watchdog
 
     async def listen(self, process: int, connection: Connection) -> None:
@@ -270,13 +261,14 @@ class Leader(Member):
     """Process 0, which admits all processes, or sends each process the reason why the job cannot start."""
 
     def __init__(self, job: Job, facts: Mapping[str, str]):
-        super().__init__(job)
+        super().__init__(job, facts)
         self._admission, self._hellos = Admission(job, facts, "process", job.num_processes), dict[int, Hello]()
         self._is_decided = asyncio.Event()
         self._problem: JaxddpError | None = None
         self.hosts[0] = socket.gethostname()
 
     async def meet(self, timeout: float, timeouts: Timeouts, end: Callable[[Lost], None]) -> Watchdog:
+        """Wait until all others have joined, and watch them. Raises: see `ControlPlane`."""
         # Each process has a connection to this server and one to JAX's coordinator.
         raise_file_limit(2 * self._job.num_processes)
         deadline = time.monotonic() + timeout
@@ -333,21 +325,18 @@ class Leader(Member):
 class Follower(Member):
     """A process that joins process 0."""
 
-    def __init__(self, job: Job, facts: Mapping[str, str]):
-        super().__init__(job)
-        self._client = Client(job, facts, "process")
-
     async def meet(self, timeout: float, timeouts: Timeouts, end: Callable[[Lost], None]) -> Watchdog:
-        deadline = time.monotonic() + timeout
+        """Join the job, wait until all others have joined, and watch process 0. Raises: see `ControlPlane`."""
+        client, deadline = Client(self._job, self._facts, "process"), time.monotonic() + timeout
 
         async def greet(connection: Connection) -> tuple[Connection, Challenge]:
             async with asyncio.timeout_at(deadline):
-                return connection, await self._client.challenge(connection)
+                return connection, await client.challenge(connection)
 
-        connection, challenge = await self._client.connect(timeout, greet)
+        connection, challenge = await client.connect(timeout, greet)
         try:
             async with asyncio.timeout_at(deadline + _ANSWER_SECONDS):
-                self.jax_address = await self._client.join(connection, challenge)
+                self.jax_address = await client.join(connection, challenge)
         except TimeoutError:
             raise Unreachable(f"no answer in {timeout:g} s; is it process 0 of this job?") from None
         except ConnectionResetError:

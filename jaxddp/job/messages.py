@@ -167,9 +167,7 @@ def _is_valid(value: Any, hint: Any) -> bool:
         return type(value) is bool
     if typing.get_origin(hint) is dict:
         _, inner = typing.get_args(hint)
-        return isinstance(value, dict) and all(
-            _is_valid(key, str) and _is_valid(item, inner) for key, item in value.items()
-        )
+        return isinstance(value, dict) and all(_is_valid(k, str) and _is_valid(v, inner) for k, v in value.items())
     number, bounds = typing.get_args(hint)
     # `isinstance(True, int)` is true, so the exact type is compared.
     return type(value) is number and value in bounds

@@ -85,7 +85,7 @@ class Timeouts(NamedTuple):
 
 
 class Watchdog:
-    """Records the state of each connected process, and ends this process after the first loss.
+    """Sends heartbeats, records the state of each connected process, and ends this process after the first loss.
 
     Args:
         process_id: the id of this process. Only process 0 detects stuck processes.
@@ -111,6 +111,7 @@ class Watchdog:
         self._loss: Lost | None = None
         self._loss_event = threading.Event()
         self._closed = False
+        self._beating = asyncio.ensure_future(self._beat())
 
     def loss(self, timeout: float = GRACE_SECONDS) -> Lost | None:
         """Wait for a loss, and return the first one, if any. Do not call this in the event loop."""
@@ -162,8 +163,8 @@ class Watchdog:
         """Return the last heartbeat of each connected process, and a new heartbeat of this process."""
         return self._alive | {self._process_id: _heartbeat()}
 
-    async def beat(self) -> None:
-        """Send heartbeats, and check the heartbeats of the others, until this coroutine is cancelled."""
+    async def _beat(self) -> None:
+        """Send heartbeats, and check the heartbeats of the others."""
         interval = min(_BEAT_SECONDS, self._timeouts.silence / 4, self._timeouts.stall / 4)
         while not self._closed:
             begin = time.monotonic()
@@ -186,8 +187,7 @@ class Watchdog:
                 self.report(Lost(process, f"gave no sign of life for {silence:g} s{self._host_suffix(process)}", 1))
 
     def _report_stuck(self) -> None:
-        alive = self.heartbeats().items()
-        processes = {process: Progress(each.phase, each.step, each.idle) for process, each in alive}
+        processes = {process: Progress(one.phase, one.step, one.idle) for process, one in self.heartbeats().items()}
         process = phases.stuck(processes, self._timeouts.stall)
         if process is not None:
             stuck = processes[process]
