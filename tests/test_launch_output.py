@@ -37,6 +37,7 @@ def test_a_grandchild_that_keeps_writing_is_not_waited_for(tmp_path, capfd):
     output = Output(0, endless.open("rb", buffering=0), tmp_path / "log")
     output.join(0.1)
     output.close()
+    output.join(HANGING)
     assert capfd.readouterr().out.startswith("[0] ")
 
 

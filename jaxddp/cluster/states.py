@@ -315,9 +315,7 @@ class Coordinator(Member):
         return min(max(self.opens, settled), self.opens + self.options.wait)
 
     def last_messages(self, error: JaxddpError | None) -> list[Message]:
-        if error is not None:
-            return [Notice(f"machine 0: {error}"), JobEnded(error.exit_code)]
-        return [JobEnded(self.code)]
+        return [Notice(f"machine 0: {error}"), JobEnded(error.exit_code)] if error else [JobEnded(self.code)]
 
     @property
     def _size(self) -> int | None:

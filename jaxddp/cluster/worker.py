@@ -74,14 +74,14 @@ class Output(threading.Thread):
                 next_update, update = time.monotonic() + _UPDATE_SECONDS, ""
         if update.strip():
             self._show(update)
+        with contextlib.suppress(OSError):
+            self._log.close()
 
     def close(self, deadline: float = 0.0) -> None:
-        """Wait until `deadline` for the end of the output, and close the file."""
+        """Wait until `deadline` for the end of the output, and stop copying."""
         # Only a process that left its group can still hold the pipe open. Its further output is not read.
         self.join(max(0.0, deadline - time.monotonic()))
         self._is_closed = True
-        with contextlib.suppress(OSError):
-            self._log.close()
 
     def _write_log(self, data: bytes) -> None:
         try:
