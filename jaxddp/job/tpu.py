@@ -67,8 +67,8 @@ class Place(NamedTuple):
 def with_metadata(environ: Environ, root: Path = Path("/")) -> Environ:
     """Return an environment with the values of the metadata server, if this machine is evidently a TPU VM.
 
-    The server is not asked if the environment has the names of the hosts or this process's id, if libtpu is told to use
-    this host alone, if JAX_PLATFORMS excludes TPUs, if TPU_SKIP_MDS_QUERY is set, or if the machine has no TPU chips.
+    The server is not asked if the environment has the names of the hosts, if libtpu is told to use this host alone, if
+    JAX_PLATFORMS excludes TPUs, if TPU_SKIP_MDS_QUERY is set, or if the machine has no TPU chips.
 
     Args:
         root: the folder that holds `dev` and `sys`.
@@ -76,9 +76,8 @@ def with_metadata(environ: Environ, root: Path = Path("/")) -> Environ:
     Raises:
         Unreachable: the server does not answer in time. A process must not train alone by mistake.
     """
-    is_decided = _value(environ, HOSTNAMES) is not None or lookup(environ, "JAX_PROCESS_ID") is not None
-    is_alone = environ.get("TPU_PROCESS_ADDRESSES") == _ALONE
-    if is_decided or is_alone or environ.get("JAX_NUM_PROCESSES") == "1" or not may_ask(environ, root):
+    is_decided = _value(environ, HOSTNAMES) is not None or environ.get("TPU_PROCESS_ADDRESSES") == _ALONE
+    if is_decided or not may_ask(environ, root):
         return environ
     attributes = _attributes(metadata_server(environ))
     if isinstance(attributes, Unreachable):
