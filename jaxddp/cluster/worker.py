@@ -356,9 +356,10 @@ class WorkerGroup:
 
     def _record_ends(self) -> Iterator[Failure]:
         ended = [worker for worker in self._running() if worker.poll() is not None]
+        deadline = time.monotonic() + DRAIN_SECONDS
         # If several processes ended at the same time, a process killed by a signal is the most likely cause.
         for worker in sorted(ended, key=lambda worker: ((worker.code or 0) >= 0, worker.rank)):
-            worker.output.join(DRAIN_SECONDS)
+            worker.output.join(max(0.0, deadline - time.monotonic()))
             if worker.code == 0:
                 continue
             say(str(worker))
