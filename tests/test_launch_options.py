@@ -74,7 +74,7 @@ def test_gpus_are_divided_among_the_processes(options, expected, run, monkeypatc
         ({}, ["proc/driver/nvidia/gpus/0000:01:00.0", "proc/driver/nvidia/gpus/0000:02:00.0"], ["0", "1"]),
         ({"CUDA_VISIBLE_DEVICES": ""}, ["dev/nvidia0"], []),
         ({"CUDA_VISIBLE_DEVICES": "2, 0,-1,3"}, [], ["2", "0"]),
-        ({"CUDA_VISIBLE_DEVICES": "GPU-ab,MIG-cd,,3"}, [], ["GPU-ab", "MIG-cd"]),
+        ({"CUDA_VISIBLE_DEVICES": "GPU-ab,MIG-cd,none,3"}, [], ["GPU-ab", "MIG-cd"]),
         ({"JAX_PLATFORMS": "cpu"}, ["dev/nvidia0"], []),
         ({"JAX_PLATFORMS": "cuda,cpu", "CUDA_VISIBLE_DEVICES": "5"}, [], ["5"]),
     ],
