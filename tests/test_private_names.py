@@ -10,7 +10,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -24,13 +23,13 @@ from jaxddp.measure import cost
 from jaxddp.platforms import PLATFORMS
 
 ROOT = Path(__file__).parent.parent
+LOST = "something is lost"
 FOLDERS = ("jaxddp", "configs", "launch", "benchmarks", "tests")
 
 USED = {
     "jaxddp/data/stream/tensorflow_cpu.py": "sys.modules['keras']",
     "jaxddp/engine/gradients.py": "eqns",
-    "jaxddp/engine/compilation.py": "jax._src.compilation_cache jax._src.compiler jax._src.lru_cache _CACHE_SUFFIX "
-    "_cache_write",
+    "jaxddp/engine/compilation.py": "jax._src.compiler jax._src.lru_cache.LRUCache _cache_write",
     "jaxddp/setup/identity.py": "eqns",
     "jaxddp/job/membership.py": "jax.experimental.multihost_utils",
     "jaxddp/measure/cost.py": "memory_analysis eqns",
@@ -151,10 +150,13 @@ def test_a_missing_private_name_is_logged_once_with_the_version(lines):
         (None, False),
     ],
 )
-def test_a_private_function_is_recognized_by_its_parameters(function, is_recognized):
-    module = SimpleNamespace(name=function)
-    assert libraries.private_function(module, "name", ["a", "b"], ["c"]) is (function if is_recognized else None)
-    assert libraries.private_function(None, "name", []) is None
+def test_a_private_function_is_recognized_by_its_parameters(function, is_recognized, monkeypatch, lines):
+    monkeypatch.setattr(cost, "added", function, raising=False)
+    found = libraries.private_function("jax", "jaxddp.measure.cost:added", ["a", "b"], LOST, ["c"])
+    assert found is (function if is_recognized else None)
+    missing = f"jax {jax.__version__} has no usable jaxddp.measure.cost.added: {LOST}"
+    assert lines() == ([] if is_recognized else [missing])
+    assert libraries.private_function("jax", "jaxddp.no_module:added", [], LOST) is None
 
 
 def cost_of_a_matrix_product() -> cost.Cost:

@@ -7,9 +7,6 @@ For each network a process compiles the step, resets the kernel's record of its 
 and reads the peak. `predicted` is the prediction of `jaxddp.measure` before the first step, for all devices together;
 `peak` is the growth of the process plus the step's arguments. `first` is the same for the first step, which also
 allocates code and threads once.
-
-`advice` has the figures of the batch size and of the microbatches that a run would suggest with half of the memory: the
-prediction, from the first and a second program, and the peak of a process that trains with the suggestion.
 """
 
 import argparse
@@ -20,9 +17,9 @@ import re
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import jax
 import numpy as np
@@ -33,16 +30,14 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from benchmarks.common.harness import CHILD_SECONDS, Figures, machine
 from jaxddp.command_line.parse import parse_recipe
 from jaxddp.config import Config
-from jaxddp.core.errors import text_of
 from jaxddp.data.arrays import ArrayTable
 from jaxddp.engine.compilation import step_options
-from jaxddp.measure.memory import Fit, Needs, bytes_on_a_device
+from jaxddp.measure.memory import Needs, bytes_on_a_device
 from jaxddp.mesh import Topology, simulate_cpu_devices
 from jaxddp.setup.recipe import make_recipe
 from jaxddp.setup.resources import Resources
 from jaxddp.setup.run_setup import RunSetup, initialize
 from jaxddp.setup.user_objects import objects_of_hooks
-from jaxddp.training.device_memory import needs_of_batch
 
 TARGET = 0.2
 STEPS, CLASSES = 4, 10
@@ -58,8 +53,6 @@ class Case:
     devices: int = 1
     words: Sequence[str] = ()
     recipe: str = "cifar10"
-    advice: bool = False
-    """Whether to measure the suggestions, too."""
 
     def command(self) -> list[str]:
         size = str(self.image)
@@ -74,13 +67,13 @@ def model(name: str, *more: str) -> list[str]:
 LARGE = ["--model.stem", "imagenet"]
 SMALL = ["--model.name", "resnet10", "--model.width", "16"]
 CASES = {
-    "ResNet-10, 256 px": Case(2, 256, words=model("resnet10"), advice=True),
-    "ResNet-10, width 16": Case(512, words=SMALL, advice=True),
+    "ResNet-10, 256 px": Case(2, 256, words=model("resnet10")),
+    "ResNet-10, width 16": Case(512, words=SMALL),
     "ResNet-10, width 32, 64 px": Case(128, 64, words=model("resnet10", "--model.width", "32")),
-    "ResNet-10, width 16, 2 devices": Case(512, devices=2, words=SMALL, advice=True),
+    "ResNet-10, width 16, 2 devices": Case(512, devices=2, words=SMALL),
     "ResNet-10, width 16, 4 devices": Case(1024, devices=4, words=SMALL),
     "ResNet-10, width 16, 4 devices, sync": Case(1024, devices=4, words=[*SMALL, "--model.batch-norm", "sync"]),
-    "ResNet-10, width 16, accumulate 4": Case(2048, words=[*SMALL, "--train.accumulate", "4"], advice=True),
+    "ResNet-10, width 16, accumulate 4": Case(2048, words=[*SMALL, "--train.accumulate", "4"]),
     "ResNet-10, width 16, accumulate 2, 2 devices": Case(1024, devices=2, words=[*SMALL, "--train.accumulate", "2"]),
     "ResNet-10, width 16, bfloat16": Case(512, words=[*SMALL, "--train.precision", "bfloat16"]),
     "ResNet-10, width 16, in device memory": Case(512, words=[*SMALL, "--data.cache", "device"]),
@@ -106,14 +99,6 @@ class Overrides:
     config: Annotated[Config, tyro.conf.arg(name="")]
 
 
-@dataclass(frozen=True)
-class Child:
-    """The task of a child process."""
-
-    words: list[str] = field(default_factory=list)
-    advice: bool = False
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="measure only these steps")
@@ -121,32 +106,28 @@ def main() -> None:
     parser.add_argument("--child", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
-        task = Child(**json.loads(options.child))
-        print(json.dumps(measure_step(task)))
+        print(json.dumps(measure_step(json.loads(options.child))))
         return
     report: Figures = {"command": " ".join(["python", *sys.argv]), "machine": machine(), "target": TARGET, "cases": {}}
     for name, case in CASES.items():
         if options.only and name not in options.only:
             continue
-        figures = measure_in_process(case.command(), advice=case.advice)
-        for suggested in figures.get("advice", []):
-            suggested |= {"peak": measure_in_process([*case.command(), *suggested["words"]])["peak"]}
+        figures = measure_in_process(case.command())
         report["cases"][name] = figures | {"words": case.command()}
-        print(*rows_of(name, figures), sep="\n", flush=True)
+        print(row_of(name, figures), flush=True)
         options.out.parent.mkdir(parents=True, exist_ok=True)
         options.out.write_text(json.dumps(report, indent=2) + "\n")
     print(f"\n{summary(report)}\nresults: {options.out}")
 
 
-def measure_in_process(words: Sequence[str], *, advice: bool = False) -> Figures:
-    task = json.dumps({"words": list(words), "advice": advice})
-    command = [sys.executable, __file__, "--child", task]
+def measure_in_process(words: Sequence[str]) -> Figures:
+    command = [sys.executable, __file__, "--child", json.dumps(list(words))]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=CHILD_SECONDS, check=True)
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def measure_step(task: Child) -> Figures:
-    setup = setup_of(task.words)
+def measure_step(words: Sequence[str]) -> Figures:
+    setup = setup_of(words)
     program, chunks = setup.program()
     if setup.config.data.cache == "device":
         setup.feed.place()
@@ -157,9 +138,6 @@ def measure_step(task: Child) -> Figures:
     needs = Needs.of(program.cost, state.params, setup.topology)
     assert needs is not None
     figures: Figures = {"predicted": devices * needs.total, "temporary": devices * needs.temporary}
-    if task.advice:
-        fit = Fit(setup.layout.division, needs, needs.total // 2, "there")
-        figures["advice"] = suggestions(fit, program.function, setup, feed)
     argument_bytes = devices * bytes_on_a_device((state, feed))
     for key, feeds in {"first": [feed], "peak": (chunk.feed for chunk in stream)}.items():
         before = reset_peak()
@@ -185,26 +163,6 @@ def setup_of(words: Sequence[str]) -> RunSetup:
     return initialize(make_recipe(config, topology, resources, objects_of_hooks(file.hooks)))
 
 
-def suggestions(fit: Fit, function: Any, setup: RunSetup, feed: tuple[Any, ...]) -> list[Figures]:
-    """Return the suggestions for a step that does not fit, and their predicted memory for all devices."""
-    now = fit.division
-    known = fit.with_estimated_scratch(
-        lambda then: needs_of_batch(then, now, function, setup.state, feed, setup.topology)
-    )
-    choices = re.findall(r"--train\.(accumulate|batch-size) (\d+)", text_of(known.advice()))
-    assert known.needs is not None
-    figures = []
-    for key, value in choices:
-        then = next(
-            (each for each in now.finer_divisions() if key == "accumulate" and each.accumulate == int(value)),
-            None,
-        ) or now.largest_that_fits(lambda each, most=int(value): each.batch_size <= most)
-        assert then is not None
-        predicted = setup.topology.num_devices * known.needs.estimate_bytes(now, then)
-        figures.append({"words": [f"--train.{key}", value], "predicted": predicted})
-    return figures
-
-
 def reset_peak() -> int:
     """Reset the peak memory of this process, and return its resident bytes."""
     gc.collect()
@@ -221,24 +179,17 @@ def read_memory(key: str) -> int:
     return 1024 * int(figures[1])
 
 
-def rows_of(name: str, figures: Figures) -> list[str]:
-    rows = [(name, figures), *((f"  {' '.join(each['words'])}", each) for each in figures.get("advice", []))]
-    return [
-        f"{name:<44}{row['predicted'] / 1e6:>9.0f} MB predicted{row['peak'] / 1e6:>9.0f} MB peak{ratio:>8.2f}"
-        for name, row in rows
-        for ratio in [row["predicted"] / row["peak"]]
-    ]
+def row_of(name: str, figures: Figures) -> str:
+    ratio = figures["predicted"] / figures["peak"]
+    return (
+        f"{name:<44}{figures['predicted'] / 1e6:>9.0f} MB predicted{figures['peak'] / 1e6:>9.0f} MB peak{ratio:>8.2f}"
+    )
 
 
 def summary(report: Figures) -> str:
     ratios = [figures["predicted"] / figures["peak"] for figures in report["cases"].values()]
-    advised = [
-        row["predicted"] / row["peak"] for figures in report["cases"].values() for row in figures.get("advice", [])
-    ]
-    lines = [f"predicted over peak, {len(ratios)} steps: {min(ratios):.2f} to {max(ratios):.2f}"]
-    if advised:
-        lines.append(f"{len(advised)} suggestions: {min(advised):.2f} to {max(advised):.2f}")
-    return "; ".join([*lines, f"target {1 - TARGET:.2f} to {1 + TARGET:.2f}"])
+    range_of_ratios = f"predicted over peak, {len(ratios)} steps: {min(ratios):.2f} to {max(ratios):.2f}"
+    return f"{range_of_ratios}; target {1 - TARGET:.2f} to {1 + TARGET:.2f}"
 
 
 if __name__ == "__main__":

@@ -52,7 +52,6 @@ from jaxddp.mesh import AXIS, Topology
 from jaxddp.recipe.file import RecipeFile
 from jaxddp.setup.resources import join_job
 from jaxddp.setup.run_setup import RunSetup, initialize, open_recipe
-from jaxddp.training.device_memory import needs_of_batch
 from jaxddp.training.listeners.step_seconds import FILE, StepSeconds
 from jaxddp.training.progress import count_parameters
 from jaxddp.workdir.session import check_shared
@@ -312,7 +311,7 @@ def step(setup: RunSetup) -> Finding:
     kept = setup.feed.resident_bytes(setup.validated) if setup.config.data.cache == "device" else {}
     needs = Needs.of(cost, shapes_of_one(setup.state).params, setup.topology, kept)
     fit = Fit.of(division, [MemoryReport.of(needs, setup.topology, setup.state)])
-    fit.check(lambda changed: needs_of_batch(changed, division, program.function, setup.state, feed, setup.topology))
+    fit.check()
     return Finding(f"{work}; {fit}")
 
 

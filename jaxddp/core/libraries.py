@@ -8,8 +8,9 @@ import functools
 import gc
 import inspect
 import logging
+import pkgutil
 import platform
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -35,17 +36,24 @@ def versions() -> str:
 
 
 def private_function(
-    module: Any, name: str, needed: Collection[str], optional: Collection[str] = ()
-) -> Callable[..., Any] | None:
-    """Return a function of a module, or None if it is missing or has other parameters.
+    package: str, name: str, needed: Collection[str], consequence: str, optional: Collection[str] = ()
+) -> Any:
+    """Return a private function; None, with a warning, if it is missing or has other parameters.
 
     Its parameters must be all of `needed` and any of `optional`.
+
+    Args:
+        name: the function's module and its name there, such as "jax._src.lru_cache:LRUCache.put".
     """
-    found = getattr(module, name, None)
-    if not callable(found):
-        return None
-    parameters = inspect.signature(found).parameters.keys()
-    return found if set(needed) <= parameters <= {*needed, *optional} else None
+    try:
+        found = pkgutil.resolve_name(name)
+        parameters = inspect.signature(found).parameters.keys()
+    except (ImportError, AttributeError, TypeError):
+        found, parameters = None, {}.keys()
+    if found is not None and set(needed) <= parameters <= {*needed, *optional}:
+        return found
+    warn_missing(package, name.replace(":", "."), consequence)
+    return None
 
 
 @functools.cache

@@ -173,16 +173,11 @@ def _write_atomically() -> None:
     JAX writes a program in place. If the process is killed, a part of it remains, which JAX reports at each start and
     never replaces. Another process may read while this one writes.
     """
-    try:
-        from jax._src import lru_cache
-    except ImportError:
-        lru_cache = None
-    cache, suffix = getattr(lru_cache, "LRUCache", None), getattr(lru_cache, "_CACHE_SUFFIX", None)
-    put = libraries.private_function(cache, "put", ("self", "key", "value"))
-    if cache is None or suffix is None or put is None:
-        lost = "a killed process may leave a damaged program in the cache, which is then compiled again at each start"
-        libraries.warn_missing("jax", "jax._src.lru_cache.LRUCache.put", lost)
+    lost = "a killed process may leave a damaged program in the cache, which is then compiled again at each start"
+    put = libraries.private_function("jax", "jax._src.lru_cache:LRUCache.put", ("self", "key", "value"), lost)
+    if put is None:
         return
+    from jax._src.lru_cache import LRUCache
 
     @functools.wraps(put)
     def put_atomically(self: Any, key: str, value: bytes) -> None:
@@ -191,17 +186,18 @@ def _write_atomically() -> None:
         if self.eviction_enabled or "://" in folder:
             put(self, key, value)
             return
-        # JAX writes programs that it did not find, or could not read. A damaged file is replaced.
-        place = Path(folder, f"{key}{suffix}")
-        # Several processes may write the same program.
-        temporary = place.with_name(f"{place.name}.{os.getpid()}.{threading.get_ident()}.tmp")
+        # JAX writes programs that it did not find, or could not read. A damaged file is replaced. Several processes may
+        # write the same program.
+        temporary_key = f"{key}.{os.getpid()}.{threading.get_ident()}.tmp"
         try:
-            temporary.write_bytes(value)
-            temporary.replace(place)
+            put(self, temporary_key, value)
+            for file in Path(folder).glob(f"{temporary_key}*"):
+                file.replace(file.with_name(file.name.replace(temporary_key, key)))
         finally:
-            temporary.unlink(missing_ok=True)
+            for file in Path(folder).glob(f"{temporary_key}*"):
+                file.unlink()
 
-    cache.put = put_atomically
+    LRUCache.put = put_atomically
 
 
 def _write_in_every_cpu_process(peers: Peers) -> None:
@@ -211,16 +207,13 @@ def _write_in_every_cpu_process(peers: Peers) -> None:
     """
     if peers.is_first:
         return
-    try:
-        from jax._src import compilation_cache, compiler
-    except ImportError:
-        compilation_cache = compiler = None
-    replaced = libraries.private_function(compiler, "_cache_write", _WRITTEN, ["host_callbacks"])
-    put = libraries.private_function(compilation_cache, "put_executable_and_time", _PUT)
-    if compiler is None or replaced is None or put is None:
-        lost = "on CPUs, this process compiles its programs again at each start"
-        libraries.warn_missing("jax", "jax._src.compiler._cache_write", lost)
+    lost = "on CPUs, this process compiles its programs again at each start"
+    replaced = libraries.private_function("jax", "jax._src.compiler:_cache_write", _WRITTEN, lost, ["host_callbacks"])
+    put = libraries.private_function("jax", "jax._src.compilation_cache:put_executable_and_time", _PUT, lost)
+    if replaced is None or put is None:
         return
+    from jax._src import compiler
+
     order = inspect.signature(replaced)
 
     @functools.wraps(replaced)

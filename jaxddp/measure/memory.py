@@ -2,9 +2,9 @@
 
 A compiled program reports the memory that it needs. For another division of the batch, the memory is estimated as
 follows. The size of gradients is constant, and a step with several microbatches also keeps sums of gradients. The size
-of other temporary arrays is proportional to the size of a microbatch. On a CPU, some of these arrays (the scratch
-memory) have a constant size, which is estimated by compiling a second program with a smaller batch. The memory of CPU
-devices is that of their process, so it also holds the libraries, the compiled programs and the data.
+of other temporary arrays is proportional to the size of a microbatch. On a CPU, some of these arrays have a constant
+size that is unknown, so nothing is estimated there. The memory of CPU devices is that of their process, so it also
+holds the libraries, the compiled programs and the data.
 """
 
 import json
@@ -24,8 +24,8 @@ from jaxddp.data.batch import Division
 from jaxddp.measure.cost import Cost
 from jaxddp.mesh import Topology
 
-MARGIN, CPU_MARGIN = 0.03, 0.08
-"""The assumed error of an estimate, relative to the available memory, on devices and on CPUs; see docs/design.md."""
+MARGIN = 0.03
+"""The assumed error of an estimate, relative to the available memory; see docs/design.md."""
 SPARED = 0.1
 """If memory runs out although the step was expected to fit, a suggested division must need this share less memory."""
 CPU_TEMPORARY = 1.1
@@ -87,9 +87,8 @@ class Needs:
         output: the outputs that do not reuse the memory of an argument.
         temporary: arrays that exist only during the step.
         gradients: the part of `temporary` for the gradients of all parameters.
-        scratch: the part of `temporary` that does not depend on the batch size; None if unknown.
+        is_linear: whether the rest of `temporary` is proportional to the size of a microbatch, as on devices but CPUs.
         images: images that will be cached on the device but are not there yet, by their use.
-        batch: the part of `arguments` that is proportional to the batch size; 0 if unknown.
         process: on a CPU, this device's share of the other memory of the process: libraries, programs and data.
     """
 
@@ -97,9 +96,8 @@ class Needs:
     output: int
     temporary: int
     gradients: int
-    scratch: int | None = 0
+    is_linear: bool = True
     images: Mapping[str, int] = field(default_factory=dict)
-    batch: int = 0
     process: int = 0
 
     @classmethod
@@ -110,8 +108,8 @@ class Needs:
         output = max(stats.output_size_in_bytes - stats.alias_size_in_bytes, 0)
         is_cpu = topology.platform == "cpu"
         temporary = round(CPU_TEMPORARY * stats.temp_size_in_bytes) if is_cpu else stats.temp_size_in_bytes
-        gradients, scratch = min(bytes_on_a_device(params), temporary), None if is_cpu else 0
-        return cls(stats.argument_size_in_bytes, output, temporary, gradients, scratch, images or {})
+        gradients = min(bytes_on_a_device(params), temporary)
+        return cls(stats.argument_size_in_bytes, output, temporary, gradients, not is_cpu, images or {})
 
     @property
     def persistent(self) -> int:
@@ -122,28 +120,13 @@ class Needs:
     def total(self) -> int:
         return self.persistent + self.temporary
 
-    def with_estimates(self, now: Division, other: "Needs", then: Division) -> "Needs":
-        """Return a copy whose `scratch` and `batch` are estimated from a second program with another batch size.
-
-        Args:
-            now: the division of the batch for these needs.
-            other: the needs of the second program.
-            then: the division of the batch for the second program.
-        """
-        examples, activations = now.microbatch - then.microbatch, self.temporary - self.gradients
-        scratch = activations - (self.temporary - other.temporary) / examples * now.microbatch
-        batch = (self.arguments - other.arguments) / examples * now.microbatch
-        return replace(self, scratch=min(max(round(scratch), 0), activations), batch=max(round(batch), 0))
-
     def estimate_bytes(self, now: Division, then: Division) -> int:
-        """Estimate the bytes of the step with the division `then` instead of `now`. `scratch` must be known."""
-        assert self.scratch is not None
+        """Estimate the bytes of the step with the division `then` instead of `now`. `is_linear` must be true."""
         gradients = self.gradients
         if now.accumulate == 1 < then.accumulate:
             gradients += 2 * self.gradients  # the sums before and after a microbatch
-        activations = (self.temporary - self.gradients - self.scratch) * then.microbatch / now.microbatch
-        batch = self.batch * (then.batch_size / now.batch_size - 1)
-        return self.persistent + gradients + self.scratch + math.ceil(activations + batch)
+        activations = (self.temporary - self.gradients) * then.microbatch / now.microbatch
+        return self.persistent + gradients + math.ceil(activations)
 
     def __str__(self) -> str:
         parts = {"arguments": self.arguments, "output": self.output}
@@ -238,29 +221,10 @@ class Fit:
         """Return whether the step needs more memory than is available."""
         return self.needs is not None and self.room is not None and self.needs.total > self.room
 
-    def check(self, compiled: Callable[[Division], Needs | None]) -> None:
-        """Raise `InputError` if the step needs more memory than is available.
-
-        Args:
-            compiled: a function that compiles the step for a smaller batch and returns its needs, or None if unknown.
-        """
+    def check(self) -> None:
+        """Raise `InputError` if the step needs more memory than is available."""
         if self.is_short:
-            raise InputError(f"{self}", advice=self.with_estimated_scratch(compiled).advice())
-
-    def with_estimated_scratch(self, compiled: Callable[[Division], Needs | None]) -> "Fit":
-        """Return this fit with an estimate of `scratch`, from a second program with a smaller batch.
-
-        That batch is the largest batch that would fit if `scratch` were 0.
-        """
-        needs, now = self.needs, self.division
-        if needs is None or needs.scratch is not None:
-            return self
-        without = replace(needs, scratch=0)
-        then = now.largest_that_fits(lambda then: without.estimate_bytes(now, then) <= self._limit) or now.smallest
-        if then.microbatch == now.microbatch:
-            return replace(self, needs=without)
-        other = compiled(then)
-        return self if other is None else replace(self, needs=needs.with_estimates(now, other, then))
+            raise InputError(f"{self}", advice=self.advice())
 
     def __str__(self) -> str:
         user = "step" if self.section == "train" else "validation"
@@ -275,7 +239,7 @@ class Fit:
         """
         needs, now, trains = self.needs, self.division, self.section == "train"
         batch_size = f"{self.section}.batch_size"
-        if needs is None or needs.scratch is None:
+        if needs is None or not needs.is_linear:
             return (*(("raise ", Option("train.accumulate"), ", or ") if trains else ()), "lower ", Option(batch_size))
 
         def fits(then: Division) -> bool:
@@ -301,7 +265,7 @@ class Fit:
     def _limit(self) -> float:
         """Return the largest number of bytes that a suggested division may need."""
         if self.is_short and self.needs is not None and self.room is not None:
-            return (1 - (CPU_MARGIN if self.needs.process else MARGIN)) * self.room
+            return (1 - MARGIN) * self.room
         return (1 - SPARED) * (self.needs.total if self.needs else 0)
 
 

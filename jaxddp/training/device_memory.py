@@ -5,16 +5,12 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
-import jax
-
-from jaxddp.core.phases import phase
-from jaxddp.data.batch import Batch, Division
+from jaxddp.data.batch import Division
 from jaxddp.engine.objective import MetricSums
 from jaxddp.engine.programs import EvalStep
 from jaxddp.engine.state import TrainState, shapes_of_one
 from jaxddp.measure.cost import compile_with_cost
 from jaxddp.measure.memory import Fit, MemoryReport, Needs, agreed_fit, memory_errors
-from jaxddp.mesh import Topology
 from jaxddp.training.run import Run
 
 
@@ -29,22 +25,16 @@ class Memory:
         self.step = 0
         """The last step that was dispatched."""
 
-    def check(self, state: TrainState, feed: tuple[Any, ...], feed_shapes: tuple[Any, ...]) -> None:
+    def check(self, state: TrainState, feed: tuple[Any, ...]) -> None:
         """Check that the last prepared program, together with the feed, fits the devices' memory on all processes.
 
         All processes must call it together, before the first step. Raises: InputError on all processes if the
         program does not fit on one of them.
-
-        Args:
-            feed_shapes: the feed, or its shapes, for which the program was prepared.
         """
         topology, program, division = self._run.topology, self._run.program, self._run.division
         needs = None if program.cost is None else Needs.of(program.cost, shapes_of_one(state).params, topology)
         self.fit = agreed_fit(division, MemoryReport.of(needs, topology, (state, feed)), topology.peers)
-        with phase("compile"):
-            self.fit.check(
-                lambda other: needs_of_batch(other, division, program.function, state, feed_shapes, topology)
-            )
+        self.fit.check()
 
     def checked(self, step: EvalStep) -> EvalStep:
         """Return an evaluation step whose first call in the run checks that the validation fits; see `check`."""
@@ -63,7 +53,7 @@ class Memory:
         needs = Needs.of(compile_with_cost(step, state, *feed)[1], (), topology)
         report = MemoryReport.of(needs, topology, (state.eval_params, state.model_state, feed))
         self._validation = replace(agreed_fit(division, report, topology.peers), section="eval")
-        self._validation.check(lambda other: needs_of_batch(other, division, step, state, feed, topology))
+        self._validation.check()
 
     def during_steps(self) -> AbstractContextManager[None]:
         """Return a context that turns a failed allocation during the steps into an `InputError`."""
@@ -83,29 +73,3 @@ class Memory:
 
 def _errors(moment: Callable[[], str], fit: Callable[[], Fit]) -> AbstractContextManager[None]:
     return memory_errors(moment, lambda: (f"{fit()}; ", fit().advice()))
-
-
-def needs_of_batch(
-    other: Division, current: Division, function: Any, state: TrainState, feed: tuple[Any, ...], topology: Topology
-) -> Needs | None:
-    """Return the memory that a jitted step needs for another batch size with the same number of microbatches.
-
-    Returns None if the step does not accept a batch of this size.
-
-    Args:
-        other: the division of the other batch.
-        current: the division of the feed's batch.
-        feed: the arguments of the step after the state, or their shapes.
-    """
-
-    def shape(leaf: Any) -> jax.ShapeDtypeStruct:
-        size = leaf.shape[0] * other.batch_size // current.batch_size
-        return jax.ShapeDtypeStruct((size, *leaf.shape[1:]), leaf.dtype, sharding=leaf.sharding)
-
-    changed_feed = [jax.tree.map(shape, part) if isinstance(part, Batch) else part for part in feed]
-    try:
-        cost = compile_with_cost(function, state, *changed_feed)[1]
-    # A user's network may accept one batch size only.
-    except Exception:
-        return None
-    return Needs.of(cost, shapes_of_one(state).params, topology)

@@ -164,7 +164,7 @@ class _Loop:
                     self.run.program.prepare(state, *needed)
                     self.way.prepare_meeting(state)
             if first:
-                self.memory.check(state, feed, needed)
+                self.memory.check(state, feed)
         if first:
             # The time before the first step is not training time.
             self.clock.resume()
