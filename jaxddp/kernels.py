@@ -13,12 +13,15 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from jaxddp.config.layers import longest_match
+from jaxddp.core.libraries import Lazy
 
 if TYPE_CHECKING:
     import jax
     import optax
 
     from jaxddp.config import Config
+else:
+    jax, optax = Lazy("jax"), Lazy("optax")
 
 Shape = tuple[int, ...]
 _POSITION = re.compile("(^|_)pos(_|emb|ition|$)|Pos(Emb|ition)")
@@ -62,7 +65,6 @@ class Kernels:
 
     def map(self, function: Callable[..., Any], params: Any, *trees: Any) -> Any:
         """Return a tree of `function(kernel, param, …)`, where `kernel` is None for parameters that are no kernels."""
-        import jax
 
         return jax.tree_util.tree_map_with_path(
             lambda path, param, *others: function(self.get(name_of(path), param.shape), param, *others), params, *trees
@@ -86,8 +88,6 @@ def add_decay(config: "Config", kernels: Kernels) -> "optax.GradientTransformati
 
     The settings of a layer may set the decay of its kernel. Other kernels have the decay `optimizer.weight_decay`.
     """
-    import jax
-    import optax
 
     default, by_layer = config.optimizer.weight_decay, config.optimizer.layer_settings.decays
     if not by_layer:
@@ -106,8 +106,6 @@ def scale_kernels(kernels: Kernels, coefficient: float = 1.0, epsilon: float = 0
 
     Each layer of a stack (`nn.scan`, `nn.vmap`) has norms of its own.
     """
-    import jax
-    import optax
 
     ratio = optax.scale_by_trust_ratio(trust_coefficient=coefficient, eps=epsilon)
 
@@ -127,14 +125,12 @@ def scale_kernels(kernels: Kernels, coefficient: float = 1.0, epsilon: float = 0
 
 def matrices(kernel: Kernel | None, param: "jax.Array") -> Any:
     """Return the `MuonDimensionNumbers` of a kernel; None for parameters that are no matrices."""
-    from optax import contrib
 
-    return contrib.MuonDimensionNumbers(kernel.inputs, kernel.outputs) if kernel and kernel.inputs else None
+    return optax.contrib.MuonDimensionNumbers(kernel.inputs, kernel.outputs) if kernel and kernel.inputs else None
 
 
 def name_of(path: Any) -> str:
     """Return a JAX key path as text, such as "layer1_0/conv1/kernel"."""
-    import jax
 
     return jax.tree_util.keystr(path, simple=True, separator="/")
 

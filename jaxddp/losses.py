@@ -4,11 +4,16 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from jaxddp.config.registry import LOSSES
+from jaxddp.core.libraries import Lazy
 
 if TYPE_CHECKING:
     import jax
+    import jax.numpy as jnp
+    import optax
 
     from jaxddp.config import Config
+else:
+    jax, jnp, optax = map(Lazy, ("jax", "jax.numpy", "optax"))
 
 Loss = Callable[["jax.Array", "jax.Array"], Any]
 
@@ -22,8 +27,6 @@ def cross_entropy(label_smoothing: float = 0.0, class_weights: Sequence[float] |
         class_weights: K weights of the classes. With weights the loss returns a pair of sums; see
             `negative_log_likelihood`.
     """
-    import jax
-    import optax
 
     weighted = negative_log_likelihood(label_smoothing, class_weights)
 
@@ -52,8 +55,6 @@ def negative_log_likelihood(label_smoothing: float = 0.0, class_weights: Sequenc
             sum of the labels' weights. In a smoothed label, the share of each class has the weight of that class. The
             quotient of the two sums is PyTorch's `cross_entropy` with `weight` and `label_smoothing`.
     """
-    import jax
-    import jax.numpy as jnp
 
     def terms(log_probabilities: jax.Array, labels: jax.Array) -> jax.Array:
         of_label = -jnp.take_along_axis(log_probabilities, labels[:, None], axis=-1)[:, 0]
@@ -83,9 +84,6 @@ def binary_cross_entropy(label_smoothing: float = 0.0, class_weights: Sequence[f
         class_weights: K numbers that multiply the terms of their classes, without normalization, like PyTorch's
             `weight`.
     """
-    import jax
-    import jax.numpy as jnp
-    import optax
 
     def loss(logits: jax.Array, labels: jax.Array) -> jax.Array:
         is_single = labels.ndim == 1

@@ -9,13 +9,17 @@ from typing import TYPE_CHECKING, Annotated
 
 from jaxddp.config.registry import OPTIMIZERS, Requires
 from jaxddp.core.errors import InputError, Key
+from jaxddp.core.libraries import Lazy
 from jaxddp.core.ranges import Decay, Share, SomeShare
 from jaxddp.kernels import BY_NAME, Kernels, add_decay, matrices, scale_kernels
 
 if TYPE_CHECKING:
+    import optax
     from optax import GradientTransformation, Schedule
 
     from jaxddp.config import Config
+else:
+    optax = Lazy("optax")
 
 Nesterov = Annotated[bool, Requires("optimizer.momentum")]
 _ADAMW_RMS = 0.2
@@ -34,8 +38,6 @@ class SgdWithMomentum:
     """Whether to use Nesterov momentum."""
 
     def make(self, config: "Config", learning_rate: "Schedule", kernels: Kernels = BY_NAME) -> "GradientTransformation":
-        import optax
-
         return optax.chain(
             add_decay(config, kernels), optax.sgd(learning_rate, self.momentum or None, nesterov=self.nesterov)
         )
@@ -68,8 +70,6 @@ class RmsProp:
     """Small constant that prevents division by zero."""
 
     def make(self, config: "Config", learning_rate: "Schedule", kernels: Kernels = BY_NAME) -> "GradientTransformation":
-        import optax
-
         return optax.chain(
             add_decay(config, kernels),
             optax.scale_by_rms(self.beta2, self.epsilon, eps_in_sqrt=False),
@@ -93,8 +93,6 @@ class Lars(SgdWithMomentum):
     epsilon: Share = 0.0
 
     def make(self, config: "Config", learning_rate: "Schedule", kernels: Kernels = BY_NAME) -> "GradientTransformation":
-        import optax
-
         return optax.chain(
             add_decay(config, kernels),
             scale_kernels(kernels, self.trust_coefficient, self.epsilon),
@@ -113,8 +111,6 @@ class AdamW:
     epsilon: Share = 1e-8
 
     def make(self, config: "Config", learning_rate: "Schedule", kernels: Kernels = BY_NAME) -> "GradientTransformation":
-        import optax
-
         return optax.chain(
             optax.scale_by_adam(self.momentum, self.beta2, self.epsilon),
             add_decay(config, kernels),
@@ -136,8 +132,6 @@ class Lamb(AdamW):
     epsilon: Share = 1e-6
 
     def make(self, config: "Config", learning_rate: "Schedule", kernels: Kernels = BY_NAME) -> "GradientTransformation":
-        import optax
-
         return optax.chain(
             optax.scale_by_adam(self.momentum, self.beta2, self.epsilon),
             add_decay(config, kernels),
@@ -162,11 +156,8 @@ class Muon(AdamW):
     nesterov: Nesterov = True
 
     def make(self, config: "Config", learning_rate: "Schedule", kernels: Kernels = BY_NAME) -> "GradientTransformation":
-        import optax
-        from optax import contrib
-
         # With a learning rate of -1 Muon returns the unscaled direction, to which decay and learning rate are applied.
-        direction = contrib.muon(
+        direction = optax.contrib.muon(
             -1.0,
             beta=self.momentum,
             eps=self.epsilon,
@@ -191,8 +182,6 @@ class ScheduleFree(AdamW):
 
     def make(self, config: "Config", learning_rate: "Schedule", kernels: Kernels = BY_NAME) -> "GradientTransformation":
         """Create the optimizer. Raises: InputError if the schedule is not constant, or the momentum is 0."""
-        import optax
-        from optax import contrib
 
         if config.optimizer.schedule != "constant":
             problem = ": schedule_free averages its steps instead of lowering the learning rate"
@@ -206,4 +195,4 @@ class ScheduleFree(AdamW):
             add_decay(config, kernels),
             optax.scale_by_learning_rate(learning_rate),
         )
-        return contrib.schedule_free(step, learning_rate, b1=self.momentum)
+        return optax.contrib.schedule_free(step, learning_rate, b1=self.momentum)

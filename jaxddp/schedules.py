@@ -6,12 +6,15 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 from jaxddp.config.registry import SCHEDULES
 from jaxddp.core.errors import InputError, Key, counted
+from jaxddp.core.libraries import Lazy
 from jaxddp.core.ranges import HeldOut, Period, Range, Share
 
 if TYPE_CHECKING:
-    from optax import Schedule
+    import optax
 
     from jaxddp.config import Config
+else:
+    optax = Lazy("optax")
 
 _FALL = 0.55 / 0.7
 """The share of the steps after the rise in which the 1cycle rate falls from the peak to its value at the start."""
@@ -32,7 +35,7 @@ class Steps(NamedTuple):
         return max(self.total - self.warmup, 1)
 
 
-def make_schedule(config: "Config", steps: Steps) -> "Schedule":
+def make_schedule(config: "Config", steps: Steps) -> "optax.Schedule":
     """Create the learning rate as a function of the step; the first step is 0.
 
     In the warm-up the learning rate rises linearly from peak / (number of warm-up steps) to the peak. It does not start
@@ -42,7 +45,6 @@ def make_schedule(config: "Config", steps: Steps) -> "Schedule":
     Raises:
         InputError: the schedule's name is unknown, or the warm-up is longer than the run.
     """
-    import optax
 
     total, warmup = steps
     if warmup > total:
@@ -98,9 +100,8 @@ def derivation(config: "Config") -> str | None:
 
 
 @SCHEDULES.add("constant")
-def constant(config: "Config", steps: Steps) -> "Schedule":
+def constant(config: "Config", steps: Steps) -> "optax.Schedule":
     """Return the peak learning rate at every step."""
-    import optax
 
     return optax.constant_schedule(config.optimizer.learning_rate)
 
@@ -117,9 +118,7 @@ class Cosine:
     """Schedules "cosine", "linear", "polynomial" and "wsd": the last learning rate as a fraction of the peak. Schedule
     "plateau": the lowest rate as a fraction of the peak."""
 
-    def make(self, config: "Config", steps: Steps) -> "Schedule":
-        import optax
-
+    def make(self, config: "Config", steps: Steps) -> "optax.Schedule":
         return optax.cosine_decay_schedule(config.optimizer.learning_rate, steps.after_warmup, self.end_factor)
 
 
@@ -130,9 +129,7 @@ class Linear:
 
     end_factor: Share = 0.0
 
-    def make(self, config: "Config", steps: Steps) -> "Schedule":
-        import optax
-
+    def make(self, config: "Config", steps: Steps) -> "optax.Schedule":
         peak = config.optimizer.learning_rate
         return optax.linear_schedule(peak, peak * self.end_factor, steps.after_warmup)
 
@@ -149,9 +146,7 @@ class Polynomial:
     """Schedule "polynomial": the exponent; 1 is a straight line."""
     end_factor: Share = 0.0
 
-    def make(self, config: "Config", steps: Steps) -> "Schedule":
-        import optax
-
+    def make(self, config: "Config", steps: Steps) -> "optax.Schedule":
         peak = config.optimizer.learning_rate
         return optax.polynomial_schedule(peak, peak * self.end_factor, self.power, steps.after_warmup)
 
@@ -166,9 +161,7 @@ class StepDecay:
     step_factor: Share = 0.1
     """Schedule "step": the factor applied at each step of the schedule."""
 
-    def make(self, config: "Config", steps: Steps) -> "Schedule":
-        import optax
-
+    def make(self, config: "Config", steps: Steps) -> "optax.Schedule":
         boundaries: dict[int, float] = {}
         for share in self.step_at:
             # In a short run two shares may give the same step, whose factors multiply.
@@ -178,13 +171,12 @@ class StepDecay:
 
 
 @SCHEDULES.add("one_cycle")
-def one_cycle(config: "Config", steps: Steps) -> "Schedule":
+def one_cycle(config: "Config", steps: Steps) -> "optax.Schedule":
     """Return the 1cycle policy (Smith & Topin 2017, arXiv:1708.07120). The rise is the warm-up, usually 30% of the run.
 
     After the warm-up the learning rate falls linearly to 1/25 of the peak. Over the final steps (15% of the run with a
     warm-up of 30%) it falls linearly to 1/250,000 of the peak. The momentum is constant.
     """
-    import optax
 
     peak, remaining = config.optimizer.learning_rate, steps.after_warmup
     fall_steps = max(int(_FALL * remaining), 1)
@@ -206,9 +198,7 @@ class WarmupStableDecay:
     """Schedule "wsd": the fraction of the run, at its end, over which the rate decays."""
     end_factor: Share = 0.0
 
-    def make(self, config: "Config", steps: Steps) -> "Schedule":
-        import optax
-
+    def make(self, config: "Config", steps: Steps) -> "optax.Schedule":
         peak, decay_steps = config.optimizer.learning_rate, round(self.decay_share * steps.total)
         decay_steps = min(decay_steps, steps.after_warmup)
         stable, fall = optax.constant_schedule(peak), optax.linear_schedule(peak, peak * self.end_factor, decay_steps)
@@ -226,5 +216,5 @@ class OnPlateau:
     """Schedule "plateau": the number of validations without improvement before the rate is reduced."""
     end_factor: Share = 0.0
 
-    def make(self, config: "Config", steps: Steps) -> "Schedule":
+    def make(self, config: "Config", steps: Steps) -> "optax.Schedule":
         return constant(config, steps)

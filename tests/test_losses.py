@@ -223,12 +223,12 @@ def test_the_form_of_a_loss_is_detected_and_examples_get_their_losses_and_weight
 @pytest.mark.parametrize(
     ("loss", "message"),
     [
-        (normalized, "loss normalized: the loss of a batch is .*, and the mean of its examples' losses is .*; return"),
-        (lambda logits, labels: nll(logits - logits.mean(0), labels), "an example's loss is .* in a batch and .* alo"),
+        (normalized, "loss normalized: the mean loss is .* for a batch and .* if its parts are computed alone; return"),
+        (lambda logits, labels: nll(logits - logits.mean(0), labels), "an example's loss is .* for a batch and .* if"),
         (lambda logits, labels: logits, r"returned float32\[9, 5\] for logits float32\[9, 5\]"),
         (lambda logits: logits, "fails for logits .*: TypeError"),
         (lambda logits, labels: (nll(logits, labels).sum(), jnp.abs(logits).sum()), "its weight depends on the logits"),
-        (lambda logits, labels: (mean(logits, labels), jnp.ones(())), r"\(sum, weight\) of a batch is .*, and the sum"),
+        (lambda logits, labels: (mean(logits, labels), jnp.ones(())), "the sum or the weight is .* for a batch and"),
         (lambda logits, labels: (nll(logits, labels).sum(), jnp.zeros(())), "its weight over .* is 0; give positive"),
         (3, "loss: an object of type int was given; give a function"),
     ],
@@ -266,7 +266,7 @@ def test_a_loss_of_probabilities_is_probed_with_probabilities():
         return -jnp.log(jnp.take_along_axis(probabilities, labels[:, None], axis=1)).mean()
 
     assert example_loss(of_probabilities, LabelKind(CLASSES)).form == "mean"
-    with pytest.raises(InputError, match="the loss of a batch is nan"):
+    with pytest.raises(InputError, match="the mean loss is nan for a batch"):
         example_loss(lambda logits, labels: jnp.log(-jnp.abs(logits)).mean(), LabelKind(CLASSES))
 
 

@@ -253,7 +253,7 @@ def test_a_custom_metric_is_added_or_replaces_the_metric_of_its_name():
     [
         (
             {"sums": lambda logits, labels, mask: {"total": logits.max(-1).sum(), "examples": mask.sum()}},
-            "metrics: mine: largest is .* for a batch and .* for its halves; return sums over the examples",
+            "metrics: mine: largest is .* for a batch and .* if its parts are computed alone; return sums",
         ),
         (
             {"finish": lambda sums: "none"},

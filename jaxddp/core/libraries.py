@@ -6,6 +6,7 @@ tests/test_private_names.py checks the list.
 
 import functools
 import gc
+import importlib
 import inspect
 import logging
 import pkgutil
@@ -62,6 +63,16 @@ def warn_missing(package: str, name: str, consequence: str) -> None:
     # TensorFlow is published as several packages. If the installed package is unknown, the message has no version.
     which = f"{package} {installed_version(package) or ''}".rstrip()
     _log.warning(f"{which} has no usable {name}: {consequence}")
+
+
+class Lazy:
+    """A module that is imported when one of its attributes is first read, because its import is slow."""
+
+    def __init__(self, name: str):
+        self._name = name
+
+    def __getattr__(self, attribute: str) -> Any:
+        return getattr(importlib.import_module(self._name), attribute)
 
 
 @contextmanager

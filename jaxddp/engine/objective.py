@@ -84,23 +84,22 @@ def example_loss(loss: Loss, labels: LabelKind) -> ExampleLoss:
 
     @jax.jit
     def evaluate(logits: jax.Array, labels: jax.Array) -> tuple[Any, Any, Any]:
-        values, weights = converted(logits, labels)
+        values, weights = (_of_one(loss, converted.labels) if form == "examples" else converted)(logits, labels)
         batched = loss(logits, labels)
-        if form == "examples":
-            single = jax.vmap(lambda logit, label: loss(logit[None], label[None])[0])(logits, labels)
-            return batched, single, jnp.zeros(())
-        if form == "mean":
-            return batched, values.mean(), jnp.zeros(())
+        if form != "weighted":
+            return batched, values if form == "examples" else values.mean(), jnp.zeros(())
         weight_gradient = jax.grad(lambda logits: _scalars(loss(logits, labels))[1].astype(jnp.float32))(logits)
         return jnp.stack(_scalars(batched)), jnp.stack([values.sum(), weights.sum()]), jnp.abs(weight_gradient).max()
 
     for logits, batch_labels in random_batches(labels):
-        batched, single, weight_gradient = jax.device_get(evaluate(logits, batch_labels))
+        batched, alone, weight_gradient = jax.device_get(evaluate(logits, batch_labels))
         if not np.isfinite(batched).all():
             # A loss for a model that ends with a softmax takes probabilities.
-            batched, single, weight_gradient = jax.device_get(evaluate(jax.nn.softmax(logits), batch_labels))
-        if not np.allclose(batched, single, rtol=_tolerance(batched), atol=_tolerance(batched), equal_nan=False):
-            raise InputError(f"{name}: {_difference(form, np.asarray(batched), np.asarray(single))}; {_ACCEPTED}")
+            batched, alone, weight_gradient = jax.device_get(evaluate(jax.nn.softmax(logits), batch_labels))
+        # Another order of summation causes a relative error.
+        tolerance = max(1e-5, 4 * float(jnp.finfo(batched.dtype).eps))
+        what = {"examples": "an example's loss", "mean": "the mean loss", "weighted": "the sum or the weight"}[form]
+        _check_alone(f"{name}: {what}", batched, alone, _ACCEPTED, tolerance, equal_nan=False)
         if weight_gradient > 0:
             raise InputError(f"{name}: its weight depends on the logits; compute it from the labels alone")
         if form == "weighted" and not batched[1] > 0:
@@ -114,13 +113,26 @@ def check_metric(metric: Loss, name: str, labels: LabelKind) -> None:
     form, _ = _form(metric, name, labels, _ACCEPTED_METRIC)
     if form != "examples":
         raise InputError(f"{name}: returned one number for a batch; return one for each example, float[B]")
-    for logits, batch_labels in random_batches(labels):
-        batched = np.asarray(jax.jit(metric)(logits, batch_labels), np.float64)
-        one_by_one = jax.jit(jax.vmap(lambda logit, label: metric(logit[None], label[None])[0]))
-        single = np.asarray(one_by_one(logits, batch_labels), np.float64)
-        if not np.allclose(batched, single, rtol=1e-4, atol=1e-4, equal_nan=True):
-            difference = _difference("examples", batched, single, "value")
-            raise InputError(f"{name}: {difference}; compute it from the example alone")
+    for batch in random_batches(labels):
+        alone, _ = jax.jit(_of_one(metric, labels).__call__)(*batch)
+        _check_alone(f"{name}: an example's value", jax.jit(metric)(*batch), alone, "compute it from the example alone")
+
+
+def _of_one(function: Loss, labels: LabelKind) -> ExampleLoss:
+    """Return a function with a value for each example as one that computes each value from the example alone."""
+    return ExampleLoss(lambda logits, labels: function(logits, labels)[0], "mean", labels)
+
+
+def _check_alone(
+    what: str, of_batch: Any, of_parts: Any, advice: str, tolerance: float = 1e-4, *, equal_nan: bool = True
+) -> None:
+    """Raise `InputError` if numbers of a whole batch differ from those that its parts give, each computed alone."""
+    whole, alone = (np.asarray(numbers, np.float64).ravel() for numbers in (of_batch, of_parts))
+    if not np.allclose(whole, alone, rtol=tolerance, atol=tolerance, equal_nan=equal_nan):
+        differences = np.abs(whole - alone)
+        index = int(np.nanargmax(differences)) if np.isfinite(differences).any() else 0
+        found = f"is {whole[index]:.6g} for a batch and {alone[index]:.6g} if its parts are computed alone"
+        raise InputError(f"{what} {found}; {advice}")
 
 
 def random_batches(labels: LabelKind) -> Iterator[tuple[np.ndarray, np.ndarray]]:
@@ -173,21 +185,6 @@ def _form(loss: Loss, name: str, labels: LabelKind, accepted: str) -> tuple[Loss
 def _scalars(pair: Any) -> tuple[jax.Array, jax.Array]:
     total, weight = pair
     return jnp.asarray(total), jnp.asarray(weight).astype(jnp.result_type(total))
-
-
-def _tolerance(values: Any) -> float:
-    """Return the relative error that another order of summation may cause in the dtype of the loss."""
-    return max(1e-5, 4 * float(jnp.finfo(np.asarray(values).dtype).eps))
-
-
-def _difference(form: str, batched: np.ndarray, single: np.ndarray, noun: str = "loss") -> str:
-    if form == "examples":
-        index = int(np.nanargmax(np.abs(batched - single))) if np.isfinite(batched - single).any() else 0
-        return f"an example's {noun} is {batched[index]:.6g} in a batch and {single[index]:.6g} alone"
-    if form == "mean":
-        return f"the loss of a batch is {batched:.6g}, and the mean of its examples' losses is {single:.6g}"
-    pairs = [f"({total:.6g}, {weight:.6g})" for total, weight in (batched, single)]
-    return "(sum, weight) of a batch is {}, and the sum over its examples is {}".format(*pairs)
 
 
 Metric = Callable[[jax.Array, jax.Array], jax.Array]
@@ -477,11 +474,8 @@ def check_set_metric(metric: Any, name: str, labels: LabelKind) -> tuple[str, ..
         whole = _try_metric(metric, [(logits, batch_labels)])
         parts = _try_metric(metric, [(logits[:cut], batch_labels[:cut]), (logits[cut:], batch_labels[cut:])])
     for key, value in whole.items():
-        if not np.allclose(value, parts[key], rtol=1e-4, atol=1e-4, equal_nan=True):
-            raise InputError(
-                f"{name}: {key} is {value:.6g} for a batch and {parts[key]:.6g} for its halves; return sums over the "
-                "examples whose mask is 1, or arrays with one value for each example"
-            )
+        advice = "return sums over the examples whose mask is 1, or arrays with one value for each example"
+        _check_alone(f"{name}: {key}", value, parts[key], advice)
     return tuple(whole)
 
 
