@@ -8,7 +8,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -20,10 +20,6 @@ from jax.sharding import PartitionSpec as P
 from jaxddp.core.errors import InputError, Key, Words, counted
 from jaxddp.core.peers import ALONE, Peers
 from jaxddp.core.tpu import readable_tpu_errors
-
-if TYPE_CHECKING:
-    pass
-
 
 AXIS = "data"
 """The axis of the mesh over whose devices gradients are averaged in each step."""

@@ -13,12 +13,10 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 import jaxddp.core.libraries as libraries
 from jaxddp.engine import compilation
-from jaxddp.engine.ways import reproducible
 from jaxddp.measure import cost
 from jaxddp.platforms import PLATFORMS
 
@@ -183,20 +181,6 @@ def test_unknown_memory_of_a_step_is_no_error_and_logged_once(monkeypatch, lines
     assert [cost_of_a_matrix_product().memory, cost_of_a_matrix_product().memory] == [None, None]
     (line,) = lines()
     assert "Compiled.memory_analysis()" in line
-
-
-def test_an_unavailable_check_for_collectives_is_logged(monkeypatch, lines):
-    def trace(function, images):
-        return reproducible._trace(function, images)(images)
-
-    reproducible._can_detect_collectives.cache_clear()
-    assert trace(lambda x: x + 1, np.zeros(2, np.float32)).tolist() == [1, 1] and lines() == []
-    reproducible._can_detect_collectives.cache_clear()
-    monkeypatch.setattr(reproducible, "_is_collective", lambda operation: False)
-    trace(lambda x: x + 1, np.zeros(2, np.float32))
-    reproducible._can_detect_collectives.cache_clear()
-    (line,) = lines()
-    assert line.endswith("cannot detect, and so accepts, a network that communicates between devices")
 
 
 def test_a_removed_option_is_left_out_and_logged(monkeypatch, lines):

@@ -78,16 +78,11 @@ def check_path(path: Any, name: str) -> str | os.PathLike[str]:
         raise refused(name, path, "expected a path")
     try:
         os.stat(text)
-        reason = None
     except FileNotFoundError:
-        # A part of a URL may be longer than a file name.
-        long = "://" not in text and any(len(os.fsencode(part)) > _LONGEST_NAME for part in Path(text).parts)
-        reason = os.strerror(errno.ENAMETOOLONG) if long else None
+        pass
     except OSError as error:
-        reason = error.strerror
-    if reason is not None:
         shown = text if len(text) <= _LONGEST_NAME else show(text)
-        raise InputError(f"{shown}: cannot be used as a path ({reason}); choose another")
+        raise InputError(f"{shown}: cannot be used as a path ({error.strerror}); choose another") from None
     return path
 
 

@@ -6,6 +6,7 @@ within a phase. A phase can have a description for users, which `show_on` shows 
 amount of work, of which `reached` reports the completed part.
 """
 
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -118,7 +119,8 @@ class Progress(NamedTuple):
 
 class _Tracker:
     def __init__(self) -> None:
-        self.phase, self.activity, self.step = OUTSIDE, Activity(), 0
+        self.phase: Phase = OUTSIDE
+        self.activity, self.step = Activity(), 0
         self.began = self.changed = time.monotonic()
         self.spent = dict[str, float]()
         self.thread: int | None = None
@@ -129,7 +131,7 @@ class _Tracker:
     def is_of_this_thread(self) -> bool:
         return self.thread in (None, threading.get_ident())
 
-    def enter(self, phase: str, activity: Activity, thread: int | None) -> None:
+    def enter(self, phase: Phase, activity: Activity, thread: int | None) -> None:
         now, before = time.monotonic(), self.phase
         self.spent = self.spent | {before: self.spent.get(before, 0.0) + now - self.began}
         self.phase, self.began, self.changed = phase, now, now
@@ -142,18 +144,6 @@ class _Tracker:
 _tracker = _Tracker()
 
 
-def phase(name: Phase, description: str | None = None):  # The inferred type is also that of a decorator.
-    """Enter a phase for the block or the decorated function, and return to the previous phase afterwards.
-
-    If several threads of a process train, as in a notebook, only the first thread sets the phase until it ends.
-
-    Args:
-        description: a description for users, such as "saving step 400". "" shows nothing, and None keeps the previous
-            description.
-    """
-    return _within(name, description)
-
-
 def doing(description: str, total: int = 0, noun: str = "") -> AbstractContextManager[None]:
     """Set the description for users during the block. The phase does not change.
 
@@ -161,7 +151,7 @@ def doing(description: str, total: int = 0, noun: str = "") -> AbstractContextMa
         total: the amount of work, of which `reached` reports the completed part; 0 if it is unknown.
         noun: the unit of the amount: a noun in singular, or `jaxddp.core.phases.BYTES`.
     """
-    return _within(_tracker.phase, description, total, noun)
+    return phase(_tracker.phase, description, total, noun)
 
 
 def reached(done: int, note: str = "") -> None:
@@ -177,7 +167,16 @@ def activity() -> Activity:
 
 
 @contextmanager
-def _within(name: str, description: str | None, total: int = 0, noun: str = "") -> Iterator[None]:
+def phase(name: Phase, description: str | None = None, total: int = 0, noun: str = "") -> Iterator[None]:
+    """Enter a phase for the block or the decorated function, and return to the previous phase afterwards.
+
+    If several threads of a process train, as in a notebook, only the first thread sets the phase until it ends.
+
+    Args:
+        description: a description for users, such as "saving step 400". "" shows nothing, and None keeps the previous
+            description.
+        total, noun: see `doing`.
+    """
     if not _tracker.is_of_this_thread():
         yield
         return
@@ -313,46 +312,37 @@ def show_on(show: Callable[[Activity], None], clear: Callable[[], None]) -> Iter
         show: displays an activity. It is called repeatedly while the activity lasts.
         clear: removes the activity, because it ends or the next activity begins.
     """
-    shown = _ScreenThread(show, clear)
-    shown.start()
-    try:
-        with reported_to(shown.begin):
-            yield
-    finally:
-        shown.end()
+    condition, began, is_over = threading.Condition(), math.inf, False
 
+    def begin(description: str) -> None:
+        nonlocal began
+        with condition:
+            clear()
+            began = time.monotonic() if description else math.inf
+            condition.notify()
 
-class _ScreenThread(threading.Thread):
-    def __init__(self, show: Callable[[Activity], None], clear: Callable[[], None]):
-        super().__init__(name="jaxddp-activity", daemon=True)
-        self._show, self._clear, self._condition = show, clear, threading.Condition()
-        self._name, self._began, self._is_over = "", 0.0, False
-
-    def begin(self, name: str) -> None:
-        """Set the current activity; "" means that there is none."""
-        with self._condition:
-            self._clear()
-            self._name, self._began = name, time.monotonic()
-            self._condition.notify()
-
-    def end(self) -> None:
-        with self._condition:
-            self._is_over = True
-            self._condition.notify()
-        self.join()
-
-    def run(self) -> None:
-        while not self._is_over:
-            with self._condition:
-                seconds = time.monotonic() - self._began
-                is_long = seconds >= PATIENCE_SECONDS
-                if self._name and is_long:
-                    self._show(activity())
-                self._condition.wait(_UPDATE_SECONDS if is_long or not self._name else PATIENCE_SECONDS - seconds)
-                is_elsewhere = not self._name and not self._is_over
+    def run() -> None:
+        while not is_over:
+            with condition:
+                patience = began + PATIENCE_SECONDS - time.monotonic()
+                if patience <= 0:
+                    show(activity())
+                condition.wait(patience if 0 < patience < _UPDATE_SECONDS else _UPDATE_SECONDS)
+                is_elsewhere = began == math.inf and not is_over
             if is_elsewhere:
                 # Another display may show the activity, such as the live display of a run.
                 repeat()
+
+    thread = threading.Thread(target=run, name="jaxddp-activity", daemon=True)
+    thread.start()
+    try:
+        with reported_to(begin):
+            yield
+    finally:
+        with condition:
+            is_over = True
+            condition.notify()
+        thread.join()
 
 
 @contextmanager

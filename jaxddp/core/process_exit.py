@@ -5,6 +5,7 @@ The last line on stderr has the reason. A process that is stuck writes the stack
 
 import contextlib
 import faulthandler
+import functools
 import math
 import os
 import signal
@@ -22,9 +23,8 @@ from jaxddp.core.errors import on_screen
 STALL_ADVICE = "if it takes that long, raise parallel.stall_timeout"
 _WRITING_SECONDS, _BEAT_SECONDS = 1.0, 1.0
 
-_lock = threading.Lock()
-_stall: float | None = None
-"""The limit of `watch_alone`; None before its first call."""
+_stall = math.inf
+"""The limit of `watch_alone`."""
 
 
 class StopRequested(KeyboardInterrupt):
@@ -111,25 +111,21 @@ def _write_in_time(write: Callable[[], object]) -> None:
 def watch_alone(stall: float) -> None:
     """Watch a process outside a job: end this process when it makes no progress for `stall` seconds.
 
-    After several calls, the last value of `stall` applies.
+    After several calls, the last value of `stall` applies: infinity when the watchdog of a job replaces this one.
     """
     global _stall
-    with _lock:
-        is_first, _stall = _stall is None, stall
-        if is_first:
-            threading.Thread(target=_watch, name="jaxddp-watchdog", daemon=True).start()
+    _stall = stall
+    _start_watching()
 
 
-def stop_watching_alone() -> None:
-    """Undo `watch_alone`, because the watchdog of a job replaces it."""
-    global _stall
-    with _lock:
-        _stall = None if _stall is None else math.inf
+@functools.cache
+def _start_watching() -> None:
+    threading.Thread(target=_watch, name="jaxddp-watchdog", daemon=True).start()
 
 
 def _watch() -> None:
     while True:
-        stall = math.inf if _stall is None else _stall
+        stall = _stall
         begin, interval = time.monotonic(), min(_BEAT_SECONDS, stall / 4)
         time.sleep(interval)
         phases.subtract_idle(time.monotonic() - begin - interval)

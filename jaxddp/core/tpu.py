@@ -68,12 +68,8 @@ _LONGEST_REASON = 300
 
 
 @contextlib.contextmanager
-def readable_tpu_errors(lock_file: Path | None = None, proc: Path = Path("/proc")) -> Iterator[None]:
+def readable_tpu_errors() -> Iterator[None]:
     """Replace the error with which JAX does not start on this machine's TPU by an error of one line.
-
-    Args:
-        lock_file: the file that libtpu locks; None for `LOCK_FILE`.
-        proc: the folder with the kernel's information on processes.
 
     Raises:
         InputError: another process uses the chips, or libtpu does not start for another reason.
@@ -86,7 +82,7 @@ def readable_tpu_errors(lock_file: Path | None = None, proc: Path = Path("/proc"
             raise
         reason = _reason_of(str(error))
         if any(words in str(error) for words in _IN_USE):
-            raise _in_use(reason, lock_file or LOCK_FILE, proc) from error
+            raise _in_use(reason) from error
         kind = Unreachable if reason.startswith(_TRY_AGAIN) else InputError
         chips = f"this machine has {counted(len(local_chips()), 'TPU chip')}"
         raise kind(f"JAX does not start on the TPU ({reason}): {chips}; {_ADVICE}") from error
@@ -98,32 +94,32 @@ def _reason_of(text: str) -> str:
     return reason.partition(" (set JAX_PLATFORMS")[0].partition(" (you may need")[0].rstrip(" .")[:_LONGEST_REASON]
 
 
-def _in_use(reason: str, lock_file: Path, proc: Path) -> InputError:
+def _in_use(reason: str) -> InputError:
     chips = [str(chip) for chip in local_chips()]
     stated = re.search(r"process with pid (\d+)", reason)
     # libtpu names the process only if it belongs to this user.
-    pid = int(stated[1]) if stated else _lock_holder(lock_file, proc)
+    pid = int(stated[1]) if stated else _lock_holder()
     if pid is not None:
-        process = f"process {pid}{_program(pid, proc)}"
-        return InputError(f"the TPU is in use by {process}, which holds {lock_file}; end that process, or {_ADVICE}")
+        process = f"process {pid}{_program(pid)}"
+        return InputError(f"the TPU is in use by {process}, which holds {LOCK_FILE}; end that process, or {_ADVICE}")
     look = f"`sudo lsof {chips[0] if chips else '/dev/accel0'}` shows it: end it or remove the file, or {_ADVICE}"
-    left = f"{lock_file} is left over from one"
+    left = f"{LOCK_FILE} is left over from one"
     return InputError(f"the TPU is in use by a process that this user may not see, or {left}", advice=look)
 
 
-def _lock_holder(lock_file: Path, proc: Path) -> int | None:
-    """Return the process that holds a lock on a file; None if there is none, or if it is in another container."""
+def _lock_holder() -> int | None:
+    """Return the process that holds the lock of `LOCK_FILE`; None if it is in another container, or there is none."""
     with contextlib.suppress(OSError):
         # `1: POSIX  ADVISORY  WRITE 812 fe:01:1234 0 EOF`. For a process that waits, `->` follows the number.
-        line = rf"^\d+: \w+ +\w+ +\w+ +([1-9]\d*) \w+:\w+:{lock_file.stat().st_ino} "
-        held = re.search(line, (proc / "locks").read_text(), re.MULTILINE)
+        line = rf"^\d+: \w+ +\w+ +\w+ +([1-9]\d*) \w+:\w+:{LOCK_FILE.stat().st_ino} "
+        held = re.search(line, Path("/proc/locks").read_text(), re.MULTILINE)
         return int(held[1]) if held else None
     return None
 
 
-def _program(pid: int, proc: Path) -> str:
+def _program(pid: int) -> str:
     """Return the command of a process in parentheses; empty if this user may not read it."""
     with contextlib.suppress(OSError):
-        command = (proc / str(pid) / "cmdline").read_text(errors="replace").replace("\0", " ").strip()
+        command = Path(f"/proc/{pid}/cmdline").read_text(errors="replace").replace("\0", " ").strip()
         return f" ({show(command)})" if command else ""
     return ""

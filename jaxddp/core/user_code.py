@@ -1,7 +1,6 @@
 """Describes errors in a user's code by file, line and function, and turns an exit of the process into an error."""
 
 import contextlib
-import dis
 import re
 import sysconfig
 import traceback
@@ -66,21 +65,6 @@ def describe_error(error: BaseException, advice: str = "") -> str:
     return with_notes(f"{place_of(error) or ''}{description[:_LONGEST]}{advice}", error)
 
 
-def is_ctrl_c(error: BaseException) -> bool:
-    """Return whether an error comes from Ctrl-C, and not from a KeyboardInterrupt that the user's code raised."""
-    if not isinstance(error, KeyboardInterrupt):
-        return False
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    if trace is None or not _is_user_code(trace.tb_frame.f_code.co_filename):
-        return True
-    # If the last instruction is a raise, the code raised the error. A signal interrupts other instructions.
-    is_raised = dis.opname[trace.tb_frame.f_code.co_code[trace.tb_lasti]] == "RAISE_VARARGS"
-    # After Ctrl-C, the user's code may raise a second KeyboardInterrupt while it handles the first.
-    return not is_raised or (error.__context__ is not None and is_ctrl_c(error.__context__))
-
-
 @contextlib.contextmanager
 def describing_errors(*, all_errors: bool = False) -> Iterator[None]:
     """Add a last line to the traceback of errors in the user's code, with file, line and function.
@@ -89,15 +73,13 @@ def describing_errors(*, all_errors: bool = False) -> Iterator[None]:
         all_errors: whether errors in other code also get the line.
 
     Raises:
-        UserCodeExit: the user's code raised SystemExit, GeneratorExit or KeyboardInterrupt.
+        UserCodeExit: the user's code raised SystemExit or GeneratorExit.
     """
     try:
         yield
-    except (JaxddpError, HelpPrinted):
+    except (JaxddpError, HelpPrinted, KeyboardInterrupt):
         raise
-    except (SystemExit, GeneratorExit, KeyboardInterrupt) as error:
-        if is_ctrl_c(error):
-            raise
+    except (SystemExit, GeneratorExit) as error:
         raise UserCodeExit(describe_error(error, "; to end a run, raise an error")) from error
     except BaseException as error:
         # Notes, such as those of JAX, follow the message in the traceback, so the last line repeats the message.

@@ -146,14 +146,14 @@ def keep_compiled_programs(peers: Peers = ALONE) -> None:
     file is removed. `JAX_ENABLE_COMPILATION_CACHE=false` switches the cache off. If the folder cannot be used, a
     warning is logged.
     """
-    if not _setting("jax_enable_compilation_cache"):
+    if not jax.config.jax_enable_compilation_cache:
         return
     for name, (default, value) in _KEEP_ALL.items():
-        if name.upper() not in os.environ and _setting(name) == default:
+        if name.upper() not in os.environ and getattr(jax.config, name) == default:
             jax.config.update(name, value)
     _write_atomically()
     _write_in_every_cpu_process(peers)
-    if _setting("jax_compilation_cache_dir") is not None:
+    if jax.config.jax_compilation_cache_dir is not None:
         return
     try:
         folder = _prepare_folder(peers)
@@ -220,7 +220,7 @@ def _write_in_every_cpu_process(peers: Peers) -> None:
     def write(*arguments: Any, **keywords: Any) -> None:
         bound = order.bind(*arguments, **keywords).arguments
         backend, seconds = bound["backend"], bound["compile_time_secs"]
-        if backend.platform != "cpu" or bound.get("host_callbacks") or seconds < _setting(_LEAST_SECONDS):
+        if backend.platform != "cpu" or bound.get("host_callbacks") or seconds < getattr(jax.config, _LEAST_SECONDS):
             return
         try:
             put(bound["cache_key"], bound["module_name"], bound["executable"], backend, int(seconds))
@@ -229,10 +229,6 @@ def _write_in_every_cpu_process(peers: Peers) -> None:
             _warn_once(f"a compiled program is not kept ({reason}) and will be compiled again at the next start")
 
     compiler._cache_write = write
-
-
-def _setting(name: str) -> Any:
-    return getattr(jax.config, name)
 
 
 def _prepare_folder(peers: Peers) -> Path:
@@ -246,7 +242,7 @@ def _prepare_folder(peers: Peers) -> Path:
     # Writing a file reveals a full disk or a read-only file system, which permissions do not show.
     with tempfile.TemporaryFile(dir=folder):
         pass
-    if peers.is_first and _setting("jax_compilation_cache_max_size") == -1:
+    if peers.is_first and jax.config.jax_compilation_cache_max_size == -1:
         _remove_old(folder, MOST_BYTES)
     return folder
 

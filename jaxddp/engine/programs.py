@@ -112,7 +112,7 @@ def place_images(
     num_rows: int,
     image_shape: tuple[int, ...],
     topology: Topology,
-    dtype: np.dtype | type = np.uint8,
+    dtype: Any = np.uint8,
 ) -> jax.Array:
     """Place all images on every device: [num_rows, H, W, C], replicated.
 
@@ -166,7 +166,7 @@ class Program:
     def prepare(self, state: TrainState, *feed: Any) -> Any:
         """Return the executable for a feed, which is compiled on first use. The feed may consist of shapes."""
         if not self.is_ready(*feed):
-            return self._compile(state, *feed)
+            self._compiled[shapes_of(feed)] = self._compile(state, *feed)
         compiled, self.cost = self._compiled[shapes_of(feed)]
         return compiled
 
@@ -174,11 +174,9 @@ class Program:
         """Return whether the executable for a feed is compiled."""
         return shapes_of(feed) in self._compiled
 
-    def _compile(self, state: TrainState, *feed: Any) -> Any:
+    def _compile(self, state: TrainState, *feed: Any) -> tuple[Any, Cost]:
         compiled, cost = compile_with_cost(self.function, state, *feed)
-        self.cost = cost.per_step(self._steps_in(*feed))
-        self._compiled[shapes_of(feed)] = compiled, self.cost
-        return compiled
+        return compiled, cost.per_step(self._steps_in(*feed))
 
 
 def shapes_of(feed: Any) -> Any:

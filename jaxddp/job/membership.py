@@ -26,8 +26,8 @@ import jaxddp.core.libraries as libraries
 from jaxddp.core.errors import InputError, JaxddpError, Preempted, Unreachable, error_from
 from jaxddp.core.peers import ALONE, Peers, joined, record_joined
 from jaxddp.core.phases import doing
-from jaxddp.core.process_exit import end_now, show_stacks_on_signal, stop_watching_alone, watch_alone
-from jaxddp.core.user_code import describe_error, is_ctrl_c, remove_description
+from jaxddp.core.process_exit import end_now, show_stacks_on_signal, watch_alone
+from jaxddp.core.user_code import describe_error, remove_description
 from jaxddp.job.control_plane import ControlPlane
 from jaxddp.job.environment import Job
 from jaxddp.job.tpu import sigterm_on_eviction
@@ -70,7 +70,7 @@ def join(job: Job | None, *, start: float = 60, silence: float = 10, stall: floa
     with doing(f"meeting {job.num_processes} processes"):
         plane = ControlPlane(job, _versions(), start, timeouts=Timeouts(silence, stall, shutdown))
     record_joined(plane)
-    stop_watching_alone()
+    watch_alone(math.inf)
     sys.excepthook = functools.partial(_on_exception, plane)
     if job.process_id == 0:
         print(f"joined: {job}", flush=True)
@@ -210,4 +210,4 @@ def _on_exception(plane: ControlPlane, kind: type[BaseException], error: BaseExc
         # The description is removed here, because `abandon` writes it as the last line.
         remove_description(error)
         sys.__excepthook__(kind, error, trace)
-    plane.abandon(describe_error(error), 130 if is_ctrl_c(error) else 1)
+    plane.abandon(describe_error(error), 130 if isinstance(error, KeyboardInterrupt) else 1)

@@ -10,7 +10,6 @@ from all of them. Unlike in the authors' code, all operations of RandAugment hav
 """
 
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import jax
@@ -42,7 +41,7 @@ class FixMatch:
     settings: Any
 
     def __call__(self, supervised: Objective) -> TrainObjective:
-        """Return the objective.
+        """Return the objective, which takes batches that have unlabelled images.
 
         Raises:
             InputError: the loss is normalized by weights within the batch, or a metric has a name in `ADDED_METRICS`.
@@ -52,7 +51,41 @@ class FixMatch:
             raise InputError(_NAME, problem, advice="give a loss that returns one value for each example")
         if reserved := [name for name in supervised.metrics if name in ADDED_METRICS]:
             raise InputError(_NAME, f" already measures {reserved[0]}", advice="give the metric another name")
-        return partial(self._sums, supervised)
+
+        def objective(
+            params: Any, model_state: Any, batch: Batch, *, train: bool, key: Any = None, image_key: Any = None
+        ) -> tuple[MetricSums, Any]:
+            unlabelled = batch.unlabelled
+            assert unlabelled is not None
+            *shape, channels = unlabelled.image.shape[1:]
+            shape = shape if unlabelled.side is None else 2 * [unlabelled.side.pixels]
+            run_key = jax.random.key(0) if image_key is None else image_key
+            views = [
+                (supervised.preprocess, batch, image_key),
+                (self._weak(supervised), unlabelled, jax.random.fold_in(run_key, _WEAK)),
+                (self._strong(supervised, (*shape, channels)), unlabelled, jax.random.fold_in(run_key, _STRONG)),
+            ]
+            inputs = [preprocess(part, train=train, key=view_key) for preprocess, part, view_key in views]
+            images, of_examples = jnp.concatenate([view.images for view in inputs]), [view[1:] for view in views]
+            logits, model_state = supervised.logits(params, model_state, images, of_examples, train=train, key=key)
+            labelled, weak, strong = jnp.split(logits, [len(batch.mask), len(batch.mask) + len(unlabelled.mask)])
+            sums = supervised.sums(supervised.columns(labelled, batch, inputs[0].mixing), batch)
+            # Add the sums over the unlabelled images to the sums over the labelled images.
+            mask = unlabelled.mask
+            probabilities = jax.nn.softmax(jax.lax.stop_gradient(weak))
+            confident = (probabilities.max(-1) >= self.settings.threshold) & (mask > 0)
+            losses = jnp.where(confident, softmax_cross_entropy(strong, probabilities.argmax(-1)), 0)
+            count = mask.sum().astype(losses.dtype)
+            (loss, examples), *rest = sums.values
+            # The step divides the sum by the number of labelled images. So the sum over unlabelled images is scaled by
+            # the ratio of the two numbers of images, which is the same in each part of a batch.
+            total = loss + self.settings.unlabelled_weight * len(batch.mask) / len(mask) * losses.sum()
+            rows = [(loss, examples), (losses.sum(), count), (confident.sum().astype(losses.dtype), count)]
+            *metrics, last = rest
+            values = [jnp.stack([total, examples]), *metrics, *map(jnp.stack, rows), last]
+            return MetricSums(jnp.stack(values), (*sums.names, *ADDED_METRICS)), model_state
+
+        return objective
 
     def check(self, supervised: Objective, image: jax.ShapeDtypeStruct, *, unlabelled: bool) -> None:
         """Check the objective before anything is compiled.
@@ -86,45 +119,3 @@ class FixMatch:
         layers, magnitude = settings.strong_rand_augment, settings.strong_rand_magnitude
         side = round(settings.strong_cutout * min(shape[-3:-1]))
         return replace(weak, augment=replace(weak.augment, rand_augment=layers, rand_magnitude=magnitude, cutout=side))
-
-    def _sums(
-        self,
-        supervised: Objective,
-        params: Any,
-        model_state: Any,
-        batch: Batch,
-        *,
-        train: bool,
-        key: Any = None,
-        image_key: Any = None,
-    ) -> tuple[MetricSums, Any]:
-        """Return the sums over this device's slice of the batch, which has unlabelled images, and the new state."""
-        unlabelled = batch.unlabelled
-        assert unlabelled is not None
-        *shape, channels = unlabelled.image.shape[1:]
-        shape = shape if unlabelled.side is None else 2 * [unlabelled.side.pixels]
-        run_key = jax.random.key(0) if image_key is None else image_key
-        views = [
-            (supervised.preprocess, batch, image_key),
-            (self._weak(supervised), unlabelled, jax.random.fold_in(run_key, _WEAK)),
-            (self._strong(supervised, (*shape, channels)), unlabelled, jax.random.fold_in(run_key, _STRONG)),
-        ]
-        inputs = [preprocess(part, train=train, key=view_key) for preprocess, part, view_key in views]
-        images, of_examples = jnp.concatenate([view.images for view in inputs]), [view[1:] for view in views]
-        logits, model_state = supervised.logits(params, model_state, images, of_examples, train=train, key=key)
-        labelled, weak, strong = jnp.split(logits, [len(batch.mask), len(batch.mask) + len(unlabelled.mask)])
-        sums = supervised.sums(supervised.columns(labelled, batch, inputs[0].mixing), batch)
-        # Add the sums over the unlabelled images to the sums over the labelled images.
-        mask = unlabelled.mask
-        probabilities = jax.nn.softmax(jax.lax.stop_gradient(weak))
-        confident = (probabilities.max(-1) >= self.settings.threshold) & (mask > 0)
-        losses = jnp.where(confident, softmax_cross_entropy(strong, probabilities.argmax(-1)), 0)
-        count = mask.sum().astype(losses.dtype)
-        (loss, examples), *rest = sums.values
-        # The step divides the sum by the number of labelled images. So the sum over unlabelled images is scaled by the
-        # ratio of the two numbers of images, which is the same in each part of a batch.
-        total = loss + self.settings.unlabelled_weight * len(batch.mask) / len(mask) * losses.sum()
-        rows = [(loss, examples), (losses.sum(), count), (confident.sum().astype(losses.dtype), count)]
-        *metrics, last = rest
-        values = [jnp.stack([total, examples]), *metrics, *map(jnp.stack, rows), last]
-        return MetricSums(jnp.stack(values), (*sums.names, *ADDED_METRICS)), model_state

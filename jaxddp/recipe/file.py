@@ -33,7 +33,7 @@ from jaxddp.config.registry import keys_of_choices, replaced_hooks, with_default
 from jaxddp.config.tree import Config
 from jaxddp.config.values import flatten, observed
 from jaxddp.core.errors import InputError, about, choices, show, with_keys_of_file
-from jaxddp.core.user_code import is_ctrl_c, place_of
+from jaxddp.core.user_code import place_of
 from jaxddp.recipe.sources import CONFIG_FILE, TEXT_FILES, is_built_in, is_name, modules_in, recipe_path, run_as_module
 
 COPY_FOLDER = "recipe"
@@ -157,9 +157,9 @@ def errors_name_line(path: Path, subject: str) -> Iterator[None]:
     try:
         with contextlib.chdir(Path.cwd()):
             yield
+    except KeyboardInterrupt:
+        raise
     except BaseException as error:
-        if is_ctrl_c(error):
-            raise
         frames = traceback.extract_tb(error.__traceback__)
         lines = [frame.lineno for frame in frames if Path(frame.filename).absolute() == path.absolute()]
         if isinstance(error, SyntaxError) and error.filename == str(path):

@@ -193,8 +193,8 @@ class RunSetup(Recipe):
     def step(self) -> TrainStep:
         """Return the function (state, batch) of one training step, compiled on first use; see `Way.step`."""
         self.layout.way.check_own_loop()
-        options = {"compiler_options": self.resources.compiler_options, "seed": self.feed.order.seed}
-        return self.layout.way.step(self.phases, **options)
+        step, key = self.layout.way.step(self.phases, compiler_options=self.resources.compiler_options), self.key
+        return lambda state, batch: step(state, batch, key)
 
     def compiled_steps(self, *, resident: bool) -> Program:
         """Return the program of the training steps, on batches or on images that are `resident` on the devices."""

@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxddp.config.goal import VAL
 from jaxddp.core.errors import Preempted, counted
-from jaxddp.core.user_code import describe_error, is_ctrl_c
+from jaxddp.core.user_code import describe_error
 
 if TYPE_CHECKING:
     pass
@@ -98,12 +98,12 @@ def status_of(error: BaseException) -> Status:
     """Return the status of a run that an error ends."""
     if isinstance(error, Preempted):
         return "preempted"
-    return "interrupted" if is_ctrl_c(error) else "failed"
+    return "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
 
 
 def reason_of(error: BaseException) -> str:
     """Return the reason to report for an error that ends a run; empty for Ctrl-C."""
-    return "" if is_ctrl_c(error) else describe_error(error)
+    return "" if isinstance(error, KeyboardInterrupt) else describe_error(error)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -39,7 +38,7 @@ def main(task: Task) -> None:
 
 
 def flops_of_step(setup: RunSetup, batch: Batch) -> int:
-    step: Any = setup.step()
+    step = setup.compiled_steps(resident=False).function
     return count_flops(step.trace(setup.state, batch).jaxpr).total()
 
 

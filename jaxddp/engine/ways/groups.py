@@ -30,7 +30,7 @@ from jaxddp.engine.gradients import Gradients
 from jaxddp.engine.objective import TrainObjective
 from jaxddp.engine.optimizer import is_schedule_free
 from jaxddp.engine.parts.averages import Lookahead
-from jaxddp.engine.programs import TrainStep, shapes_of
+from jaxddp.engine.programs import TrainStep
 from jaxddp.engine.state import DEVICE_GROUPS, NUMBERS, TrainState, merged, without_shared
 from jaxddp.engine.step import Phases
 from jaxddp.engine.ways.way import Copies, Way, refuse_others
@@ -281,21 +281,17 @@ class Groups(Way):
 
         Frozen parameters, the inner optimizer's state and the arrays of parts do not change.
         """
-        params, model_state, shared = self.prepare_meeting(state)(*_changed_by_meeting(state))
+        params, model_state, shared = self._meeting(*_changed_by_meeting(state))
         return state.replace(params=params, model_state=model_state, parts={**state.parts, DEVICE_GROUPS: shared})
 
     def prepare_meeting(self, state: TrainState) -> Any:
-        arguments = _changed_by_meeting(state)
-        if (key := shapes_of(arguments)) not in self._meetings:
-            shardings = self._sharding(GROUP), self._sharding(GROUP), self._sharding()
-            function = jax.jit(self._move_to_average, donate_argnums=(0, 1, 2), out_shardings=shardings)
-            self._meetings[key] = function.lower(*arguments).compile()
-        return self._meetings[key]
+        # JAX keeps the executable for the call.
+        return self._meeting.lower(*_changed_by_meeting(state)).compile()
 
     @functools.cached_property
-    def _meetings(self) -> dict[Any, Any]:
-        """The executables, by the shapes of their arguments."""
-        return {}
+    def _meeting(self) -> Any:
+        shardings = self._sharding(GROUP), self._sharding(GROUP), self._sharding()
+        return jax.jit(self._move_to_average, donate_argnums=(0, 1, 2), out_shardings=shardings)
 
     def _move_to_average(self, params: Any, model_state: Any, shared: Any) -> tuple[Any, Any, Any]:
         mean, mean_state = self.mean((without_frozen(params, self.gradients.frozen), model_state))

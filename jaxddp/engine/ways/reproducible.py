@@ -7,7 +7,6 @@ bits change if the compiler fuses a product with the following sum, or computes 
 every shard is computed between barriers, by the same operations on any number of devices.
 """
 
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self, TypeVar
@@ -18,7 +17,6 @@ from jax import lax
 from jax.extend.core import jaxpr_as_fun
 from jax.flatten_util import ravel_pytree
 
-import jaxddp.core.libraries as libraries
 from jaxddp.core.errors import InputError, Key, Words
 from jaxddp.data.batch import Batch
 from jaxddp.engine.gradients import Contribution, Gradients, StepLoss, is_float, zero_after
@@ -109,9 +107,6 @@ def _trace(compute: Callable[..., T], *arguments: Any) -> Callable[..., T]:
 
 def check_no_collective(traced: Any, key: Key, reason: str) -> None:
     """Raise `InputError` for `key`, with a reason, if a traced program communicates between devices."""
-    if not _can_detect_collectives():
-        lost = f"{key} cannot detect, and so accepts, a network that communicates between devices"
-        libraries.warn_missing("jax", "jaxpr (axes of a collective)", lost)
     if operation := next(filter(_is_collective, operations_in(traced)), None):
         problem = f": the network or the loss communicates between devices ({operation.primitive.name}), but {reason}"
         raise InputError(key, problem, advice="remove it, for example a batch norm with axis_name")
@@ -120,13 +115,6 @@ def check_no_collective(traced: Any, key: Key, reason: str) -> None:
 def _is_collective(operation: Any) -> bool:
     axes = operation.params.get("axes", ()), operation.params.get("axis_name", ())
     return operation.primitive.name != "pvary" and any(names == AXIS or AXIS in names for names in axes)
-
-
-@functools.cache
-def _can_detect_collectives() -> bool:
-    """Return whether `_is_collective` recognizes a sum over devices. JAX may rename the parameters of operations."""
-    traced = jax.make_jaxpr(lambda x: lax.psum(x, AXIS), axis_env=[(AXIS, 1)])(jnp.float32(0))
-    return any(map(_is_collective, operations_in(traced)))
 
 
 def add_barrier(tree: T, zero: jax.Array, for_cpu: bool) -> T:

@@ -26,7 +26,7 @@ from jaxddp.core.errors import Key
 from jaxddp.data.batch import Batch, Division
 from jaxddp.engine.gradients import Contribution, is_float
 from jaxddp.engine.objective import MetricSums
-from jaxddp.engine.programs import Program, TrainStep, gather_batch, shapes_of
+from jaxddp.engine.programs import Program, TrainStep, gather_batch
 from jaxddp.engine.state import TrainState, all_finite
 from jaxddp.engine.step import Phases
 from jaxddp.engine.ways.reproducible import SHARDS, check_no_collective
@@ -80,18 +80,12 @@ class Unequal(Way):
     def check_batch_size(self, batch_size: int) -> None:
         """Do nothing: `of` checks the batch size."""
 
-    def program(
-        self, phases: Phases, *, resident: bool = False, compiler_options: Mapping[str, str] | None = None
-    ) -> "UnequalProgram":
+    def program(self, phases: Phases, **options: Any) -> "UnequalProgram":
         phases = dataclasses.replace(phases, gradients=self.gradients, shares=self.shares)
-        return UnequalProgram(phases, self, resident, compiler_options)
+        return UnequalProgram(phases, self, **options)
 
-    def step(self, phases: Phases, *, seed: int | None = None, **options: Any) -> TrainStep:
-        program = self.program(phases, **options)
-        if seed is None:
-            return program
-        key = self.topology.replicate(jax.random.key(seed))
-        return lambda state, batch: program(state, batch, key)
+    def step(self, phases: Phases, **options: Any) -> TrainStep:
+        return self.program(phases, **options)
 
 
 @dataclass(frozen=True)
@@ -224,14 +218,11 @@ class UnequalProgram(Program):
         check_no_collective(traced.jaxpr, Key("parallel.shares"), "each device computes its gradient separately")
         self._update.eval_shape(state, self._joined_shapes(traced.out_info))
 
-    def _compile(self, state: TrainState, *feed: Any) -> UnequalStep:
+    def _compile(self, state: TrainState, *feed: Any) -> tuple[UnequalStep, Cost]:
         traces = [self._trace(team, state, feed) for team in self._teams]
         update = self._update.trace(state, self._joined_shapes(traces[0].out_info))
         (*programs, update), costs = zip(*map(compile_traced, (*traces, update)), strict=True)
-        step = UnequalStep(self._topology, self._teams, programs, update)
-        self.cost = self._cost_of(*costs)
-        self._compiled[shapes_of(feed)] = step, self.cost
-        return step
+        return UnequalStep(self._topology, self._teams, programs, update), self._cost_of(*costs)
 
     def _trace(self, team: Team, state: TrainState, feed: tuple[Any, ...]) -> Any:
         """Trace the function of a team's numbers, state and feed that computes its sums."""

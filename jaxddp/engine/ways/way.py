@@ -150,20 +150,13 @@ class Way:
     def check_own_loop(self) -> None:
         """Raise `InputError` if the way needs more between two steps than a loop of the user does."""
 
-    def program(
-        self, phases: Phases, *, resident: bool = False, compiler_options: Mapping[str, str] | None = None
-    ) -> Program:
+    def program(self, phases: Phases, *, resident: bool = False, **options: Any) -> Program:
         """Return the program of the training steps; see `step`."""
-        step = self.step(phases, resident=resident, compiler_options=compiler_options)
+        step = self.step(phases, resident=resident, **options)
         return Program(step, steps_in) if resident else Program(step)
 
     def step(
-        self,
-        phases: Phases,
-        *,
-        resident: bool = False,
-        compiler_options: Mapping[str, str] | None = None,
-        seed: int | None = None,
+        self, phases: Phases, *, resident: bool = False, compiler_options: Mapping[str, str] | None = None
     ) -> TrainStep:
         """Compile (on first use) an optimizer step over the global batch, or several steps on `resident` images.
 
@@ -171,16 +164,11 @@ class Way:
         key, which may be left out. It returns the new state and the step's sums over the global batch. On resident
         images it takes the images and columns of `steps_on_residents` in place of the batch.
 
-        Args:
-            seed: the seed of a constant key, which replaces that of the call.
-
         Raises:
             InputError: when the step is traced, if the optimizer, the model or a part changes the names, shapes or
                 dtypes of the state.
         """
         one_step = self.one_step(dataclasses.replace(phases, gradients=self.gradients, shares=self.shares))
-        if seed is not None:
-            one_step = with_seed(one_step, seed)
         feed = RESIDENT_FEED if resident else (P(AXIS),)
         steps = steps_on_residents(one_step, self.gather) if resident else one_step
         on_devices = self.on_devices(steps, feed)
@@ -279,16 +267,6 @@ class Way:
     def jit_between(self, update: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
         """Compile (on first use) a function of arrays of a state, and of values that all devices hold."""
         return jax.jit(update, out_shardings=self.topology.replicated)
-
-
-def with_seed(one_step: TrainStep, seed: int) -> TrainStep:
-    """Return a step with the key of a seed in place of the key of a call."""
-
-    @functools.wraps(one_step)
-    def seeded_step(state: TrainState, batch: Batch, _: jax.Array | None = None) -> tuple[TrainState, Any]:
-        return one_step(state, batch, jax.random.key(seed))
-
-    return seeded_step
 
 
 def refuse_others(config: "Config", key: Key, others: Mapping[tuple[str, str | None], str]) -> None:

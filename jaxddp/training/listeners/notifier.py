@@ -11,7 +11,6 @@ from jaxddp.config.registry import LOGGERS
 from jaxddp.core.errors import THEN, JaxddpError, Preempted
 from jaxddp.core.peers import Peers
 from jaxddp.core.phases import phase
-from jaxddp.core.user_code import is_ctrl_c
 from jaxddp.training.events import EvaluationRecord, Listener, RunEnd, RunStart, StepRecord
 from jaxddp.training.listeners.jsonl import JsonLines
 
@@ -67,9 +66,9 @@ class Notifier:
             for listener in self._started:
                 try:
                     _call(listener, "end", record)
+                except KeyboardInterrupt:
+                    raise
                 except BaseException as another:
-                    if is_ctrl_c(another):
-                        raise
                     error.add_note(f"{THEN} {type(listener).__name__}.end failed: {another}")
         if isinstance(error, Preempted):
             self._wait_for_first()
