@@ -13,9 +13,8 @@ from typing import Any, TypeAlias
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
-from jax.sharding import AxisType, Mesh, NamedSharding
-from jax.sharding import PartitionSpec as P
+from jax import NamedSharding, P, lax
+from jax.sharding import AxisType, Mesh
 
 from jaxddp.core.errors import InputError, Key, Words, counted
 from jaxddp.core.peers import ALONE, Peers

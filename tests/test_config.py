@@ -77,7 +77,7 @@ def test_an_invalid_duration_gets_a_list_of_valid_forms(text):
 
 @pytest.mark.parametrize("text", ["-1 epochs", "nan steps", "1/0 epochs"])
 def test_a_duration_is_finite_and_not_negative(text):
-    with pytest.raises(InputError, match="is negative|is not a number"):
+    with pytest.raises(InputError, match="is not a duration; write"):
         Duration.parse(text)
 
 
@@ -210,7 +210,7 @@ def test_a_value_of_a_wrong_type_is_rejected(change, message):
         ({"data": {"std": [0.0]}}, "data.std=0.0: expected 1e-06 to 1"),
         ({"loss": {"class_weights": "1,\u0662"}}, "loss.class_weights='\u0662': expected a number"),
         ({"optimizer": {"groups": ["fc:rate=\u0662"]}}, "optimizer.groups: fc:rate='\u0662': expected a number"),
-        ({"train": {"duration": "\u0663 epochs"}}, "train.duration: '\u0663 epochs': '\u0663' is not a number"),
+        ({"train": {"duration": "\u0663 epochs"}}, "train.duration: '\u0663 epochs' is not a duration"),
     ],
 )
 def test_a_number_outside_its_range_is_rejected(change, message):

@@ -45,19 +45,16 @@ def test_known_options_are_taken_as_they_are_written():
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (
-            ["xla_no_such=1"],
-            r"this jaxlib rejects 'xla_no_such=1' \(.*No such compile option: 'xla_no_such'\); correct it",
-        ),
-        (["xla_backend_optimization_level=high"], r"rejects .*\(.*'high' is not a valid int32 value\.\)"),
+        (["xla_no_such=1"], r"'xla_no_such=1' cannot be used \(.*No such compile option: 'xla_no_such'\); correct it"),
+        (["xla_backend_optimization_level=high"], r"used \(.*'high' is not a valid int32 value\.\)"),
         (["xla_cpu_enable_fast_math=1"], "'1' is not a valid bool value"),
         (["xla_gpu_enable_command_buffer=NO"], "'NO' is not a valid enum value"),
-        (["xla_backend_optimization_level"], "'xla_backend_optimization_level'; give NAME=VALUE"),
-        (["--xla_backend_optimization_level=0"], "give NAME=VALUE, a name that begins with xla_"),
-        (["num_replicas=2"], "give NAME=VALUE, a name that begins with xla_"),
+        (["xla_backend_optimization_level"], r"'xla_backend_optimization_level' cannot be used \(expected NAME=VALUE"),
+        (["--xla_backend_optimization_level=0"], "expected NAME=VALUE, a name that begins with xla_"),
+        (["num_replicas=2"], "expected NAME=VALUE, a name that begins with xla_"),
         (
             ["xla_backend_optimization_level=0", "xla_backend_optimization_level=1"],
-            "xla_backend_optimization_level is given twice, as '0' and '1'; give one",
+            r"xla_backend_optimization_level=1' cannot be used \(the name is given twice\)",
         ),
     ],
 )
@@ -106,4 +103,4 @@ def test_the_initial_state_has_the_same_bits_with_fast_and_with_default_compilat
 def test_the_terminal_refuses_an_option_before_it_opens_the_data(tmp_path, capsys):
     words = ["train", "digits", "--data.path", str(tmp_path / "missing"), "--workdir", str(tmp_path / "run"), *SMALL]
     words += ["--parallel.xla-options", "xla_backend_optimization_level=1", "xla_no_such=1", "--seed", "1"]
-    assert "--parallel.xla-options: this jaxlib rejects 'xla_no_such=1'" in fails(words, capsys)
+    assert "--parallel.xla-options: 'xla_no_such=1' cannot be used" in fails(words, capsys)

@@ -28,8 +28,7 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
-from jax.sharding import PartitionSpec as P
+from jax import P, lax
 
 import jaxddp.core.files as files
 from jaxddp.cluster.machine import local_cores, local_gpus

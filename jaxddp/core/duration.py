@@ -32,7 +32,7 @@ class Duration:
         """Parse `"90 epochs"`, `"1 step"`, `"1_000_000 examples"` or `"5%"`.
 
         Raises:
-            InputError: the text has another form, is negative, or is above 10**18.
+            InputError: the text has another form, or its number is negative or above 10**18.
         """
         number, unit = text.strip(), ""
         if number.endswith("%"):
@@ -40,16 +40,12 @@ class Duration:
         elif number.count(" ") == 1:
             number, unit = number.split(" ")
             unit = unit if unit.endswith("s") else unit + "s"
-        if unit not in get_args(Unit):
-            raise InputError(f"{show(text)} is not a duration; write {_FORMS}")
         try:
             amount = None if _TOO_LONG.search(number) else Fraction(in_ascii(number.strip()))
         except (ValueError, ZeroDivisionError):
-            raise InputError(f"{show(text)}: {show(number)} is not a number; write {_FORMS}") from None
-        if amount is None or amount > _MOST:
-            raise InputError(f"{show(text)} is longer than any run; write at most {_MOST:.0e} {unit}")
-        if amount < 0:
-            raise InputError(f"{show(text)} is negative; write {_FORMS}")
+            amount = None
+        if unit not in get_args(Unit) or amount is None or not 0 <= amount <= _MOST:
+            raise InputError(f"{show(text)} is not a duration; write {_FORMS}, up to {_MOST:.0e}")
         return cls(amount, unit)  # pyright: ignore[reportArgumentType]
 
     def __str__(self) -> str:

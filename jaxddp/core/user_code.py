@@ -84,20 +84,15 @@ def describing_errors(*, all_errors: bool = False) -> Iterator[None]:
     except BaseException as error:
         # Notes, such as those of JAX, follow the message in the traceback, so the last line repeats the message.
         if all_errors or place_of(error) or getattr(error, "__notes__", ()):
-            add_description(error)
+            remove_description(error)
+            error.add_note(f"{_MARK}{describe_error(error)}")
         raise
 
 
-def add_description(error: BaseException) -> None:
-    """Add a last line to the traceback of an error, with the place where it was raised."""
-    remove_description(error)
-    error.add_note(f"{_MARK}{describe_error(error)}")
-
-
 def remove_description(error: BaseException) -> None:
-    """Remove the line that `add_description` added."""
-    if any(note.startswith(_MARK) for note in getattr(error, "__notes__", ())):
-        error.__notes__ = [note for note in error.__notes__ if not note.startswith(_MARK)]
+    """Remove the line that `describing_errors` added."""
+    notes = getattr(error, "__notes__", [])
+    notes[:] = [note for note in notes if not note.startswith(_MARK)]
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:

@@ -69,17 +69,17 @@ def compiler_options(words: Sequence[str]) -> dict[str, str]:
     options: dict[str, str] = {}
     for word in words:
         name, equals, value = word.partition("=")
-        if not equals or not name.startswith(_PREFIX):
-            raise InputError(Key(KEY), f": {show(word)}", advice=f"give NAME=VALUE, a name that begins with {_PREFIX}")
         # XLA_FLAGS has booleans in lower case, and the options of a single program have them capitalized.
         value = _BOOLEANS.get(value, value)
-        if name in options:
-            twice = f"{show(options[name])} and {show(value)}"
-            raise InputError(Key(KEY), f": {name} is given twice, as {twice}", advice="give one")
-        reason = _rejection_reason(name, value)
+        if not equals or not name.startswith(_PREFIX):
+            reason = f"expected NAME=VALUE, a name that begins with {_PREFIX}"
+        elif name in options:
+            reason = "the name is given twice"
+        else:
+            reason = _rejection_reason(name, value)
         if reason is not None:
             raise InputError(
-                Key(KEY), f": this jaxlib rejects {show(word)} ({reason})", advice="correct it, or leave it out"
+                Key(KEY), f": {show(word)} cannot be used ({reason})", advice="correct it, or leave it out"
             )
         options[name] = value
     return options

@@ -26,7 +26,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun
 from jax.flatten_util import ravel_pytree
 
@@ -102,12 +101,12 @@ class Averaging:
             The averages of `grads` and of `other_values`, and arrays with all averaged gradients: one for each bucket
             if buckets are ravelled.
         """
-        if lax.axis_size(AXIS) == 1:
+        if jax.lax.axis_size(AXIS) == 1:
             return self._alone(grads, other_values)
         leaves, structure = jax.tree.flatten((grads, other_values))
         early = [index for index in range(len(order), len(leaves)) if is_float(leaves[index])]
         buckets = self._arrange(early, leaves, order)
-        averaged = {index: lax.pmax(leaf, AXIS) for index, leaf in enumerate(leaves) if not is_float(leaf)}
+        averaged = {index: jax.lax.pmax(leaf, AXIS) for index, leaf in enumerate(leaves) if not is_float(leaf)}
         previous, gradients = None, []
         for bucket in buckets:
             dtype = None if bucket is early else self.dtype
@@ -121,14 +120,14 @@ class Averaging:
     def _alone(self, grads: Any, other_values: Any) -> tuple[Any, Any, list[jax.Array]]:
         """Return the result of `average` on one device."""
         # Mean and maximum are equal, and XLA compiles no collective.
-        leaves, structure = jax.tree.flatten(jax.tree.map(lambda leaf: lax.pmax(leaf, AXIS), (other_values, grads)))
+        leaves, structure = jax.tree.flatten(jax.tree.map(lambda leaf: jax.lax.pmax(leaf, AXIS), (other_values, grads)))
         first = len(jax.tree.leaves(other_values))
         ravelled = [index for index, leaf in enumerate(leaves) if is_float(leaf) and leaf.size <= self.ravels_alone]
         gradients = [leaf for index, leaf in enumerate(leaves[first:], first) if index not in ravelled]
         if ravelled:
             buffer, unravel = ravel_pytree([leaves[index] for index in ravelled])
             # Without the barrier XLA would read the leaves in place of the array.
-            buffer = lax.optimization_barrier(buffer)
+            buffer = jax.lax.optimization_barrier(buffer)
             for index, leaf in zip(ravelled, unravel(buffer), strict=True):
                 leaves[index] = leaf
             gradients.append(buffer[sum(leaves[index].size for index in ravelled if index < first) :])
@@ -160,13 +159,13 @@ class Averaging:
         message = arrays if dtype is None else [x.astype(dtype) for x in arrays]
         if previous is not None:
             message = [compute_after(x, previous) for x in message]
-        means = lax.pmean(message, AXIS)
+        means = jax.lax.pmean(message, AXIS)
         results = [mean.astype(x.dtype) for mean, x in zip(means, arrays, strict=True)]
         return results if unravel is None else unravel(results[0]), means
 
     def parameters(self, params: Any) -> Any:
         """Return the parameters for the optimizer, behind a barrier if there are several buckets."""
-        return params if self.buckets == 1 else lax.optimization_barrier(params)
+        return params if self.buckets == 1 else jax.lax.optimization_barrier(params)
 
 
 def fill_in_order(leaves: Sequence[Any], order: Sequence[int], buckets: int) -> list[list[int]]:
@@ -357,7 +356,7 @@ class Gradients:
 
         Call it inside `jax.shard_map`, with varying `params`. Each share folds its number into the step's key.
         """
-        device_key = jax.random.fold_in(key, lax.axis_index(device_axes()))
+        device_key = jax.random.fold_in(key, jax.lax.axis_index(device_axes()))
         return self._average(*self.share(loss, params, model_state, batch, device_key))
 
     def share(
@@ -393,7 +392,7 @@ def scan_parts(
     parts = jax.tree.map(lambda column: column.reshape(count, -1, *column.shape[1:]), batch)
 
     def part_body(carry: Carry, number: jax.Array | int) -> tuple[Carry, Any]:
-        part = jax.tree.map(lambda column: lax.dynamic_index_in_dim(column, number, keepdims=False), parts)
+        part = jax.tree.map(lambda column: jax.lax.dynamic_index_in_dim(column, number, keepdims=False), parts)
         return body(carry, part, jnp.asarray(number))
 
     return scan_range(part_body, carry, count, unrolled=unrolled)
@@ -410,7 +409,7 @@ def scan_range(
         carry, result = body(carry, 0)
         return carry, jax.tree.map(lambda values: values[None], result)
     if not unrolled:
-        return lax.scan(body, carry, jnp.arange(count))
+        return jax.lax.scan(body, carry, jnp.arange(count))
     results: list[Any] = []
     for number in range(count):
         carry, result = body(carry, number + zero_after((carry, results[-1:])))

@@ -14,7 +14,6 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from jaxddp.core.errors import InputError, counted, shaped
 from jaxddp.data.batch import Batch
@@ -448,7 +447,7 @@ def combine_devices(contributions: Mapping[str, Any]) -> dict[str, Any]:
     def combine(found: Any) -> Any:
         if isinstance(found, BatchArrays):
             return jax.tree.map(concatenate, found)
-        return jax.tree.map(lambda values: lax.psum(values, AXIS), found)
+        return jax.tree.map(lambda values: jax.lax.psum(values, AXIS), found)
 
     return {name: combine(found) for name, found in contributions.items()}
 

@@ -9,8 +9,7 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
-from jax import lax
-from jax.sharding import PartitionSpec as P
+from jax import P, lax
 
 from jaxddp.augment.preprocess import Preprocess
 from jaxddp.data.batch import Batch

@@ -9,8 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
-from jax.sharding import PartitionSpec as P
+from jax import P, lax
 
 from jaxddp.data.batch import Batch
 from jaxddp.engine.gradients import scan_range

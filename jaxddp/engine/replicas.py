@@ -16,20 +16,18 @@ all devices, as the step does, and again on a mesh of one device. The network us
 augmented, so the two gradients must be equal up to rounding.
 """
 
-import dataclasses
 import functools
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
+from jax import P, lax
 from jax.sharding import Mesh
-from jax.sharding import PartitionSpec as P
 
 from jaxddp.core.errors import GradientError, Option, ReplicaError, counted
 from jaxddp.data.batch import Batch
@@ -211,7 +209,7 @@ class SelfTest:
     def __init__(self, objective: TrainObjective, way: Way, first_batch: Callable[..., Batch], mode: Mode = "auto"):
         self._objective = objective
         # The test needs no microbatches, because each device adds its own.
-        self._way = dataclasses.replace(way, gradients=dataclasses.replace(way.gradients, accumulate=1))
+        self._way = replace(way, gradients=replace(way.gradients, accumulate=1))
         self._topology, self._shares, self._mode = way.topology, way.shares, mode
         devices = way.topology.num_devices
         self._unmasked_devices = range(0, devices, -(-devices // MOST_DEVICES))
@@ -330,7 +328,7 @@ class SelfTest:
         return comparison
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class _Comparison:
     """A comparison of the averaged gradient a with the gradient b of one device."""
 

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Sharding
 
-from jaxddp.core.errors import InputError, counted, show
+from jaxddp.core.errors import InputError, show
 from jaxddp.models.interface import path_of
 
 EVAL_PARAMS = "eval_params"
@@ -35,16 +35,6 @@ class TrainState(flax.struct.PyTreeNode):
     opt_state: Any
     parts: dict[str, Any] = flax.struct.field(default_factory=dict)
     """The arrays of the step's optional parts, by name; see `jaxddp.engine.parts.part.Part`."""
-
-    def __repr__(self) -> str:
-        """Describe the state. The step is omitted if the state consists of shapes or traced values."""
-        try:
-            step = f"step {int(self.step):,}, "
-        except (TypeError, RuntimeError):
-            step = ""
-        leaves = [leaf for leaf in jax.tree.leaves(self.params) if hasattr(leaf, "size")]
-        count = counted(sum(leaf.size for leaf in leaves), "parameter")
-        return f"TrainState({step}{count} in {counted(len(leaves), 'array')})"
 
     @property
     def eval_params(self) -> Any:

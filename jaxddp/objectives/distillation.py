@@ -7,7 +7,6 @@ from typing import Any, get_type_hints
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from jaxddp.config import Config
 from jaxddp.config.registry import OBJECTIVES
@@ -125,11 +124,11 @@ class Distillation:
         model = for_platform(teacher.model, teacher.topology.platform)
         # The devices of the program are all devices, or one device in the self-test.
         arrays = teacher.state.params, teacher.state.model_state
-        if lax.axis_size(device_axes()) != teacher.topology.num_devices:
+        if jax.lax.axis_size(device_axes()) != teacher.topology.num_devices:
             arrays = jax.tree.map(lambda array: array.addressable_data(0), arrays)
         params, model_state = arrays
         logits, _ = model.apply(params, model_state, images.astype(target.dtype), train=False, key=None)
-        return lax.stop_gradient(logits)
+        return jax.lax.stop_gradient(logits)
 
 
 def distillation(teacher: TrainedRun, temperature: float = 4.0, teacher_share: float = 0.9) -> Distillation:

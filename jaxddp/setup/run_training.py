@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import PartitionSpec as P
+from jax import P
 
 from jaxddp.config.registry import METRICS
 from jaxddp.core.errors import InputError, plural

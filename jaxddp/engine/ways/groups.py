@@ -9,20 +9,18 @@ The meeting is a program of its own. A condition in the program of the steps wou
 each step to be ready for a collective, and the host would wait for it (see BUILD_NOTES.md, decision 6).
 """
 
-import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Self
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax import lax
-from jax.sharding import AxisType, Mesh, NamedSharding
-from jax.sharding import PartitionSpec as P
+from jax import NamedSharding, P, lax
+from jax.sharding import AxisType, Mesh
 
 from jaxddp.core.errors import InputError, Key, counted
 from jaxddp.data.batch import Batch
@@ -236,7 +234,7 @@ class Groups(Way):
 
     def one_step(self, phases: Phases) -> TrainStep:
         """Return a group's step, with results that vary over the groups, as its arguments do."""
-        group_step = super().one_step(dataclasses.replace(phases, shares=self._size))
+        group_step = super().one_step(replace(phases, shares=self._size))
 
         def vary(leaf: jax.Array) -> jax.Array:
             varies = GROUP in jax.typeof(leaf).manual_axis_type.varying

@@ -12,17 +12,15 @@ parameters, and dividing them needs more kernels. The global shapes do not chang
 devices.
 """
 
-import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
-from jax.sharding import PartitionSpec as P
+from jax import P, lax
 
 from jaxddp.config.layers import NO_LAYERS, Layers
 from jaxddp.data.batch import Batch
@@ -75,7 +73,7 @@ class Sharded(Way):
 
         def sharded_step(state: TrainState, batch: Batch, key: jax.Array | None = None) -> tuple[TrainState, Any]:
             specs = self.specs(state)
-            of_slices = dataclasses.replace(phases, gradients=self.gradients_of(specs))
+            of_slices = replace(phases, gradients=self.gradients_of(specs))
 
             def gradient(state: TrainState, batch: Batch, key: jax.Array | None) -> tuple[Contribution, jax.Array]:
                 contribution = of_slices.gradient(state, batch, key)
@@ -105,7 +103,7 @@ class Sharded(Way):
         average, trained = self.gradients.averaging, without_frozen(specs.params, self.gradients.frozen)
         axes = map(axis_of, jax.tree.leaves(trained, is_leaf=lambda node: isinstance(node, P)))
         scattering = Scattering(average.buckets, average.dtype, average.ravels, axes=tuple(axes))
-        return dataclasses.replace(self.gradients, averaging=scattering)
+        return replace(self.gradients, averaging=scattering)
 
 
 def sharded_axis(shape: tuple[int, ...], devices: int) -> int | None:

@@ -10,17 +10,16 @@ The gradient of a slice is a sum over examples, and the average is divided by th
 mean is exact for any sizes. Model states, such as batch statistics, are averaged with the sizes as weights.
 """
 
-import dataclasses
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Self
 
 import jax
 import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding
-from jax.sharding import PartitionSpec as P
+from jax import NamedSharding, P
+from jax.sharding import AxisType, Mesh
 
 from jaxddp.core.errors import Key
 from jaxddp.data.batch import Batch, Division
@@ -70,8 +69,8 @@ class Unequal(Way):
     def with_counts(cls, way: Way, counts: tuple[int, ...]) -> Self:
         """Return a way of replicas with other slices."""
         # The gradients of slices of different sizes are complete when they are averaged: nothing can overlap.
-        averaging = dataclasses.replace(way.gradients.averaging, buckets=1)
-        return cls(way.topology, dataclasses.replace(way.gradients, averaging=averaging), counts)
+        averaging = replace(way.gradients.averaging, buckets=1)
+        return cls(way.topology, replace(way.gradients, averaging=averaging), counts)
 
     @property
     def parts(self) -> None:
@@ -81,7 +80,7 @@ class Unequal(Way):
         """Do nothing: `of` checks the batch size."""
 
     def program(self, phases: Phases, **options: Any) -> "UnequalProgram":
-        phases = dataclasses.replace(phases, gradients=self.gradients, shares=self.shares)
+        phases = replace(phases, gradients=self.gradients, shares=self.shares)
         return UnequalProgram(phases, self, **options)
 
     def step(self, phases: Phases, **options: Any) -> TrainStep:

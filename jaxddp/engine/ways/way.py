@@ -6,17 +6,15 @@ Everything else calls the methods of the run's way, and never asks which it is. 
 subclass that changes what differs from replicas.
 """
 
-import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding
-from jax.sharding import PartitionSpec as P
+from jax import NamedSharding, P
 
 from jaxddp.config.goal import name_with_split
 from jaxddp.core.errors import InputError, Key, Words, counted
@@ -38,7 +36,7 @@ class Copies(NamedTuple):
     """Arrays of a state that several devices hold, and that must have the same bits on each of them."""
 
     arrays: Any
-    mesh: Mesh
+    mesh: jax.sharding.Mesh
     spec: P
     """The sharding of the arrays on the mesh."""
     holders: Sequence[Device]
@@ -115,7 +113,7 @@ class Way:
         return jax.tree.map(lambda spec: NamedSharding(self.mesh, spec), self.specs(state), is_leaf=is_spec)
 
     @property
-    def mesh(self) -> Mesh:
+    def mesh(self) -> jax.sharding.Mesh:
         """The mesh of `specs`."""
         return self.topology.mesh
 
@@ -168,7 +166,7 @@ class Way:
             InputError: when the step is traced, if the optimizer, the model or a part changes the names, shapes or
                 dtypes of the state.
         """
-        one_step = self.one_step(dataclasses.replace(phases, gradients=self.gradients, shares=self.shares))
+        one_step = self.one_step(replace(phases, gradients=self.gradients, shares=self.shares))
         feed = RESIDENT_FEED if resident else (P(AXIS),)
         steps = steps_on_residents(one_step, self.gather) if resident else one_step
         on_devices = self.on_devices(steps, feed)
