@@ -109,7 +109,7 @@ def test_settings_that_exclude_reproducible_raise_a_one_line_error(devices, conf
 
 
 def test_a_batch_that_8_shards_cannot_share_raises_a_one_line_error():
-    line = "^a global batch of 12 cannot be divided among the 8 shards of reproducible; 8 or 16 would do$"
+    line = "^a global batch of 12 cannot be divided among 8 shards; 8 or 16 would do$"
     with pytest.raises(InputError, match=line):
         prepare_training(SmallNet(), random_table(50), 2, sgd(0.1), 6, reproducible=True)
 

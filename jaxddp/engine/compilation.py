@@ -51,6 +51,7 @@ _KEEP_ALL = {_LEAST_SECONDS: (1.0, 0.0), "jax_persistent_cache_min_entry_size_by
 # The names of the arguments, in any order, of two private JAX functions that write a program.
 _WRITTEN = ("cache_key", "compile_time_secs", "module_name", "backend", "executable")
 _PUT = ("cache_key", "module_name", "executable", "backend", "compile_time")
+_config: Any = jax.config
 _log = logging.getLogger("jaxddp.parallel")
 # Each warning is logged once, because a notebook may prepare many trainings.
 _warn_once = functools.cache(_log.warning)
@@ -146,14 +147,14 @@ def keep_compiled_programs(peers: Peers = ALONE) -> None:
     file is removed. `JAX_ENABLE_COMPILATION_CACHE=false` switches the cache off. If the folder cannot be used, a
     warning is logged.
     """
-    if not jax.config.jax_enable_compilation_cache:
+    if not _config.jax_enable_compilation_cache:
         return
     for name, (default, value) in _KEEP_ALL.items():
         if name.upper() not in os.environ and getattr(jax.config, name) == default:
             jax.config.update(name, value)
     _write_atomically()
     _write_in_every_cpu_process(peers)
-    if jax.config.jax_compilation_cache_dir is not None:
+    if _config.jax_compilation_cache_dir is not None:
         return
     try:
         folder = _prepare_folder(peers)
@@ -242,7 +243,7 @@ def _prepare_folder(peers: Peers) -> Path:
     # Writing a file reveals a full disk or a read-only file system, which permissions do not show.
     with tempfile.TemporaryFile(dir=folder):
         pass
-    if peers.is_first and jax.config.jax_compilation_cache_max_size == -1:
+    if peers.is_first and _config.jax_compilation_cache_max_size == -1:
         _remove_old(folder, MOST_BYTES)
     return folder
 

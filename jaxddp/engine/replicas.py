@@ -35,7 +35,7 @@ from jaxddp.engine.compilation import unoptimized_options
 from jaxddp.engine.gradients import Gradients
 from jaxddp.engine.objective import TrainObjective
 from jaxddp.engine.state import TrainState, few_arrays
-from jaxddp.engine.ways.way import Copies, Way
+from jaxddp.engine.ways.way import Way
 from jaxddp.measure.cost import operations_in
 from jaxddp.mesh import AXIS, Device, Topology, stack_over_devices
 from jaxddp.models.interface import path_of
@@ -64,25 +64,20 @@ class Replicas:
             ReplicaError: on all processes, if the state of a device differs. The message names the devices that differ
                 from the majority, and the first array that differs.
         """
-        for copies in self.way.copies(state):
-            self._compare(step, copies)
-
-    def _compare(self, step: int, copies: Copies) -> None:
-        """Compare the bits that some devices hold. Raises: see `check`."""
-        state, mesh, spec, devices = copies
-        rows = [[*mesh.devices.flat].index(device) for device in devices]
-        totals = np.asarray(checksums(mesh, spec)(state).addressable_data(0))[rows]
-        if (totals == totals[0]).all():
-            return
-        by_array = np.asarray(array_checksums(mesh, spec)(state).addressable_data(0))[rows]
-        paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(state)]
-        differing = np.flatnonzero((by_array != by_array[:1]).any(axis=0))
-        names = [path_of(paths[index]) for index in differing]
-        raise ReplicaError(
-            f"step {step}: the devices no longer hold the same state: {_devices(totals.tolist(), devices)}, "
-            f"{_arrays(names, len(paths))}. This state is not saved: run the same command again to continue from "
-            "the last checkpoint; if the same device differs again, remove it from the job"
-        )
+        for arrays, mesh, spec, devices in self.way.copies(state):
+            rows = [[*mesh.devices.flat].index(device) for device in devices]
+            totals = np.asarray(checksums(mesh, spec)(arrays).addressable_data(0))[rows]
+            if (totals == totals[0]).all():
+                continue
+            by_array = np.asarray(array_checksums(mesh, spec)(arrays).addressable_data(0))[rows]
+            paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(arrays)]
+            differing = np.flatnonzero((by_array != by_array[:1]).any(axis=0))
+            names = [path_of(paths[index]) for index in differing]
+            raise ReplicaError(
+                f"step {step}: the devices no longer hold the same state: {_devices(totals.tolist(), devices)}, "
+                f"{_arrays(names, len(paths))}. This state is not saved: run the same command again to continue from "
+                "the last checkpoint; if the same device differs again, remove it from the job"
+            )
 
 
 @functools.cache

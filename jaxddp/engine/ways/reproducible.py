@@ -17,7 +17,7 @@ from jax import lax
 from jax.extend.core import jaxpr_as_fun
 from jax.flatten_util import ravel_pytree
 
-from jaxddp.core.errors import InputError, Key, Words
+from jaxddp.core.errors import InputError, Key
 from jaxddp.data.batch import Batch
 from jaxddp.engine.gradients import Contribution, Gradients, StepLoss, is_float, zero_after
 from jaxddp.engine.ways.way import Way, refuse_others
@@ -65,10 +65,6 @@ class Reproducible(Way):
     @property
     def shares(self) -> int:
         return SHARDS
-
-    @property
-    def _owners(self) -> tuple[Words, ...]:
-        return f"the {SHARDS} shards of ", Key("parallel.reproducible")
 
 
 def mean_of_shards(

@@ -86,13 +86,11 @@ class Way:
 
     def check_batch_size(self, batch_size: int) -> None:
         """Raise `InputError` if a batch cannot be divided into equal slices. The message suggests another size."""
-        microbatches: Any = " with ", Key("train.accumulate", self.gradients.accumulate), " microbatches each"
-        owners = *self._owners, *(microbatches if self.gradients.accumulate > 1 else ())
-        check_divisible(Key("train.batch_size", batch_size), self.shares * self.gradients.accumulate, *owners)
-
-    @property
-    def _owners(self) -> tuple[Words, ...]:
-        return (counted(self.topology.num_devices, "device"),)
+        accumulate, shares = self.gradients.accumulate, self.shares
+        owners: Words = counted(shares, "device" if shares == self.topology.num_devices else "shard")
+        if accumulate > 1:
+            owners = owners, " with ", Key("train.accumulate", accumulate), " microbatches each"
+        check_divisible(Key("train.batch_size", batch_size), shares * accumulate, owners)
 
     def slices(self, slots: int) -> list[tuple[Device, slice]]:
         """Return each device, in mesh order, with the rows that it computes of a batch with this number of slots."""
