@@ -106,29 +106,21 @@ def loops_are_slow(objective: Objective, state: TrainState, image_shape: tuple[i
     return "conv_general_dilated" in str(jax.make_jaxpr(predict)(state, image))
 
 
-def place_images(
-    batches: Iterable[np.ndarray],
-    num_rows: int,
-    image_shape: tuple[int, ...],
-    topology: Topology,
-    dtype: Any = np.uint8,
-) -> jax.Array:
-    """Place all images on every device: [num_rows, H, W, C], replicated.
+def place_images(batches: Iterable[np.ndarray], like: jax.ShapeDtypeStruct, topology: Topology) -> jax.Array:
+    """Place all images on every device, replicated.
 
     No host holds the whole set. Each process reads its slices, and the devices exchange them.
 
     Args:
-        batches: this process's slice of each batch, in order: `dtype`[b, H, W, C].
+        batches: this process's slice of each batch, in order: [b, H, W, C].
+        like: the shape [N, H, W, C] and the dtype of all images.
     """
-
-    def empty() -> jax.Array:
-        return jnp.zeros((num_rows, *image_shape), dtype)
 
     def write(images: jax.Array, batch: jax.Array, start: jax.Array) -> jax.Array:
         whole = lax.with_sharding_constraint(batch, topology.replicated)
         return lax.dynamic_update_slice_in_dim(images, whole, start, 0)
 
-    images = jax.jit(empty, out_shardings=topology.replicated)()
+    images = jax.jit(lambda: jnp.zeros(like.shape, like.dtype), out_shardings=topology.replicated)()
     write = jax.jit(write, donate_argnums=0, out_shardings=topology.replicated)
     start = 0
     for batch in batches:

@@ -166,11 +166,9 @@ class MemoryReport:
             needs = replace(needs, process=max(host.used // devices - bytes_on_a_device(arguments), 0))
         return cls(needs, topology.device_kind, devices, room, host)
 
-    def to_json(self) -> str:
-        return json.dumps(asdict(self))
-
     @classmethod
     def from_json(cls, text: str) -> "MemoryReport":
+        """Return the report of `json.dumps(asdict(report))`."""
         fields = json.loads(text)
         needs, host = fields["needs"] and Needs(**fields["needs"]), fields["host"] and HostMemory(*fields["host"])
         return cls(**fields | {"needs": needs, "host": host})
@@ -275,7 +273,8 @@ def agreed_fit(division: Division, report: MemoryReport, peers: Peers) -> Fit:
     Raises:
         InputError: a process does not answer.
     """
-    return Fit.of(division, list(map(MemoryReport.from_json, peers.exchange("memory of the step", report.to_json()))))
+    reports = peers.exchange("memory of the step", json.dumps(asdict(report)))
+    return Fit.of(division, [*map(MemoryReport.from_json, reports)])
 
 
 def images_text(images: Mapping[str, int]) -> str:

@@ -242,7 +242,8 @@ class Feed:
                 substituted.append(0 if batch.substituted is None else int(batch.substituted.sum()))
                 yield batch.image
 
-        images = place_images(load_images(), num_rows, shape, self.topology, image_dtype(source, self.data))
+        like = jax.ShapeDtypeStruct((num_rows, *shape), image_dtype(source, self.data))
+        images = place_images(load_images(), like, self.topology)
         total = sum(map(int, self.topology.peers.exchange(f"substituted {use} images", str(sum(substituted)))))
         most = max_substituted(self.data.max_bad_images, len(source))
         check_substituted(total, most, Key.plain("data.cache", "device"))
