@@ -114,8 +114,8 @@ DEVICE_FUNCTIONS = {
 }
 """The names of `jax` that only the modules in `DEVICE_MODULES` may use."""
 DEVICE_MODULES = ("job", "mesh")
-BY_NAME = ("jaxddp/config/registry.py", "jaxddp/cli.py")
-"""The modules that import the module of an entry, or of a command, by its name."""
+BY_NAME = ("jaxddp/config/registry.py", "jaxddp/cli.py", "jaxddp/core/libraries.py")
+"""The modules that import by name: the module of an entry or a command, or one that its user imports for types, too."""
 TOOLS = {
     **{"jaxddp.sweeps": "sweeps commands", "jaxddp.reports": "reports sweeps commands"},
     **{f"jaxddp.inference.{tool}": "inference commands" for tool in ("output_files", "probes")},
