@@ -98,11 +98,9 @@ def test_the_environment_variable_takes_precedence_over_the_working_directory(ca
 
 def test_a_catalog_that_cannot_be_read_raises_a_one_line_error(catalog, tmp_path):
     missing = tmp_path / "no.toml"
-    assert error_line("x", missing) == (
-        f"{missing}: no such file; create it, set JAXDDP_DATASETS to another catalog, "
-        "or give --data.path a path instead of a data set's name"
-    )
-    assert "cannot be read (a directory, not a regular file); give a readable TOML file" in error_line("x", tmp_path)
+    advice = "create it, name another by JAXDDP_DATASETS, or give --data.path"
+    assert error_line("x", missing) == f"{missing}: cannot be read (No such file or directory); {advice}"
+    assert f"cannot be read (a directory, not a regular file); {advice}" in error_line("x", tmp_path)
     catalog.write_bytes(b"[a]\npath = '\xff'\n")
     assert error_line("a", catalog).startswith(f"{catalog}: not TOML in UTF-8: 'utf-8' codec can't decode byte 0xff")
 

@@ -17,7 +17,7 @@ from jaxddp.core.errors import InputError
 from jaxddp.core.files import CACHE_VARIABLE
 from jaxddp.data.faults import raise_fault
 from jaxddp.data.order import EvalOrder, SampleOrder
-from jaxddp.data.storage.shards import Columns, RecordFiles, load_or_build_index, record_offsets
+from jaxddp.data.storage.shards import Columns, RecordFiles, load_or_build_index, records_of
 from jaxddp.data.storage.store import LocalFiles
 from jaxddp.data.stream.tensorflow_cpu import tf
 from jaxddp.data.table import ExampleTable
@@ -69,7 +69,7 @@ def table(tmp_path: Path) -> ExampleTable:
     records = [serialized(image=image, label=row % 3, note=b"n" * 99) for row, image in enumerate(images)]
     files = [write_records(tmp_path / f"{part}.tfrecord", records[part::2]) for part in range(2)]
     path = np.array([f"{row % 2}.tfrecord".encode() for row in range(NUM_EXAMPLES)])
-    offset = np.stack([record_offsets(file) for file in files], axis=1).ravel()
+    offset = np.array([[start for start, _ in records_of(file)] for file in files]).T.ravel()
     names = np.array([str(row).encode() for row in range(NUM_EXAMPLES)])
     label = (np.arange(NUM_EXAMPLES) % 3).astype(np.int32)
     names_of_classes = ("a", "b", "c")
@@ -85,10 +85,9 @@ def test_record_offsets_are_the_positions_of_the_written_records(
     tmp_path_factory: pytest.TempPathFactory, records: list[bytes]
 ):
     file = write_records(tmp_path_factory.mktemp("records") / "some", records)
-    offsets = record_offsets(file)
-    assert offsets.dtype == np.int64
+    offsets = [offset for offset, _ in records_of(file)]
     lengths = [HEAD + len(record) + TAIL for record in records]
-    assert offsets.tolist() == [sum(lengths[:row]) for row in range(len(records))]
+    assert offsets == [sum(lengths[:row]) for row in range(len(records))]
     content = file.read_bytes()
     for position, record in zip(offsets, records, strict=True):
         assert content[position + HEAD : position + HEAD + len(record)] == record
@@ -103,7 +102,7 @@ def test_a_label_is_found_among_other_features(tmp_path_factory: pytest.TempPath
     records = [serialized(**{name: OTHERS[name] for name in names}, label=label) for label in labels]
     file = write_records(tmp_path_factory.mktemp("records") / "some", records)
     offsets, actual = RecordFiles(LocalFiles(file.parent)).labels("some", len(labels), "label")
-    assert actual.tolist() == labels and offsets.tolist() == record_offsets(file).tolist()
+    assert actual.tolist() == labels and offsets.tolist() == [offset for offset, _ in records_of(file)]
 
 
 def test_selected_rows_keep_their_records(table: ExampleTable):
@@ -118,7 +117,7 @@ def test_an_error_names_a_file_that_ends_within_a_record(tmp_path: Path):
     for length in (1, 12, 67, 131):
         file.write_bytes(whole[:length])
         with pytest.raises(InputError, match=f"some: no complete record at byte {66 * (length > 66)} of "):
-            record_offsets(file)
+            [*records_of(file)]
 
 
 @pytest.mark.parametrize("length", [2**64 - 1, 117])
@@ -126,7 +125,7 @@ def test_a_forged_length_does_not_allocate(tmp_path: Path, length: int):
     """The checksum of the header is right, so TensorFlow would allocate as many bytes."""
     (tmp_path / "some").write_bytes(header(length) + b"x" * 120)
     with pytest.raises(InputError, match="some: no complete record at byte 0"):
-        record_offsets(tmp_path / "some")
+        [*records_of(tmp_path / "some")]
     with pytest.raises(InputError, match="some: no complete record at byte 0"):
         RecordFiles(LocalFiles(tmp_path)).read(b"some", 0)
 

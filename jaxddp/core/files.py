@@ -234,7 +234,7 @@ def in_turn(path: Path, patience: float, waiting_for: str = "") -> Iterator[bool
 
 
 @contextmanager
-def one_at_a_time(path: Path, patience: float) -> Iterator[None]:
+def one_at_a_time(path: Path, patience: float, waiting_for: str = "") -> Iterator[None]:
     """Let only one process run the block at a time; see `in_turn`.
 
     Args:
@@ -243,7 +243,7 @@ def one_at_a_time(path: Path, patience: float) -> Iterator[None]:
     Raises:
         Unreachable: another process holds the lock for longer.
     """
-    with in_turn(path, patience) as is_held:
+    with in_turn(path, patience, waiting_for) as is_held:
         if not is_held:
             raise Unreachable(f"{path}: locked by another process for {patience:.0f} s; end it, and start again")
         yield

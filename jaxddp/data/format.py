@@ -64,18 +64,15 @@ class Format(Protocol):
     @property
     def description(self) -> str:
         """A phrase about the files or addresses of this format, for messages such as "give one of: ..."."""
-        ...
 
     def match(self, place: Place) -> Match:
         """Return the degree of the match. The method is called for every place, so it must be fast."""
-        ...
 
     def divided(self, place: Place) -> bool:
         """Return whether the data set has a validation split. If not, "train" is an `ExampleTable` of all examples.
 
         Raises: InputError if the config names splits that the data set cannot have.
         """
-        ...
 
     def open(self, place: Place, split: Split) -> SourceTable:
         """Return the examples of a split whose classes are in `place.data.classes`, without opening an image file.
@@ -85,7 +82,6 @@ class Format(Protocol):
         Raises:
             InputError: the data have another fault. The message names the file and the line.
         """
-        ...
 
 
 @dataclass(frozen=True)
@@ -109,11 +105,8 @@ class LocalFormat:
     def divided(self, place: Place) -> bool:
         for key, name in (("train", place.data.train), ("val", place.data.val)):
             if name is not None:
-                raise InputError(
-                    Key(f"data.{key}", name),
-                    f": the splits of {place.local or place.address} have fixed names in this format",
-                    advice=("leave ", Key(f"data.{key}"), " out"),
-                )
+                fault = f": the splits of {place.local or place.address} have fixed names in this format"
+                raise InputError(Key(f"data.{key}", name), fault, advice=("leave ", Key(f"data.{key}"), " out"))
         return place.local is None or self.is_divided(place.local)
 
     def open(self, place: Place, split: Split) -> SourceTable:

@@ -134,10 +134,8 @@ def parse_header(data: bytes, segments: Sequence["Segment"] | None = None) -> Im
             raise InputError(f"a JPEG of the rare kind SOF{rare[0]}, which cannot be verified; convert it")
         body = frames[-1].body if frames else len(data)
         header = ImageHeader(kind, int.from_bytes(data[body + 3 : body + 5]), int.from_bytes(data[body + 5 : body + 7]))
-        wanted = {EOI: "end-of-image marker", SOS: "image data"}
-        missing = next(
-            (name for marker, name in wanted.items() if marker not in {one.marker for one in segments}), None
-        )
+        wanted, markers = {EOI: "end-of-image marker", SOS: "image data"}, {one.marker for one in segments}
+        missing = next((name for marker, name in wanted.items() if marker not in markers), None)
     elif kind == "png":
         # The bit depth follows width and height. If it is damaged, 8 is used.
         bits = data[24] if len(data) > 24 and data[24] in _DEPTHS else 8
@@ -193,10 +191,8 @@ def decode_pillow(data: bytes, kind: PillowKind, channels: int, bits: int) -> np
             rgba = np.stack([gray, gray, gray, np.full_like(gray, 0xFFFF)], axis=-1)[..., :channels]
             return rgba if bits == 16 else (rgba >> 8).astype(np.uint8)
         if depth == bits == 16:
-            raise InputError(
-                f"a {kind.upper()} with colors of 16 bits, of which only the upper 8 can be read",
-                advice=("save it as PNG, or set ", Key("data.bits"), " 8"),
-            )
+            fault = f"a {kind.upper()} with colors of 16 bits, of which only the upper 8 can be read"
+            raise InputError(fault, advice=("save it as PNG, or set ", Key("data.bits"), " 8"))
         pixels = np.asarray(image.convert("RGBA"))[..., :channels]
         # 257 is 65535 / 255.
         return pixels if bits == 8 else pixels * np.uint16(257)
@@ -311,10 +307,8 @@ def verify(data: bytes) -> ImageHeader:
     except Exception as error:
         raise InputError(f"damaged: {error}; {DOWNLOAD_AGAIN}") from None
     if left_over > MAX_LEFT_OVER:
-        raise InputError(
-            f"damaged: {left_over:,} bytes are left over after its last pixel, so data were lost or gained, or its "
-            f"header says another size; {DOWNLOAD_AGAIN}"
-        )
+        fault = f"{left_over:,} bytes are left over after its last pixel, so data were lost or gained, or its header"
+        raise InputError(f"damaged: {fault} says another size; {DOWNLOAD_AGAIN}")
     return dataclasses.replace(header, left_over=left_over)
 
 

@@ -142,24 +142,19 @@ def open_splits(data: DataConfig, refuse: Refuse = raise_fault) -> dict[str, Sou
             key = Key("data.val_share", data.val_share, f"{data.val_share:g}")
             advice = ("leave ", Key("data.val_share"), " out, which is for data without this split")
             raise InputError(key, f": {where} has its own validation split", advice=advice)
-        return _with_equal_labels(_open_each_split(data_format, place, str(where)))
+        opened: dict[str, SourceTable] = {}
+        for split in SPLITS:
+            # After a fault of one split, the other is still opened. But a file that the config names must be readable.
+            with pass_faults_to(raise_fault if getattr(place.data, split) else refuse):
+                opened[split] = data_format.open(place, split)
+        if not opened:
+            raise InputError(f"{where}: no split can be read; correct the faults that are listed above")
+        return _with_equal_labels(opened)
     if data.val_share is None:
         advice = ("give ", Key("data.val_share"), ", such as 0.1 to hold out a tenth of each class")
         raise InputError(f"{where}: has no validation split", advice=advice)
     whole = cast(ExampleTable, data_format.open(place, "train"))
     return _with_equal_labels({**held_out(whole, data.val_share, str(where))})
-
-
-def _open_each_split(data_format: Format, place: Place, where: str) -> dict[str, SourceTable]:
-    """Open each split that can be opened. Raises: InputError if no split can be opened, or if `refuse` raises it."""
-    opened: dict[str, SourceTable] = {}
-    for split in SPLITS:
-        # After a fault of one split, the other is still opened. But a file that the config names must be readable.
-        with pass_faults_to(raise_fault if getattr(place.data, split) else place.refuse):
-            opened[split] = data_format.open(place, split)
-    if not opened:
-        raise InputError(f"{where}: no split can be read; correct the faults that are listed above")
-    return opened
 
 
 @_reading()
@@ -195,7 +190,8 @@ def open_one_split(paths: Sequence[str], data: DataConfig, split: Split | None =
         is_own = os.path.realpath(files.expanded(path)) == os.path.realpath(files.expanded(data.path))
     place = _place(data) if is_own else _whole_place(path, dataclasses.replace(data, val_share=None))
     is_labelled = not is_csv(Path(path)) or has_labels(files.expanded(path).absolute())
-    if others or not is_labelled or not _has_classes(place):
+    # A folder of class folders matches no other format.
+    if others or not is_labelled or not (_is_data_set(place) or [*_matches(place)] == ["folders"]):
         if split is not None:
             raise InputError(f"--split {split}: {path} is no data set with splits; leave it out")
         return open_inputs(paths)
@@ -216,11 +212,6 @@ def _matches(place: Place) -> dict[str, Match]:
 
 def _is_data_set(place: Place) -> bool:
     return any(match >= Match.WHOLE for match in _matches(place).values())
-
-
-def _has_classes(place: Place) -> bool:
-    """Return whether a place is a data set, or a folder of class folders, which matches no other format."""
-    return _is_data_set(place) or [*_matches(place)] == ["folders"]
 
 
 def _place(data: DataConfig) -> Place:
@@ -300,9 +291,8 @@ def _images(place: str, *, alone: bool) -> Iterator[tuple[str, str]]:
         return
     below = sorted(_below(path, "", ())) if path.is_dir() else []
     if not below:
-        problem = "no image below this folder" if path.is_dir() else "no such file or folder"
-        hint = "" if path.is_dir() else nearest_beside(path.absolute())
-        raise InputError(f"{place}: {problem}{hint}; check the path")
+        problem = f"no such file or folder{nearest_beside(path.absolute())}"
+        raise InputError(f"{place}: {'no image below this folder' if path.is_dir() else problem}; check the path")
     for name in below:
         yield name if alone else os.path.join(place, name), os.path.realpath(path / name)
 

@@ -143,15 +143,13 @@ class Objects:
     def open_url(cls, url: str, retry_policy: RetryPolicy = _RETRY_POLICY) -> "Objects":
         """Return the objects of a URL without a request. Raises: InputError if the URL is wrong or obstore missing."""
         scheme, mark, rest = url.partition("://")
-        store = cls(scheme + mark + rest.rstrip("/"), retry_policy)
-        place, *prefix = rest.rstrip("/").split("/")
+        store = cls(scheme + mark + (rest := rest.rstrip("/")), retry_policy)
         # A secret key in a URL would appear in every message.
-        if not place or any(sign in rest for sign in "?#@"):
+        if not rest or any(sign in rest for sign in "?#@"):
             raise InputError(f"{scheme}://: not the address of a store; write {scheme}://NAME/PREFIX only")
         if store._scheme not in _ADVICE:
             raise InputError(f"{url}: no such kind of store, {choices(store._scheme, _ADVICE)}; or give a directory")
-        if prefix:
-            _check_key(url, "/".join(prefix))
+        _check_key(url, rest)
         try:
             _ = store._client
         except ImportError:
@@ -198,12 +196,11 @@ class Objects:
     def states(self, folder: str) -> dict[str, tuple[int, str]]:
         """Return the `state` of each object directly in a folder, by path. Raises: see `read`."""
 
-        listed = self.retry_policy.call(
-            f"{self.name(folder).rstrip('/')}/",
-            lambda _: self._client.list_with_delimiter(folder or None)["objects"],
-            _ADVICE[self._scheme],
-        )
-        return {one["path"]: _state(one) for one in listed}
+        def listed(_: float) -> list[Any]:
+            return self._client.list_with_delimiter(folder or None)["objects"]
+
+        name = f"{self.name(folder).rstrip('/')}/"
+        return {one["path"]: _state(one) for one in self.retry_policy.call(name, listed, _ADVICE[self._scheme])}
 
     def _listing(self, folder: str) -> dict[str, tuple[int, str]]:
         """Return the `states` of a folder, which are kept."""
@@ -251,13 +248,12 @@ class Objects:
     def _client(self) -> Any:
         from obstore import store
 
+        is_plain_allowed = os.environ.get("AWS_ALLOW_HTTP", "").lower() in ("1", "true", "yes")
         client_options = {
-            "allow_http": self._scheme == "http"
-            or os.environ.get("AWS_ALLOW_HTTP", "").lower() in ("1", "true", "yes"),
+            "allow_http": is_plain_allowed or self._scheme == "http",
             "connect_timeout": f"{round(1000 * min(5, self.retry_policy.read_timeout))}ms",
             "read_timeout": f"{round(1000 * self.retry_policy.read_timeout)}ms",
             "timeout": f"{round(1000 * _TEXT_FACTOR * self.retry_policy.deadline)}ms",
-            "pool_max_idle_per_host": "32",
         }
         kind = {"s3": store.S3Store, "gs": store.GCSStore}.get(self._scheme, store.HTTPStore)
         # Retries of obstore would multiply with those of `RetryPolicy`, and ignore its deadline.
@@ -286,15 +282,12 @@ class _File(io.RawIOBase):
         return True
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        start = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._size}[whence]
-        self._position = max(0, start + offset)
+        self._position = max(0, offset + (0, self._position, self._size)[whence])
         return self._position
 
     def readinto(self, buffer: Any) -> int:
         length = min(len(buffer), self._size - self._position)
-        if length <= 0:
-            return 0
-        data = self._objects.read_range(self._path, self._position, length)
+        data = self._objects.read_range(self._path, self._position, length) if length > 0 else b""
         buffer[: len(data)] = data
         self._position += len(data)
         return len(data)

@@ -145,12 +145,6 @@ def folder_of(address: str) -> Folder:
 
 def _hint(missing: FolderFile) -> str:
     """Return a hint about a missing file, for the end of an error message."""
-    if missing.folder.root is not None:
-        # Archives often unpack one level deeper.
-        path = missing.folder.root / missing.path
-        nearby = [path.parent.parent / path.name, *sorted(path.parent.glob(f"*/{path.name}"))]
-        if found := [other.parent for other in nearby if other.is_file()]:
-            return f"; it is in {found[0]}: give that directory instead"
     beside: list[str] = []
     # Permission to read an object does not include permission to list.
     with suppress(JaxddpError):
@@ -183,11 +177,7 @@ def resolve(name: str) -> DatasetEntry:
             value is not a string.
     """
     catalog = _catalog_path()
-    missing = (
-        *(f"no such file; create it, set {CATALOG_VARIABLE} to another catalog, or give ", Option("data.path")),
-        " a path instead of a data set's name",
-    )
-    with files.reading(catalog, "give a readable TOML file", missing=missing):
+    with files.reading(catalog, (f"create it, name another by {CATALOG_VARIABLE}, or give ", Option("data.path"))):
         content = files.read(catalog)
     try:
         tables = tomllib.loads(content.decode("utf-8-sig"))

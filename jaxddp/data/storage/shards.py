@@ -178,16 +178,12 @@ class RecordFiles(ShardStore):
 
     def labels(self, path: str, length: int, feature: str) -> tuple[np.ndarray, np.ndarray]:
         """Return offsets and an integer feature of all records of a file, int64[length] each. Raises: InputError."""
-        offsets = record_offsets(file := self.folder.name(path))
-        if len(offsets) != length:
-            raise InputError(f"{file}: {len(offsets)} records in place of {length}; {MAKE_OR_INDEX_AGAIN}")
-        labels = np.empty(length, np.int64)
-        with _open_records(file) as records:
-            for row, offset in enumerate(offsets.tolist()):
-                end = _end(records, offset, file)
-                data = records.read(end - offset - _HEAD - _TAIL)
-                labels[row] = _value(data, feature, "int64_list", self.name(path, offset))
-        return offsets, labels
+        file, labels = self.folder.name(path), dict[int, int]()
+        for offset, data in records_of(file):
+            labels[offset] = _value(data, feature, "int64_list", self.name(path, offset))
+        if len(labels) != length:
+            raise InputError(f"{file}: {len(labels)} records in place of {length}; {MAKE_OR_INDEX_AGAIN}")
+        return np.array([*labels], np.int64), np.array([*labels.values()], np.int64)
 
 
 @dataclass(frozen=True)
@@ -223,15 +219,14 @@ class ArrayRecords(ShardStore):
         return _value(data, feature, kind, name)
 
 
-def record_offsets(file: Path | str) -> np.ndarray:
-    """Return the first byte of each record of a TFRecord file, int64[N], from its headers. Raises: InputError."""
-    offsets, offset = [], 0
+def records_of(file: Path | str) -> Iterator[tuple[int, bytes]]:
+    """Yield the first byte of each record of a TFRecord file, and its data. Raises: InputError."""
+    offset = 0
     with _open_records(file) as records:
-        size = os.fstat(records.fileno()).st_size
-        while offset < size:
-            offsets.append(offset)
-            offset = _end(records, offset, file)
-    return np.array(offsets, np.int64)
+        while offset < os.fstat(records.fileno()).st_size:
+            end = _end(records, offset, file)
+            yield offset, records.read(end - offset - _HEAD - _TAIL)
+            offset = end
 
 
 @functools.cache
@@ -246,12 +241,11 @@ def _record_image(file: Any, offset: Any, feature: str) -> Any:
     """
     from jaxddp.data.stream.tensorflow_cpu import tf
 
-    records = tf.raw_ops.TFRecordDatasetV2(
-        filenames=[file], compression_type="", buffer_size=0, byte_offsets=offset[None]
-    )
+    ops = tf.raw_ops
+    records = ops.TFRecordDatasetV2(filenames=[file], compression_type="", buffer_size=0, byte_offsets=offset[None])
     kinds: dict[str, Any] = {"output_types": [tf.string], "output_shapes": [[]]}
-    first = tf.raw_ops.TakeDataset(input_dataset=records, count=1, **kinds)
-    (serialized,) = tf.raw_ops.DatasetToSingleElement(dataset=first, **kinds)
+    first = ops.TakeDataset(input_dataset=records, count=1, **kinds)
+    (serialized,) = ops.DatasetToSingleElement(dataset=first, **kinds)
     return tf.io.parse_single_example(serialized, {feature: tf.io.FixedLenFeature([], tf.string)})[feature]
 
 

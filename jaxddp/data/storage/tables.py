@@ -25,7 +25,7 @@ from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -41,7 +41,7 @@ from jaxddp.core.errors import (
     not_installed,
     show,
 )
-from jaxddp.core.files import in_turn, open_regular
+from jaxddp.core.files import one_at_a_time, open_regular
 from jaxddp.core.phases import doing, moved
 from jaxddp.data.faults import Refuse, check_distinct, index_of_column
 from jaxddp.data.formats.array_files import numbered_names
@@ -54,7 +54,6 @@ MAX_CACHED = 1 << 30
 WRITE_AGAIN = "download it again, or write it again"
 _AT_ONCE = 10_000
 """The number of rows whose lengths are read at a time."""
-T = TypeVar("T")
 _SECONDS = 6 * 3600.0
 """The longest preparation of a data set, and the longest wait for another process that prepares it."""
 _PAUSE = 0.5
@@ -269,13 +268,9 @@ def open_prepared(name: str, config: str | None, revision: str | None) -> Mappin
     lock = Path(datasets.config.HF_DATASETS_CACHE) / f"jaxddp-{digest}.lock"
     if Path(name).is_dir():
         check_regular(Path(name), "put the file there")
-    with in_turn(lock, _SECONDS, f"preparing {address}") as is_held, doing(f"preparing {address}"):
-        if not is_held:
-            raise Unreachable(f"{address}: another process still prepares it after {_SECONDS / 3600:.0f} hours; end it")
+    with one_at_a_time(lock, _SECONDS, f"preparing {address}"), doing(f"preparing {address}"):
         try:
-            return _in_thread(lambda: datasets.load_dataset(name, config, revision=revision), address)
-        except JaxddpError:
-            raise
+            return _in_thread(lambda: datasets.load_dataset(name, config, revision=revision))
         except (ConnectionError, TimeoutError) as error:
             fault = f"the hub cannot be reached, and the data set is not in the cache ({_reason(error)})"
             advice = "check the network, HF_ENDPOINT and HF_DATASETS_OFFLINE, and start again"
@@ -285,9 +280,12 @@ def open_prepared(name: str, config: str | None, revision: str | None) -> Mappin
             raise InputError(f"{address}: cannot be opened ({_reason(error)}); {advice}") from None
 
 
-def _in_thread(call: Callable[[], T], address: str) -> T:
-    """Return the result of a call in a thread. Meanwhile this thread reports progress to the watchdog of the job."""
-    result: Future[T] = Future()
+def _in_thread(call: Callable[[], Any]) -> Any:
+    """Return the result of a call in a thread. Meanwhile this thread reports progress to the watchdog of the job.
+
+    Raises: TimeoutError after `_SECONDS`.
+    """
+    result: Future[Any] = Future()
 
     def run() -> None:
         try:
@@ -301,7 +299,7 @@ def _in_thread(call: Callable[[], T], address: str) -> T:
     while not wait([result], _PAUSE).done:
         moved()
         if time.monotonic() > until:
-            raise Unreachable(f"{address}: is not prepared after {_SECONDS / 3600:.0f} hours; check the network")
+            raise TimeoutError(f"no end after {_SECONDS / 3600:.0f} hours")
     return result.result()
 
 

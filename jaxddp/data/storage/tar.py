@@ -159,10 +159,8 @@ def _label(content: bytes, suffix: str) -> str | None:
     except ValueError:
         return None
     values = [fields.get(name) for name in _LABEL_FIELDS] if isinstance(fields, dict) else [fields]
-    for value in values:
-        if isinstance(value, str | int) and not isinstance(value, bool):
-            return str(value).strip() or None
-    return None
+    texts = (str(value).strip() for value in values if isinstance(value, str | int) and not isinstance(value, bool))
+    return next(texts, None) or None
 
 
 class TarFiles(ShardStore):

@@ -21,7 +21,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 
@@ -33,7 +33,6 @@ from jaxddp.data.images import (
     JPEG_END,
     JPEG_START,
     MAX_PIXELS,
-    PillowKind,
     decode_pillow,
     parse_header,
 )
@@ -112,7 +111,7 @@ class Pixels:
         def resampled() -> Any:
             if self.interpolation == "bicubic":
                 return resample_bicubically(image, place, self.image_size, size, resized)
-            return resample(image, place, self.image_size)
+            return _resample(image, place, self.image_size)
 
         center = tf.cond(tf.reduce_all(tf.cast(size, tf.int64) == resized), lambda: image, resampled)
         return tf.ensure_shape(center, [self.image_size, self.image_size, self.format.channels])
@@ -130,8 +129,8 @@ def decode_and_resize(data: Any, window: Window, pixels: Pixels, *, exact: bool 
 def check_decoding(data: bytes, pixels: PixelFormat = RGB) -> None:
     """Decode an image to check it, and discard the pixels. Raises: InputError if the decoder rejects the image."""
     kind = parse_header(data).kind
-    if kind in get_args(PillowKind):
-        _pillow_pixels(pixels, data)
+    if kind not in ("jpeg", "png"):
+        decode_pillow(data, kind, 4, pixels.bits)
         return
     try:
         tf.io.decode_image(data, channels=3, expand_animations=False)
@@ -156,14 +155,28 @@ def decode_window(
     """
     header = _header(data, pixels)
     part = window(header[1:])
+    top, left, height, width = tf.unstack(part)
+    # TensorFlow's own conversion of a PNG to gray differs by one level for some pixels, so gray is computed from RGB.
+    channels, dtype = 4 if pixels.channels == 4 else 3, tf.as_dtype(pixels.dtype)
+
+    def jpeg() -> Any:
+        image = _decode_jpeg(data, part, header[2], least, exact)
+        if channels == 4:
+            image = tf.pad(image, [[0, 0], [0, 0], [0, 1]], constant_values=255)
+        return image if pixels.bits == 8 else tf.cast(image, tf.uint16) * 257
+
+    def png() -> Any:
+        return tf.image.decode_png(data, channels=channels, dtype=dtype)[top : top + height, left : left + width]
 
     def other() -> Any:
-        top, left, height, width = tf.unstack(part)
-        return _gray(_decode_whole(data, header[0], pixels)[top : top + height, left : left + width], pixels)
+        image = tf.numpy_function(partial(_pillow_pixels, pixels, channels), [data], dtype)
+        return tf.ensure_shape(image, [None, None, channels])[top : top + height, left : left + width]
 
-    image = tf.cond(
-        header[0] == _JPEG, lambda: _converted(_decode_jpeg(data, part, header[2], least, exact), pixels), other
-    )
+    image = tf.switch_case(header[0], {_JPEG: jpeg, _PNG: png, _OTHER: other})
+    if pixels.channels == 1:
+        # An image that was gray gets its original values.
+        luma = tf.reduce_sum(tf.cast(image, tf.int64) * _LUMA, axis=-1, keepdims=True)
+        image = tf.cast((luma + (1 << 15)) // (1 << 16), image.dtype)
     return tf.ensure_shape(image, [None, None, pixels.channels])
 
 
@@ -185,29 +198,22 @@ def _header(data: Any, pixels: PixelFormat) -> Any:
     return tf.ensure_shape(tf.cond(plain_jpeg, of_jpeg, parsed), [3])
 
 
-def _as_bytes(data: bytes | np.ndarray) -> bytes:
-    # TensorFlow passes bytes in a graph, and an array with the bytes in eager mode.
-    return np.asarray(data, object).item()
-
-
 def _parsed_header(pixels: PixelFormat, data: bytes | np.ndarray) -> np.ndarray:
-    header = parse_header(_as_bytes(data))
+    # TensorFlow passes bytes in a graph, and an array with the bytes in eager mode.
+    header = parse_header(np.asarray(data, object).item())
     # The lock is never released, so the warning is logged once in a process, although many threads decode.
     if header.bits > pixels.bits and _warned.acquire(blocking=False):
-        _log.warning(
-            "data.bits=8: some images have 16 bits, of which the upper 8 are used; set data.bits 16 to use all"
-        )
-    kind = {"jpeg": _JPEG, "png": _PNG}.get(header.kind, _OTHER)
-    if header.bits < 8 and pixels.channels == 4:
-        # Without alpha in a PNG, TensorFlow would set alpha to the largest value of these few bits, instead of 255.
-        kind = _OTHER
+        _log.warning("data.bits=8: some images have 16 bits, of which the upper 8 are used; set data.bits 16 for all")
+    # Without alpha in a PNG, TensorFlow would set alpha to the largest value of its few bits, instead of 255.
+    is_other = header.bits < 8 and pixels.channels == 4
+    kind = _OTHER if is_other else {"jpeg": _JPEG, "png": _PNG}.get(header.kind, _OTHER)
     return np.array([kind, header.height, header.width], np.int32)
 
 
-def _pillow_pixels(pixels: PixelFormat, data: bytes | np.ndarray) -> np.ndarray:
-    data = _as_bytes(data)
-    kind: Any = parse_header(data).kind
-    return decode_pillow(data, kind, _decoded_channels(pixels), pixels.bits)
+def _pillow_pixels(pixels: PixelFormat, channels: int, data: bytes | np.ndarray) -> np.ndarray:
+    encoded = np.asarray(data, object).item()
+    kind: Any = parse_header(encoded).kind
+    return decode_pillow(encoded, kind, channels, pixels.bits)
 
 
 def _decode_jpeg(data: Any, part: Any, full_width: Any, least: int | None, exact: bool) -> Any:
@@ -233,38 +239,6 @@ def _decode_jpeg(data: Any, part: Any, full_width: Any, least: int | None, exact
         return whole()
     short = tf.reduce_min(part[2:])
     return tf.case([(short >= scale * least, partial(scaled, scale)) for scale in _SCALES], default=whole)
-
-
-def _decode_whole(data: Any, kind: Any, pixels: PixelFormat) -> Any:
-    """Decode a file that is not a JPEG to RGB or RGBA, [H, W, 3 or 4], with the bits of `pixels`."""
-    channels, dtype = _decoded_channels(pixels), tf.as_dtype(pixels.dtype)
-
-    def other() -> Any:
-        image = tf.numpy_function(partial(_pillow_pixels, pixels), [data], dtype)
-        return tf.ensure_shape(image, [None, None, channels])
-
-    return tf.cond(kind == _PNG, lambda: tf.image.decode_png(data, channels=channels, dtype=dtype), other)
-
-
-def _decoded_channels(pixels: PixelFormat) -> int:
-    """Return the number of channels to decode: 4 if the format has alpha, else 3."""
-    # TensorFlow's own conversion of a PNG to gray differs by one level for some pixels, so gray is computed from RGB.
-    return 4 if pixels.channels == 4 else 3
-
-
-def _gray(image: Any, pixels: PixelFormat) -> Any:
-    """Convert RGB to gray if the format has one channel. An image that was gray gets its original values."""
-    if pixels.channels != 1:
-        return image
-    luma = tf.reduce_sum(tf.cast(image, tf.int64) * _LUMA, axis=-1, keepdims=True)
-    return tf.cast((luma + (1 << 15)) // (1 << 16), image.dtype)
-
-
-def _converted(image: Any, pixels: PixelFormat) -> Any:
-    """Convert 8-bit RGB to the format `pixels`."""
-    if pixels.channels == 4:
-        image = tf.pad(image, [[0, 0], [0, 0], [0, 1]], constant_values=255)
-    return _gray(image if pixels.bits == 8 else tf.cast(image, tf.uint16) * 257, pixels)
 
 
 def example_keys(seed: int, epoch: np.ndarray, row: np.ndarray) -> np.ndarray:
@@ -295,13 +269,10 @@ def random_area_window(size: Any, key: Any, area: Area) -> Any:
     # The weights decrease, because argmax may return any index of several equal values.
     first = tf.argmax(tf.cast(fits, tf.int32) * tf.range(CROP_TRIES, 0, -1))
     drawn = tf.cast(tf.stack([top, left, height, width])[:, first], tf.int32)
-    return tf.where(fits[first], drawn, _fallback_window(full_height, full_width))
-
-
-def _fallback_window(full_height: Any, full_width: Any) -> Any:
     height = tf.minimum(full_height, tf.maximum(tf.round(full_width / ASPECT[0]), 1))
     width = tf.minimum(full_width, tf.maximum(tf.round(full_height * ASPECT[1]), 1))
-    return tf.cast(tf.stack([(full_height - height) // 2, (full_width - width) // 2, height, width]), tf.int32)
+    central = tf.cast(tf.stack([(full_height - height) // 2, (full_width - width) // 2, height, width]), tf.int32)
+    return tf.where(fits[first], drawn, central)
 
 
 def resize(image: Any, image_size: int, interpolation: Interpolation = "bilinear") -> Any:
@@ -316,13 +287,13 @@ def resize(image: Any, image_size: int, interpolation: Interpolation = "bilinear
         pixels = resample_bicubically(image, whole, image_size, shape, square)
         return tf.ensure_shape(pixels, [*square, image.shape[-1]])
     resample_bilinearly = partial(tf.raw_ops.ResizeBilinear, size=square, half_pixel_centers=True)
-    pixels = tf.cond(
-        tf.reduce_any(shape > int(_BILINEAR_TO * image_size)),
-        lambda: resample_bilinearly(
-            images=tf.raw_ops.ResizeArea(images=image[None], size=tf.minimum(shape, image_size))
-        ),
-        lambda: resample_bilinearly(images=image[None]),
-    )
+
+    def by_area() -> Any:
+        smaller = tf.raw_ops.ResizeArea(images=image[None], size=tf.minimum(shape, image_size))
+        return resample_bilinearly(images=smaller)
+
+    is_large = tf.reduce_any(shape > int(_BILINEAR_TO * image_size))
+    pixels = tf.cond(is_large, by_area, lambda: resample_bilinearly(images=image[None]))
     # Every value is a mean of pixels, so its rounded value is in the range of the dtype.
     return tf.ensure_shape(tf.cast(tf.round(pixels[0]), image.dtype), [*square, image.shape[-1]])
 
@@ -371,12 +342,6 @@ def filter_window(box: Any, image_size: int, size: Any, interpolation: Interpola
     return tf.concat([start, stop - start], 0)
 
 
-def resample(image: Any, box: Any, image_size: int) -> Any:
-    """Resize the box of an image, [H, W, C], to [image_size, image_size, C] of the same dtype, bilinearly, rounded."""
-    # Every value is a mean of pixels, so its rounded value is in the range of the dtype.
-    return _resample_rows_first(image, box, image_size, lambda rows: rows, tf.round)
-
-
 def resample_bicubically(image: Any, box: Any, image_size: int, size: Any, resized: Any) -> Any:
     """Resize the box of an image, [H, W, C], to [image_size, image_size, C] of the same dtype, as Pillow does.
 
@@ -386,40 +351,30 @@ def resample_bicubically(image: Any, box: Any, image_size: int, size: Any, resiz
     Args:
         size, resized: integers [2], height and width of the whole image before and after Pillow's resizing.
     """
-    highest = image.dtype.max
 
     def levels(values: Any) -> Any:
         # Pillow rounds exact halves up. Rounding errors of float32 are smaller than the added 2**-15.
-        return tf.clip_by_value(tf.floor(values + (0.5 + 2**-15)), 0, highest)
+        return tf.clip_by_value(tf.floor(values + (0.5 + 2**-15)), 0, image.dtype.max)
 
-    def turned() -> Any:
-        columns_first = _resample_rows_first(
-            tf.transpose(image, [1, 0, 2]), box[:, ::-1], image_size, levels, levels, "keyscubic"
-        )
-        return tf.transpose(columns_first, [1, 0, 2])
+    def columns_first() -> Any:
+        turned = _resample(tf.transpose(image, [1, 0, 2]), box[:, ::-1], image_size, levels)
+        return tf.transpose(turned, [1, 0, 2])
 
     height_loss, width_loss = tf.unstack(tf.cast(size, tf.int64) - tf.cast(resized, tf.int64))
-    return tf.cond(
-        (height_loss > 0) & (height_loss > 2 * width_loss),
-        lambda: _resample_rows_first(image, box, image_size, levels, levels, "keyscubic"),
-        turned,
-    )
+    is_rows_first = (height_loss > 0) & (height_loss > 2 * width_loss)
+    return tf.cond(is_rows_first, lambda: _resample(image, box, image_size, levels), columns_first)
 
 
-def _resample_rows_first(
-    image: Any,
-    box: Any,
-    image_size: int,
-    between: Callable[[Any], Any],
-    finish: Callable[[Any], Any],
-    kernel: str = "triangle",
-) -> Any:
-    """Resize the first axis of an image, [H, W, C], and then the second.
+def _resample(image: Any, box: Any, image_size: int, levels: Callable[[Any], Any] | None = None) -> Any:
+    """Resize the box of an image, [H, W, C], to [image_size, image_size, C] of the same dtype, first its rows.
 
     Args:
-        between, finish: functions of the values after the first and the second direction, float32.
-        kernel: TensorFlow's name of the kernel.
+        levels: for bicubic resizing, a function of the values after each direction, float32, to whole levels. By
+            default, resizing is bilinear, and values are rounded at the end: every value is a mean of pixels, so its
+            rounded value is in the range of the dtype.
     """
+    kernel = "triangle" if levels is None else "keyscubic"
+    resized = partial(tf.raw_ops.ScaleAndTranslate, size=[image_size, 1], kernel_type=kernel, antialias=True)
     ratio = image_size / (box[1] - box[0])
     scale, translation = tf.cast(ratio, tf.float32), tf.cast(-box[0] * ratio, tf.float32)
     height, width, channels = tf.unstack(tf.shape(image))
@@ -427,18 +382,13 @@ def _resample_rows_first(
     def resample_rows(values: Any, axis: int) -> Any:
         """Resize the first axis of [length, N] to image_size."""
         # TensorFlow's op resizes columns of pixels with many channels in a quarter of the time of rows of pixels.
-        return tf.raw_ops.ScaleAndTranslate(
-            images=values[None, :, None],
-            size=[image_size, 1],
-            scale=tf.stack([scale[axis], 1.0]),
-            translation=tf.stack([translation[axis], 0.0]),
-            kernel_type=kernel,
-            antialias=True,
-        )[0, :, 0]
+        factors, shifts = tf.stack([scale[axis], 1.0]), tf.stack([translation[axis], 0.0])
+        return resized(images=values[None, :, None], scale=factors, translation=shifts)[0, :, 0]
 
-    rows = between(resample_rows(tf.reshape(image, [height, width * channels]), 0))
+    rows = resample_rows(tf.reshape(image, [height, width * channels]), 0)
+    rows = levels(rows) if levels else rows
     # A matrix is transposed in half the time of pixels. The axes are then columns, channels and rows.
     turned = tf.reshape(tf.transpose(rows), [width, channels * image_size])
-    pixels = tf.cast(finish(resample_rows(turned, 1)), image.dtype)
+    pixels = tf.cast((levels or tf.round)(resample_rows(turned, 1)), image.dtype)
     turned_back = tf.transpose(tf.reshape(pixels, [image_size * channels, image_size]))
     return tf.reshape(turned_back, [image_size, image_size, channels])

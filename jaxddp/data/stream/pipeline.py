@@ -19,6 +19,7 @@ import numpy as np
 from jaxddp.core.errors import InputError, Unreachable, about
 from jaxddp.core.threads import map_in_threads
 from jaxddp.data.batch import Batch
+from jaxddp.data.faults import pass_faults_to
 from jaxddp.data.images import sound_image
 from jaxddp.data.order import Order, Shard, check_order, columns
 from jaxddp.data.source import Substitutes
@@ -74,12 +75,10 @@ def pixel_graph(read: Callable[[Any, Any], Any] | None, pixels: Pixels) -> Any:
 
 def _verified(data: bytes, verifies: bool, digest: bytes) -> tuple[bytes, np.int32]:
     """Return the bytes to decode and the verdict on an encoded image; see `pixel_graph`."""
-    if digest and hashlib.sha256(data).digest() != digest:
-        return b"", np.int32(REFUSED)
-    if not verifies:
-        return data, np.int32(SOUND)
     try:
-        _, image = sound_image(data)
+        if digest and hashlib.sha256(data).digest() != digest:
+            raise InputError("another image than that of the manifest")
+        image = sound_image(data)[1] if verifies else data
     except InputError:
         return b"", np.int32(REFUSED)
     return image, np.int32(SOUND if image is data else STRAY)
@@ -105,20 +104,19 @@ class Pipeline:
     def batches(self) -> Generator[Batch]:
         """Return an iterator over the batches of the shard. Threads start to prepare batches immediately."""
         check_order(self.table, self.order, self.shard)
-        load = pixel_graph(self.table.store.in_graph(), self.pixels)
-
-        def start(step: int) -> Images:
-            return self._images(load, self.steps[self.steps.index(step) :])
-
-        images = [start(self.steps[0])] if self.steps else []
-        batches = self._consume(images, start)
+        images = [self._images(self.steps[0])] if self.steps else []
+        batches = self._consume(images)
         # Deletion of TensorFlow's iterator waits for its threads, one of which runs Python code in `_produce`. During
         # the shutdown of the interpreter, that thread never returns, so the iterator must be deleted before.
         weakref.finalize(batches, self._end, images)
         return batches
 
-    def _images(self, load: Any, steps: range) -> Images:
-        """Yield (pixels, [b, S, S, C], verdicts, int32[b]) of the b examples of each batch, without padding."""
+    def _images(self, first: int) -> Any:
+        """Yield (pixels, [b, S, S, C], verdicts, int32[b]) of the b examples of each batch from a step on.
+
+        There is no padding.
+        """
+        load, steps = pixel_graph(self.table.store.in_graph(), self.pixels), self.steps[self.steps.index(first) :]
         # A scheduler or `taskset` may give this process fewer cores than the machine has.
         threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         options = tf.data.Options()
@@ -137,8 +135,7 @@ class Pipeline:
             .prefetch(PREFETCH_BATCHES)
             .with_options(options)
         )
-        images: Any = dataset.as_numpy_iterator()
-        return images
+        return dataset.as_numpy_iterator()
 
     def _produce(self, steps: range) -> Iterator[tuple[np.ndarray, ...]]:
         is_in_graph, digests = self.table.store.in_graph() is not None, self.table.digests
@@ -159,12 +156,12 @@ class Pipeline:
         except Exception as error:
             self.failures.append(error)
 
-    def _consume(self, images: list[Images], start: Callable[[int], Images]) -> Generator[Batch]:
+    def _consume(self, images: list[Images]) -> Generator[Batch]:
         try:
             for step in self.steps:
                 batch = self._columns(step)
                 while (pixels := self._next(images[0], batch)) is None:
-                    images[0] = start(step)
+                    images[0] = self._images(step)
                 keep_freed_memory()
                 yield self._with_images(step, batch, pixels)
         finally:
@@ -182,19 +179,18 @@ class Pipeline:
             return np.zeros((0, side, side, pixels.channels), pixels.dtype)
         try:
             pixels, verdicts = next(images, _NO_IMAGES)
+            if len(verdicts) < len(rows):
+                failure = self.failures.pop()
+            elif len(refused := rows[verdicts == REFUSED]):
+                rows, failure = refused, InputError(f"{self.table.name(int(refused[0]))}: changes while it is read")
+            else:
+                if self.verifies:
+                    self.table.verified.add(rows[verdicts == SOUND], self.shard.index)
+                return pixels
         # TensorFlow raises UnicodeDecodeError if its error message contains bytes of a file or a path.
         except (tf.errors.OpError, UnicodeDecodeError) as error:
-            self._refuse(rows, error)
-            return None
-        if len(verdicts) < len(rows):
-            self._refuse(rows, self.failures.pop())
-            return None
-        if len(refused := rows[verdicts == REFUSED]):
-            self._refuse(refused, InputError(f"{self.table.name(int(refused[0]))}: changes while it is read"))
-            return None
-        if self.verifies:
-            self.table.verified.add(rows[verdicts == SOUND], self.shard.index)
-        return pixels
+            failure = error
+        return self._refuse(rows, failure)
 
     def _refuse(self, rows: np.ndarray, failure: Exception) -> None:
         """Find the unusable images among some rows, and substitute them.
@@ -204,7 +200,15 @@ class Pipeline:
         if isinstance(failure, Unreachable):
             # The search would read each image again, and wait again for the store.
             raise failure
-        faults = {row: fault for row in np.unique(rows).tolist() if (fault := self._fault(row)) is not None}
+        faults = dict[int, str]()
+        for row in np.unique(rows).tolist():
+            with pass_faults_to(functools.partial(faults.__setitem__, row)):
+                data, digests = self.table.read(row), self.table.digests
+                with about(self.table.name(row)):
+                    if digests is not None and (fault := digests.fault(row, data)):
+                        raise InputError(fault)
+                    sound_image(data)
+                    check_decoding(data, self.pixels.format)
         if not faults:
             raise failure
         for row, fault in faults.items():
@@ -225,19 +229,6 @@ class Pipeline:
         # In a batch that spans two epochs, only rows of the first are marked, so each row is marked once per epoch.
         changed &= self.shard.of(self.order.is_of_first_epoch(step), padding=False)
         return batch._replace(image=image, substituted=changed.astype(np.float32))
-
-    def _fault(self, row: int) -> str | None:
-        """Return what is wrong with an image; None if it is usable."""
-        try:
-            data = self.table.read(row)
-            with about(self.table.name(row)):
-                if self.table.digests is not None and (fault := self.table.digests.fault(row, data)):
-                    raise InputError(fault)
-                sound_image(data)
-                check_decoding(data, self.pixels.format)
-        except InputError as error:
-            return str(error)
-        return None
 
     def _images_of(self, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
         """Return (mask of the examples without padding, bool[B], the rows whose images are read for them, int32[b])."""

@@ -46,9 +46,8 @@ for _kind in ("GPU", "TPU"):
     with contextlib.suppress(RuntimeError):
         tf.config.set_visible_devices([], _kind)
 
-# Parameters of glibc's malloc.h, and their values in bytes.
-_TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3
-_SETTINGS = {_TRIM_THRESHOLD: 512 << 20, _TOP_PAD: 16 << 20, _MMAP_THRESHOLD: 32 << 20}
+# Parameters of glibc's malloc.h (trim threshold, top pad and mmap threshold), and their values in bytes.
+_SETTINGS = {-1: 512 << 20, -2: 16 << 20, -3: 32 << 20}
 
 
 @functools.cache
@@ -64,6 +63,3 @@ def keep_freed_memory() -> None:
     if mallopt is not None:
         for setting, value in _SETTINGS.items():
             mallopt(setting, value)
-
-
-__all__ = ["keep_freed_memory", "tf"]
