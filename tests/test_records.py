@@ -117,7 +117,7 @@ def test_an_error_names_a_file_that_ends_within_a_record(tmp_path: Path):
     for length in (1, 12, 67, 131):
         file.write_bytes(whole[:length])
         with pytest.raises(InputError, match=f"some: no complete record at byte {66 * (length > 66)} of "):
-            [*records_of(file)]
+            list(records_of(file))
 
 
 @pytest.mark.parametrize("length", [2**64 - 1, 117])
@@ -125,7 +125,7 @@ def test_a_forged_length_does_not_allocate(tmp_path: Path, length: int):
     """The checksum of the header is right, so TensorFlow would allocate as many bytes."""
     (tmp_path / "some").write_bytes(header(length) + b"x" * 120)
     with pytest.raises(InputError, match="some: no complete record at byte 0"):
-        [*records_of(tmp_path / "some")]
+        list(records_of(tmp_path / "some"))
     with pytest.raises(InputError, match="some: no complete record at byte 0"):
         RecordFiles(LocalFiles(tmp_path)).read(b"some", 0)
 

@@ -64,15 +64,18 @@ class Format(Protocol):
     @property
     def description(self) -> str:
         """A phrase about the files or addresses of this format, for messages such as "give one of: ..."."""
+        ...
 
     def match(self, place: Place) -> Match:
         """Return the degree of the match. The method is called for every place, so it must be fast."""
+        ...
 
     def divided(self, place: Place) -> bool:
         """Return whether the data set has a validation split. If not, "train" is an `ExampleTable` of all examples.
 
         Raises: InputError if the config names splits that the data set cannot have.
         """
+        ...
 
     def open(self, place: Place, split: Split) -> SourceTable:
         """Return the examples of a split whose classes are in `place.data.classes`, without opening an image file.
@@ -82,6 +85,7 @@ class Format(Protocol):
         Raises:
             InputError: the data have another fault. The message names the file and the line.
         """
+        ...
 
 
 @dataclass(frozen=True)

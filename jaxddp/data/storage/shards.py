@@ -229,11 +229,6 @@ def records_of(file: Path | str) -> Iterator[tuple[int, bytes]]:
             offset = end
 
 
-@functools.cache
-def _reader(feature: str) -> Callable[[Any, Any], Any]:
-    return lambda file, offset: _record_image(file, offset, feature)
-
-
 def _record_image(file: Any, offset: Any, feature: str) -> Any:
     """Read the image of the record at a byte offset in a TFRecord file, with TensorFlow ops; return a string scalar.
 
@@ -247,6 +242,10 @@ def _record_image(file: Any, offset: Any, feature: str) -> Any:
     first = ops.TakeDataset(input_dataset=records, count=1, **kinds)
     (serialized,) = ops.DatasetToSingleElement(dataset=first, **kinds)
     return tf.io.parse_single_example(serialized, {feature: tf.io.FixedLenFeature([], tf.string)})[feature]
+
+
+# Equal readers are one object, so that a graph is traced once.
+_reader = functools.cache(lambda feature: functools.partial(_record_image, feature=feature))
 
 
 def _value(data: bytes, feature: str, kind: Literal["bytes_list", "int64_list"], name: str) -> Any:

@@ -34,9 +34,11 @@ class Store(Protocol):
     @property
     def root(self) -> Path | None:
         """The directory of the store's files; None if a file cannot be identified without reading it."""
+        ...
 
     def name(self, path: bytes, offset: int = 0) -> str:
         """Return a readable name of the image, for messages."""
+        ...
 
     def read(self, path: bytes, offset: int = 0) -> bytes:
         """Return the encoded image. Several threads may call this at the same time.
@@ -45,6 +47,7 @@ class Store(Protocol):
             InputError: the image is missing, or cannot be read; the message names it.
             Unreachable: a remote store did not answer within its deadline.
         """
+        ...
 
     def in_graph(self) -> Callable[[Any, Any], Any] | None:
         """Return a function of TensorFlow ops that reads an image faster than `read`; None if threads must call `read`.
@@ -53,6 +56,7 @@ class Store(Protocol):
         encoded image, a string scalar. Stores that read in the same way return the same function, so a graph
         with the function is traced only once.
         """
+        ...
 
     def faults(self, paths: np.ndarray, identity: np.ndarray | None = None) -> list[Fault]:
         """Return the rows of `paths`, bytes 'S'[N], whose image is missing or empty, ascending. No image is opened.
@@ -60,6 +64,7 @@ class Store(Protocol):
         A store with a `root` writes to `identity`, uint64[N], a number other than 0 that depends on a file's path below
         the root, its size, and its times of change.
         """
+        ...
 
 
 def faults_by_folder(

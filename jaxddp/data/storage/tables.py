@@ -41,7 +41,7 @@ from jaxddp.core.errors import (
     not_installed,
     show,
 )
-from jaxddp.core.files import one_at_a_time, open_regular
+from jaxddp.core.files import one_at_a_time
 from jaxddp.core.phases import doing, moved
 from jaxddp.data.faults import Refuse, check_distinct, index_of_column
 from jaxddp.data.formats.array_files import numbered_names
@@ -134,14 +134,9 @@ def open_parquet(file: FolderFile) -> Iterator[Any]:
     except ImportError:
         raise InputError(f"{file}: {not_installed('pyarrow', 'parquet')}") from None
     with as_input_errors(file):
-        if file.folder.root is None:
-            # Parts of a row group that are near each other come in one request.
-            source, options = file.folder.open(file.path), {"pre_buffer": True}
-        else:
-            source, options = file.folder.root / file.path, {"memory_map": True}
-            # pyarrow would wait for a FIFO.
-            open_regular(source).close()
-        parquet = pyarrow.parquet.ParquetFile(source, page_checksum_verification=True, **options)
+        # Parts of a row group that are near each other come in one request. pyarrow itself would wait for a FIFO.
+        source = file.folder.open(file.path)
+        parquet = pyarrow.parquet.ParquetFile(source, page_checksum_verification=True, pre_buffer=True)
     with parquet:
         yield parquet
 
@@ -224,9 +219,8 @@ def import_datasets(where: str) -> Any:
 
 def is_saved(folder: Path) -> bool:
     """Return whether a folder was written by `save_to_disk`."""
-    return (folder / "dataset_dict.json").is_file() or all(
-        (folder / name).is_file() for name in ("state.json", "dataset_info.json")
-    )
+    of_one_split = (folder / "state.json", folder / "dataset_info.json")
+    return (folder / "dataset_dict.json").is_file() or all(file.is_file() for file in of_one_split)
 
 
 def open_saved(folder: Path) -> Mapping[str, Any]:

@@ -60,11 +60,9 @@ def pixel_graph(read: Callable[[Any, Any], Any] | None, pixels: Pixels) -> Any:
     @tf.function(input_signature=(*arguments, *places), autograph=False)
     def load(key: Any, verifies: Any, digest: Any, *place: Any) -> Any:
         data = read(*place) if read else place[0]
-        image, verdict = tf.cond(
-            verifies | (tf.strings.length(digest) > 0),
-            lambda: tuple(tf.numpy_function(_verified, [data, verifies, digest], (tf.string, tf.int32))),
-            lambda: (data, tf.constant(SOUND)),
-        )
+        verified = functools.partial(tf.numpy_function, _verified, [data, verifies, digest], (tf.string, tf.int32))
+        is_checked = verifies | (tf.strings.length(digest) > 0)
+        image, verdict = tf.cond(is_checked, lambda: tuple(verified()), lambda: (data, tf.constant(SOUND)))
         image, verdict = tf.ensure_shape(image, []), tf.ensure_shape(verdict, [])
         shape = pixels.image_size, pixels.image_size, pixels.format.channels
         black = functools.partial(tf.zeros, shape, pixels.format.dtype)

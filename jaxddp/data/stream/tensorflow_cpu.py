@@ -59,7 +59,6 @@ def keep_freed_memory() -> None:
     an image, and 1,000 images/s (2 cores). Call this function after the data set has started. It has no effect with
     other C libraries.
     """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
+    with contextlib.suppress(AttributeError):
         for setting, value in _SETTINGS.items():
-            mallopt(setting, value)
+            ctypes.CDLL(None).mallopt(setting, value)
