@@ -74,7 +74,7 @@ def test_cifar100_has_fine_labels(tmp_path):
 @pytest.mark.parametrize(
     ("file", "content", "message"),
     [
-        ("data_batch_4.bin", None, "no such file; download or unpack the data set again"),
+        ("data_batch_4.bin", None, "no such file; download it again"),
         ("data_batch_2.bin", bytes(3073 + 3072), "6145 bytes: expected whole records of 3073 bytes"),
         ("data_batch_2.bin", bytes(3073) + b"\x0a" + bytes(3072), "label 10 of row 1: 10 class names allow 0..9"),
         ("batches.meta.txt", b"\n", "empty; write one class name per line"),

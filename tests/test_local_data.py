@@ -22,7 +22,7 @@ from jaxddp.core.peers import ALONE
 from jaxddp.data.arrays import ArrayTable
 from jaxddp.data.batch import Batch
 from jaxddp.data.opening import open_splits
-from jaxddp.data.order import EvalOrder, SampleOrder, Shard, UnitedOrder, columns
+from jaxddp.data.order import EvalOrder, Shard, UnitedOrder, columns
 from jaxddp.data.source import labels_of
 from jaxddp.data.united import VALIDATION, class_counts, own_part, unite
 from jaxddp.setup.resources import check_placement
@@ -189,18 +189,6 @@ def test_every_process_evaluates_its_own_examples_once():
         assert (batch.label[real] == whole.labels[batch.row[real]]).all()
         rows += batch.row[real].tolist()
     assert sorted(rows) == [*range(43)]
-
-
-def test_a_process_has_only_its_own_part_of_a_batch():
-    sources = united(*TABLES)
-    order = orders(sources)[0]
-    message = "part 1 of 2 of a batch: this process has only part 0 of 2, because its data are its own"
-    with pytest.raises(InputError, match=message):
-        sources[0].train_batches(order, LOCAL, range(1), Shard(1, 2))
-    with pytest.raises(InputError, match="part 0 of 1 of a batch"):
-        sources[0].eval_batches(EvalOrder(43, 8), LOCAL)
-    with pytest.raises(InputError, match="an order of type SampleOrder: give an order of UnitedSource.order"):
-        sources[0].train_batches(SampleOrder(43, 8, 0), LOCAL, range(1), Shard(0, 2))
 
 
 def test_much_padding_is_reported_and_more_than_half_is_an_error(caplog):

@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 
 import jaxddp.augment.geometry as geometry
-from jaxddp.augment.geometry import alternate_flip, flip, resized
 from jaxddp.augment.mixing import Mixing, mix
 from jaxddp.augment.operations import color_jitter, on_planes
 from jaxddp.augment.policies import rand_augment
@@ -26,7 +25,7 @@ Augmentation = Callable[[jax.Array, jax.Array], jax.Array]
 _AUGMENT = 0x696D67
 # The augmentations of pixels with a setting of their own, in the order of use.
 _OF_PIXELS: dict[str, Callable[[jax.Array, jax.Array, AugmentConfig], jax.Array]] = {
-    "flip": lambda key, image, settings: flip(key, image),
+    "flip": lambda key, image, settings: geometry.flip(key, image),
     "pad": geometry.padded_crop,
     "rand_augment": rand_augment,
     "policy": lambda key, image, settings: POLICIES.get(settings.policy or "")(settings)(key, image),
@@ -98,10 +97,10 @@ class Preprocess:
         def augmented(epoch: jax.Array, row: jax.Array, image: jax.Array) -> jax.Array:
             if self.augment.alternate_flip:
                 first = jax.random.fold_in(key_of(0, row), _STREAMS["flip"])
-                image = alternate_flip(first, epoch, image)
+                image = geometry.alternate_flip(first, epoch, image)
             return self.augmented(key_of(epoch, row), image)
 
-        pixels = batch.image if batch.side is None else resized(batch.image, batch.side, self._compute_dtype)
+        pixels = batch.image if batch.side is None else geometry.resized(batch.image, batch.side, self._compute_dtype)
         images, mixing = jax.vmap(augmented)(batch.epoch, batch.row, pixels), None
         mixup, cutmix = self.augment.mixup, self.augment.cutmix
         if mixup or cutmix:

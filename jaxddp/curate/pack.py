@@ -16,7 +16,6 @@ from PIL import Image
 import jaxddp.core.files as files
 from jaxddp.config.data_section import Pixels
 from jaxddp.core.errors import InputError, Key, about, first_line, show
-from jaxddp.core.files import whole_folder
 from jaxddp.core.ranges import Range
 from jaxddp.core.threads import map_in_threads
 from jaxddp.data.formats.packed_records import FEATURE, MANIFEST
@@ -65,7 +64,7 @@ def pack(
     if out.exists():
         raise InputError(f"{out}: exists already; remove it, or choose another --out")
     done = count(1)
-    with whole_folder(out) as unfinished:
+    with files.whole_folder(out) as unfinished:
         first = next(iter(sources.values()))
         manifest = {
             "classes": {"ids": first.class_ids, "names": first.class_names},

@@ -2,7 +2,6 @@
 
 import bisect
 import math
-from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -200,6 +199,6 @@ class Growth:
         """Divide a range of steps at the changes of the side; yield (steps, side) for each part."""
         while steps:
             side = self.side(steps[0])
-            same = bisect_right(steps, side, key=self.side)
+            same = bisect.bisect_right(steps, side, key=self.side)
             yield steps[:same], side
             steps = steps[same:]

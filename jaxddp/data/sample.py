@@ -9,7 +9,6 @@ import numpy as np
 
 import jaxddp.core.files as files
 from jaxddp.core.errors import InputError, choices, not_installed
-from jaxddp.core.files import whole_folder
 
 _SIZE = 32
 _VALIDATION_EVERY = 6
@@ -36,7 +35,7 @@ def write_sample(name: str, out: str | Path) -> Path:
         if all((place / file).is_file() for file in sample):
             return place
         raise InputError(f"{place}: does not hold the sample {name!r}; give a new folder")
-    with whole_folder(place) as temporary:
+    with files.whole_folder(place) as temporary:
         for file, content in sample.items():
             (temporary / file).parent.mkdir(parents=True, exist_ok=True)
             (temporary / file).write_bytes(content)

@@ -138,24 +138,17 @@ class UnitedSource:
     def train_batches(
         self, order: Order, data: DataConfig, steps: range, shard: Shard = WHOLE, substitutes: Substitutes | None = None
     ) -> Iterator[Batch]:
-        self._check_shard(shard)
-        if not isinstance(order, UnitedOrder):
-            raise InputError(f"an order of type {type(order).__name__}: give an order of UnitedSource.order")
+        assert isinstance(order, UnitedOrder) and shard[:2] == (self.host, len(self.lengths))
         own = order.of_host(self.host)
         batches = self.own.train_batches(own, data, steps, substitutes=substitutes)
         return (self._united(batch, own.mask(step)) for step, batch in zip(steps, batches, strict=True))
 
     def eval_batches(self, order: EvalOrder, data: DataConfig, shard: Shard = WHOLE) -> Iterator[Batch]:
-        self._check_shard(shard)
+        assert shard[:2] == (self.host, len(self.lengths))
         size = len(shard.of(order.rows(0)))
         number = max(-(-examples // size) for examples in self.lengths)
         batches = self.own.eval_batches(EvalOrder(len(self.own), size, number), data)
         return (self._united(batch, batch.mask) for batch in batches)
-
-    def _check_shard(self, shard: Shard) -> None:
-        if (shard.index, shard.count) != (self.host, len(self.lengths)):
-            own = f"{self.host} of {len(self.lengths)}, because its data are its own"
-            raise InputError(f"part {shard.index} of {shard.count} of a batch: this process has only part {own}")
 
     def _united(self, batch: Batch, mask: np.ndarray) -> Batch:
         """Return a batch of this process with rows and labels of the union."""

@@ -314,7 +314,7 @@ def read_features(path: Path) -> LabelledFeatures:
         InputError: the file cannot be read, is no such file, or its images have no label or several.
     """
     read = {"npz": _read_npz, "parquet": _read_parquet}[format_of(path, FeatureFormat)]
-    with files.reading(path, _ADVICE), as_input_errors(path, _ADVICE, missing=_ADVICE):
+    with as_input_errors(path, _ADVICE):
         with files.open_regular(path) as file:
             arrays = read(path, file)
         if missing := [name for name in ("features", "layer", "network") if name not in arrays]:

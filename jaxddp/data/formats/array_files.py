@@ -22,15 +22,13 @@ _DAMAGE = (AttributeError, EOFError, LookupError, NotImplementedError, TypeError
 
 
 @contextmanager
-def as_input_errors(
-    where: Path | str, damaged: str = "download it again", *, missing: str = "download or unpack the data set again"
-) -> Iterator[None]:
+def as_input_errors(where: Path | str, advice: str = "download it again") -> Iterator[None]:
     """Turn errors in the block, which reads a file, into an `InputError` whose message begins with `where`.
 
     Args:
-        damaged, missing: the advice for a file that is damaged or missing.
+        advice: what to do if the file is damaged or missing.
     """
-    with files.reading(where, "give a readable file", missing=f"no such file; {missing}"):
+    with files.reading(where, "give a readable file", missing=f"no such file; {advice}"):
         try:
             yield
         except InputError as error:
@@ -41,7 +39,7 @@ def as_input_errors(
         # NotImplementedError for a version that it does not know.
         # A manifest whose values have other types raises AttributeError or TypeError.
         except (*_DAMAGE, zlib.error, gzip.BadGzipFile, BadZipFile) as error:
-            raise InputError(f"{where}: damaged ({error}); {damaged}") from None
+            raise InputError(f"{where}: damaged ({error}); {advice}") from None
 
 
 def read_rest(stream: BufferedIOBase, promised: int, stored: int | None) -> bytearray:

@@ -7,9 +7,7 @@ A file is a sequence of records: one byte for the label (CIFAR-100: the coarse l
 bytes of pixels: 32 rows of 32 red values, then the green, then the blue.
 """
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
@@ -25,19 +23,11 @@ _CIFAR10 = {"train": tuple(f"data_batch_{i}.bin" for i in range(1, 6)), "val": (
 _CIFAR100 = {"train": ("train.bin",), "val": ("test.bin",)}
 
 
-class _Version(NamedTuple):
-    """A published archive: its folder, the files of each split, the file of class names, and the bytes of a label."""
-
-    folder: str
-    files: Mapping[str, tuple[str, ...]]
-    names: str
-    label_bytes: int
-
-
-_VERSIONS = (
-    _Version("cifar-10-batches-bin", _CIFAR10, "batches.meta.txt", label_bytes=1),
-    _Version("cifar-100-binary", _CIFAR100, "fine_label_names.txt", label_bytes=2),
-)
+_VERSIONS = {
+    "cifar-10-batches-bin": ("batches.meta.txt", 1, _CIFAR10),
+    "cifar-100-binary": ("fine_label_names.txt", 2, _CIFAR100),
+}
+"""By the folder of a published archive: the file of class names, the bytes of a label, and the files of each split."""
 
 
 def holds_cifar(folder: Path) -> bool:
@@ -55,15 +45,16 @@ def read_cifar(folder: Path, split: Split) -> ArrayTable:
     (place, version), *others = _find_archives(folder)
     if others:
         raise InputError(f"{folder}: two data sets, {place} and {others[0][0]}; give one of these folders")
-    names = read_names(place / version.names)
-    parts = [_read(place / name, version.label_bytes, len(names)) for name in version.files[split]]
+    names_file, label_bytes, files_of_splits = _VERSIONS[version]
+    names = read_names(place / names_file)
+    parts = [_read(place / name, label_bytes, len(names)) for name in files_of_splits[split]]
     images, labels = (np.concatenate(column) for column in zip(*parts, strict=True))
     return ArrayTable(images, labels, names)
 
 
-def _find_archives(folder: Path) -> list[tuple[Path, _Version]]:
-    places = [(place, version) for version in _VERSIONS for place in (folder, folder / version.folder)]
-    return [(at, of) for at, of in places if at.is_dir() and (at.name == of.folder or (at / of.names).is_file())]
+def _find_archives(folder: Path) -> list[tuple[Path, str]]:
+    places = [(place, version) for version in _VERSIONS for place in (folder, folder / version)]
+    return [(at, of) for at, of in places if at.is_dir() and (at.name == of or (at / _VERSIONS[of][0]).is_file())]
 
 
 def _read(file: Path, label_bytes: int, num_classes: int) -> tuple[np.ndarray, np.ndarray]:

@@ -62,14 +62,14 @@ def train_solutions(
         InputError: a file has a fault, or a link leads out of the root. The message names file, line and value.
         Unreachable: the store of a URL does not answer.
     """
-    return _read_labelled(root, csv, classes, cache, "train")
+    return _read_labelled(root, csv, classes, cache, "train", raise_fault)
 
 
 def val_solutions(
     root: AnyPath, csv: AnyPath = VAL_CSV, classes: ClassSelection = None, cache: AnyPath | None = None
 ) -> ExampleTable:
     """Read the validation examples, whose images are in one folder; otherwise see `train_solutions`."""
-    return _read_labelled(root, csv, classes, cache, "val")
+    return _read_labelled(root, csv, classes, cache, "val", raise_fault)
 
 
 def test_listing(root: AnyPath, csv: AnyPath = TEST_CSV, cache: AnyPath | None = None) -> ExampleTable:
@@ -84,12 +84,7 @@ def test_listing(root: AnyPath, csv: AnyPath = TEST_CSV, cache: AnyPath | None =
 
 
 def _read_labelled(
-    root: AnyPath,
-    csv: AnyPath,
-    classes: ClassSelection,
-    cache: AnyPath | None,
-    split: Split,
-    refuse: Refuse = raise_fault,
+    root: AnyPath, csv: AnyPath, classes: ClassSelection, cache: AnyPath | None, split: Split, refuse: Refuse
 ) -> ExampleTable:
     entry, data_root, file = _open(root, csv, cache, split)
     mapping = read_mapping(data_root.file(SYNSET_MAPPING), refuse)

@@ -8,7 +8,6 @@ Rows, ids, labels and classes equal those of the original data set, so training 
 """
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -61,7 +60,7 @@ def read_packed(root: Path, split: Split, refuse: Refuse = raise_fault) -> Examp
 
 
 def _columns(file: Path, num_files: int) -> list[np.ndarray]:
-    with as_input_errors(file, _PACK_AGAIN, missing=_PACK_AGAIN):
+    with as_input_errors(file, _PACK_AGAIN):
         files.open_regular(file).close()
         columns = [unpack_array(file, name) for name in ("id", "label", "shard", "offset")]
         kinds, shapes = "".join(column.dtype.kind for column in columns), {column.shape for column in columns}
@@ -70,9 +69,9 @@ def _columns(file: Path, num_files: int) -> list[np.ndarray]:
         return columns
 
 
-def _manifest(root: Path) -> dict[str, Any]:
+def _manifest(root: Path) -> dict:
     file = root / MANIFEST
-    with as_input_errors(file, _PACK_AGAIN, missing=_PACK_AGAIN):
+    with as_input_errors(file, _PACK_AGAIN):
         manifest = files.parse_json(files.read(file), dict)
         ids, names = (manifest["classes"][key] for key in ("ids", "names"))
         sizes = [size for split in manifest["splits"].values() for size in split["files"].values()]

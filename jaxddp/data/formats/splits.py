@@ -6,13 +6,12 @@ ROOT/*.tar                                      one split, which `data.val_share
 ROOT/shards-{000000..000146}.tar                a pattern with ranges, lists `{a,b}` or `*`; also one split
 """
 
-import dataclasses
 import itertools
 import math
 import re
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
 import numpy as np
@@ -65,7 +64,7 @@ class ShardFormat:
         if split not in shards:
             raise InputError(f"{folder.name()}: no shards of its {split} split; call them {split}-*{self.suffix}")
         table = self.read(place, folder, split, shards)
-        table = dataclasses.replace(table, store=with_cache(table.store, folder, place.data.local_cache))
+        table = replace(table, store=with_cache(table.store, folder, place.data.local_cache))
         return table.without(np.flatnonzero(table.labels == REFUSED)).select(place.data.classes)
 
 

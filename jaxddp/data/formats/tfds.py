@@ -11,7 +11,6 @@ import os
 import re
 from collections.abc import Mapping
 from itertools import accumulate
-from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -30,16 +29,13 @@ from jaxddp.data.storage.store import LocalFiles, check_regular
 from jaxddp.data.table import ExampleTable
 
 _PREFIX = "tfds:"
+_DATA = DataConfig()
 _REFUSED = -1
 """The label of a rejected record."""
 
 
 def read_tfds(
-    name: str,
-    split: Split,
-    data_dir: str | PathLike[str] | None = None,
-    refuse: Refuse = raise_fault,
-    data: DataConfig | None = None,
+    name: str, split: Split, data_dir: Path | str | None = None, refuse: Refuse = raise_fault, data: DataConfig = _DATA
 ) -> ExampleTable:
     """Read the examples of one split of a prepared data set.
 
@@ -61,7 +57,7 @@ def read_tfds(
     builder = _open_builder(name, data_dir)
     root, info = Path(builder.data_dir), builder.info
     image, label = _feature_names(root, info.features)
-    of_set = required_split(root, info.splits, split, data or DataConfig())
+    of_set = required_split(root, info.splits, split, data)
     files_of_split = zip(info.splits[of_set].filenames, info.splits[of_set].shard_lengths, strict=True)
     # The file of a shard without records need not exist.
     lengths = {str(file): int(length) for file, length in files_of_split if length}
@@ -101,7 +97,7 @@ def _import_tfds() -> Any:
     return tensorflow_datasets
 
 
-def _open_builder(name: str, data_dir: str | PathLike[str] | None) -> Any:
+def _open_builder(name: str, data_dir: Path | str | None) -> Any:
     """Return the data set, of the highest version that is prepared, from its files only, without its own code."""
     tfds = _import_tfds()
     # This is also the default folder of tensorflow-datasets.
