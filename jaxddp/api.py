@@ -96,8 +96,6 @@ def resnet(
     """
     known = [field.name for field in dataclasses.fields(ResNetSettings)]
     for key in options.keys() - {*known}:
-        if arguments.OPTIONS.get(key, "").startswith("model."):
-            raise InputError(f"resnet: {key} is an option of prepare_training; give it there")
         raise InputError(f"resnet: unknown option {key!r}; {choices(key, known)}")
     settings = replaced(ModelConfig(), {"name": name, **options})
     return build(settings, checked(num_classes, int, "num_classes"), dtype, param_dtype)
@@ -173,10 +171,8 @@ def prepare_training(
     if labels_of(table).several:
         config, objects["loss"] = config.replace(eval={"metrics": ("map",)}), sigmoid_cross_entropy
     resources = resources_of(config, topology, table, arguments.check_unlabelled(unlabelled))
-    recipe = make_recipe(
-        config, topology, resources, objects_of_arguments(**objects), precision=options.get("precision")
-    )
-    return initialize_network(recipe)
+    given = objects_of_arguments(**objects)
+    return initialize_network(make_recipe(config, topology, resources, given, precision=options.get("precision")))
 
 
 @errors_name_arguments()
@@ -438,9 +434,7 @@ def _which(step: str | int) -> str:
     return step if isinstance(step, str) else str(checked(step, int, "step"))
 
 
-@errors_name_arguments(
-    {"data.path": "path", "data.val_share": "val_share", "data.classes": "classes", "data.manifest": "manifest"}
-)
+@errors_name_arguments({f"data.{key}": key for key in ("path", "val_share", "classes", "manifest")})
 def open_data(
     path: str | os.PathLike[str],
     val_share: float | None = None,

@@ -55,9 +55,6 @@ _NAMES = {
 }
 """The argument of each key of a config."""
 
-_OBJECTS = "objects."
-"""Prefix of the keys of config.json that identify objects from arguments."""
-
 
 def config_of_options(options: Mapping[str, Any], objective: Any, seed: int, other_names: Iterable[str] = ()) -> Config:
     """Return the config of the options of `prepare_training`.
@@ -111,7 +108,8 @@ def errors_name_arguments(names: Mapping[str, str] = _NAMES) -> Iterator[None]:
     """
 
     def as_argument(key: Key) -> str:
-        name = key.name.removeprefix(_OBJECTS) if key.name.startswith(_OBJECTS) else names.get(key.name)
+        # Keys of config.json that identify objects from arguments begin with "objects.".
+        name = key.name.partition("objects.")[2] or names.get(key.name)
         if name is None:
             return str(key)
         if key.has_value and key.name.endswith(".batch_size"):
@@ -228,6 +226,5 @@ def check_evaluation(state: TrainState, setup: RunSetup, table: Source, *, one_l
     check_state(state, setup)
     check_source(table, "table")
     if one_label and labels_of(table).several:
-        raise InputError(
-            "table: its images may have several labels, and this function takes one; use the metrics of evaluate"
-        )
+        problem = "table: its images may have several labels, and this function takes one"
+        raise InputError(problem, advice="use the metrics of evaluate")

@@ -339,7 +339,6 @@ def test_open_data_names_the_bad_argument(arguments, expected, tmp_path):
         ("num_classes", "10", "num_classes='10': expected a whole number"),
         ("width", "64", "width='64': expected a whole number, 1 to 4,096"),
         ("dtype", "int8", "resnet: dtype='int8'; give \"float32\", \"bfloat16\", \"float16\" or \"float64\""),
-        ("weights", "w.safetensors", "resnet: weights is an option of prepare_training; give it there"),
         ("widht", 64, "resnet: unknown option 'widht'; did you mean 'width'? there are: batch_norm, blur_pool, "
          "shortcut_norm, stem, weight_init, width, zero_init_last_scale"),
     ],

@@ -1,6 +1,5 @@
 """Feeds the training step with batches, or with the row numbers of images that are kept on the devices."""
 
-import functools
 import itertools
 import math
 from collections import deque
@@ -110,8 +109,8 @@ class Feed:
         shape = len(batch.row), *self.source.image_shape(self.data)
         image = jax.ShapeDtypeStruct(shape, image_dtype(self.source, self.data))
         batch = batch._replace(image=image, substituted=batch.mask if self.substitutes else None)
-        place = functools.partial(jax.ShapeDtypeStruct, sharding=self.topology.sharded)
-        shapes = jax.tree.map(lambda column: place(column.shape, column.dtype), batch)
+        sharded = self.topology.sharded
+        shapes = jax.tree.map(lambda column: jax.ShapeDtypeStruct(column.shape, column.dtype, sharding=sharded), batch)
         return shapes._replace(unlabelled=self.unlabelled and self.unlabelled.abstract_batch())
 
     def loading_and_resizing(self, side: int) -> tuple[DataConfig, Side | None]:

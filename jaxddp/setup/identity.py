@@ -38,7 +38,6 @@ def identity(recipe: Recipe, supervised_objective: Objective, state: TrainState)
     logits = jax.ShapeDtypeStruct((2, num_classes), jnp.float32)
     labels = logits if recipe.loss.labels.several else jax.ShapeDtypeStruct((2,), jnp.int32)
     key = jax.eval_shape(lambda: jax.random.key(0))
-    image = jax.ShapeDtypeStruct(image_shape, jnp.float32)
     digests = {"loss": name_and_digest(recipe.loss.function, logits, labels)}
     for name, metric in recipe.metrics.items():
         function, arguments = metric, (logits, labels)
@@ -66,6 +65,7 @@ def identity(recipe: Recipe, supervised_objective: Objective, state: TrainState)
     if recipe.schedule is not None:
         digests["schedule"] = name_and_digest(recipe.schedule, jax.ShapeDtypeStruct((), jnp.int32))
     if recipe.augmentation is not None:
+        image = jax.ShapeDtypeStruct(image_shape, jnp.float32)
         digests["augmentation"] = name_and_digest(recipe.augmentation, key, image)
     # Parts without arrays in the state may change on resume.
     if parts := [part for part in recipe.parts if part.name in state.parts]:

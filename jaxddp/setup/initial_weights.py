@@ -4,7 +4,7 @@ import functools
 import logging
 import os
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -53,7 +53,7 @@ class WeightsTarget:
     model: Model
     image_shape: ImageShape
     num_classes: int
-    class_ids: Sequence[str] = ()
+    class_ids: tuple[str, ...] = ()
     new_layers: Layers = NO_LAYERS
     needs_head: bool = False
 
@@ -84,12 +84,10 @@ def initial_weights(path: Path, target: WeightsTarget, topology: Topology) -> di
         # `jaxddp push` writes the signature beside a file of weights.
         is_pushed = path.name == WEIGHTS_FILE and os.path.isfile(path.parent / CONFIG_FILE)
         signature = Signature.read(path.parent) if is_pushed else None
-    class_ids = tuple(target.class_ids)
-    has_other_classes = signature is not None and bool(class_ids) and signature.class_ids != class_ids
+    has_other_classes = signature is not None and bool(target.class_ids) and signature.class_ids != target.class_ids
     if has_other_classes and target.needs_head:
         raise InputError(f"{path}: its classes differ from those of the data; give data with the same classes")
-    stored_shape = signature.image_shape if signature is not None else None
-    images = ImageArrays.of(target.model, target.image_shape, stored_shape)
+    images = ImageArrays.of(target.model, target.image_shape, signature.image_shape if signature is not None else None)
     heads, crc = {"new_head": has_other_classes, "needs_head": target.needs_head}, 0
     with about(path):
         matched = match(target.shapes, stored, namings, target.num_classes, target.new_layers, **heads, images=images)

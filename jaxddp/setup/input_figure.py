@@ -66,9 +66,8 @@ def show(recipe: Recipe, step: int, count: int, out: Path) -> str:
 
     Raises: InputError if the config or the data are wrong, or the picture cannot be written.
     """
-    picture = input_figure(recipe.feed, recipe.preprocess, step, count)
     files.create(out.parent)
-    files.replace(out, png(picture))
+    files.replace(out, png(input_figure(recipe.feed, recipe.preprocess, step, count)))
     batch_size, growth = recipe.feed.order.batch_size, recipe.feed.growth
     side = "" if growth is None else f", {growth.side(step - 1)}x{growth.side(step - 1)} pixels"
     return f"{min(count, batch_size)} of {counted(batch_size, 'image')} of step {step}{side}"

@@ -113,15 +113,13 @@ def _seconds(step: UnequalStep, setup: RunSetup, batch: Batch) -> list[float]:
         return list(pool.map(wait, devices))
 
 
-def settle_shares(
-    setup: RunSetup, directory: Path | None = None, run_id: str = "", *, resumes: bool = False
-) -> RunSetup:
+def settle_shares(setup: RunSetup, workdir: Path | None = None, run_id: str = "", *, resumes: bool = False) -> RunSetup:
     """Return the setup with the sizes of the slices of a run. Measure the devices for "auto", and log a line.
 
     All processes of a job must call this function together.
 
     Args:
-        directory: the work directory, whose file keeps the measured shares; None for a run without one.
+        workdir: the work directory, whose file keeps the measured shares; None for a run without one.
         run_id: the id of the run.
         resumes: whether the run is resumed. It then uses the shares of the file, unless the devices have changed.
 
@@ -133,7 +131,7 @@ def settle_shares(
         return setup
     origin = f"parallel.shares={shares}"
     if shares == AUTO and topology.num_devices > 1:
-        file = None if directory is None else directory / SHARES_FILE
+        file = None if workdir is None else workdir / SHARES_FILE
         kinds = [device.device_kind for device in topology.mesh.devices.flat]
         content = {RUN_ID: run_id, "shares": "", "processes": topology.process_count, "devices": kinds}
         # Process 0 reads the file, because other hosts may not see its last write yet.

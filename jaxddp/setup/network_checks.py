@@ -13,7 +13,7 @@ from jaxddp.config.layers import NO_LAYERS, Layers
 from jaxddp.core.errors import InputError, Key, counted, first_line, kind_of
 from jaxddp.engine.objective import wide_logits
 from jaxddp.measure.cost import count_flops, operations_in, origins
-from jaxddp.mesh import AXIS, Topology
+from jaxddp.mesh import AXIS
 from jaxddp.models.adapt import FunctionModel, LinenModel, NNXModel, has_dropout, takes_cpu_convolutions
 from jaxddp.models.interface import Model, by_path, name_of, other_switches, takes_example_keys, trees_of
 from jaxddp.setup.resources import ImageShape, Layout, TrainingData
@@ -43,9 +43,7 @@ def check_eval_size(data: DataConfig, model: Model, training_data: TrainingData)
 
 
 def _check_accepted(model: Model, made_for: ImageShape, shape: ImageShape, key: str, data: DataConfig) -> None:
-    if shape == made_for:
-        return
-    if reason := reason_of_rejection(model, trees_of(model, made_for), made_for, shape):
+    if shape != made_for and (reason := reason_of_rejection(model, trees_of(model, made_for), made_for, shape)):
         size, other = ("x".join(map(str, each[:2])) for each in (made_for, shape))
         problem = f": the network that is made for {size} pixels does not take {other} ({reason})"
         advice = "leave ", Key(f"data.{key}"), " out, or choose another network"
@@ -95,16 +93,14 @@ def _selects(layers: Layers, name: str) -> bool:
     return layers.selects(name, name.partition("/")[2])
 
 
-def check_network(
-    model: Model, where: str, config: Config, data: TrainingData, topology: Topology, precision: str | None
-) -> None:
+def check_network(model: Model, where: str, config: Config, layout: Layout, precision: str | None) -> None:
     """Check a user's network before training, and log how it computes. Raises: InputError.
 
     Args:
         where: the beginning of the lines of the log.
         precision: the `train.precision` that the user set, which the network must have; None for a default.
     """
-    used = config.train.precision or "float32"
+    used, data, topology = config.train.precision or "float32", layout.training_data, layout.way.topology
     evaluation, training = check_outputs(model, data.image_shape, data.num_classes, used)
     shares = dtypes_of_products(evaluation)
     computed = next(iter(shares), used)
@@ -133,9 +129,7 @@ def brings_weights(model: Model) -> bool:
     return isinstance(model, NNXModel) and model.make is None
 
 
-def check_outputs(
-    model: Model, image_shape: tuple[int, int, int], num_classes: int, precision: str = "float32"
-) -> tuple[Any, Any]:
+def check_outputs(model: Model, image_shape: ImageShape, classes: int, precision: str = "float32") -> tuple[Any, Any]:
     """Check that a network returns one logit per class for each image, in evaluation and in training.
 
     Args:
@@ -148,7 +142,7 @@ def check_outputs(
     Raises:
         InputError: the network returns something else.
     """
-    modes = [_trace(model, image_shape, precision, train=train, num_classes=num_classes) for train in (False, True)]
+    modes = [_trace(model, image_shape, precision, train=train, classes=classes) for train in (False, True)]
     evaluation, training = modes
     return evaluation, training if training.out_avals else None
 
@@ -175,9 +169,7 @@ def in_precision(model: Model, image_shape: ImageShape, precision: str | None) -
     return in_dtype if not follows(model) and follows(in_dtype) else model
 
 
-def _trace(
-    model: Model, image_shape: ImageShape, precision: str, *, train: bool, num_classes: int | None = None
-) -> Any:
+def _trace(model: Model, image_shape: ImageShape, precision: str, *, train: bool, classes: int | None = None) -> Any:
     """Return the jaxpr of a network in a mode: (state, params, images, key) to (new state, logits).
 
     The jaxpr of training has no outputs if the network does not accept so few images, as with ghost batch norm. The
@@ -197,7 +189,7 @@ def _trace(
         if not isinstance(result, tuple) or len(result) != 2:
             raise InputError(f"the model's apply returned {kind_of(result)}; return a pair (logits, model_state)")
         logits, new_state = result
-        return new_state, logits if num_classes is None else _checked_logits(logits, num_classes, train=train)
+        return new_state, logits if classes is None else _checked_logits(logits, classes, train=train)
 
     # The trace needs the axis of the devices, because a batch norm may average over it.
     key = jax.eval_shape(lambda: jax.random.key(0))
@@ -237,11 +229,8 @@ def notices(
     if training is None:
         return
     (*of_state, (sources, _)), (*_, (of_evaluation, _)) = origins(training.jaxpr), origins(evaluation.jaxpr)
-    paths = [
-        (index, path)
-        for index, (path, leaf) in enumerate(by_path((), state).items())
-        if jnp.issubdtype(leaf.dtype, jnp.floating)
-    ]
+    arrays = enumerate(by_path((), state).items())
+    paths = [(index, path) for index, (path, leaf) in arrays if jnp.issubdtype(leaf.dtype, jnp.floating)]
     is_copied = lambda index: of_state[index][1] == index  # noqa: E731
     if unchanged := [path for index, path in paths if is_copied(index) and not _selects(frozen, path)]:
         yield f"training does not change {listed(unchanged)}, as if the network were in evaluation mode; {advice}"

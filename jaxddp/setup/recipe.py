@@ -94,7 +94,7 @@ class Recipe:
         layout = layout or Layout.of(config, topology, TrainingData.of(resources.train, config.data))
         data, augmentation = layout.training_data, objects.get("augmentation")
         check_sizes(config.data, objects["model"], layout)
-        feed = _feed(config, topology, resources, layout, objects.get("objective", supervised))
+        feed = _feed(config, resources, layout, objects.get("objective", supervised))
         check_normalization(config.data, data.image_shape)
         preprocess = Preprocess.of(config, config.data.augment, augmentation)
         for shape in layout.shapes:
@@ -171,15 +171,13 @@ def minimized(make_objective: Callable[[Objective], TrainObjective], supervised:
     return objective
 
 
-def make_recipe(
-    config: Config, topology: Topology, resources: Resources, user_object: ObjectSource, **options: Any
-) -> Recipe:
-    """Make the recipe of a config, its data and devices, and the objects that the user provides.
+def make_recipe(config: Config, topology: Topology, resources: Resources, given: ObjectSource, **more: Any) -> Recipe:
+    """Make the recipe of a config, its data and devices, and the objects that are given by the user.
 
-    For the `options`, see `make_objects`. Raises: InputError; see `make_objects` and `Recipe.of`.
+    For `more` arguments, see `make_objects`. Raises: InputError; see `make_objects` and `Recipe.of`.
     """
     layout = Layout.of(config, topology, TrainingData.of(resources.train, config.data))
-    return Recipe.of(config, topology, resources, layout=layout, **make_objects(config, layout, user_object, **options))
+    return Recipe.of(config, topology, resources, layout=layout, **make_objects(config, layout, given, **more))
 
 
 def make_objects(
@@ -199,7 +197,7 @@ def make_objects(
     """
     data, topology, schedule = layout.training_data, layout.way.topology, rate or make_schedule(config, layout.steps)
     loss, eval_loss = losses_of(config, data, objects)
-    check = lambda model, where: check_network(model, where, config, data, topology, precision)  # noqa: E731
+    check = lambda model, where: check_network(model, where, config, layout, precision)  # noqa: E731
     model = model_of(config, data.num_classes, objects, data.image_shape, check)
     optimizer, kernels, uses_schedule = _optimizer(config, schedule, model, data.image_shape, objects)
     objective: Any = OBJECTIVES.get(config.objective.name)
@@ -258,11 +256,9 @@ def _optimizer(
     return OPTIMIZERS.get(config.optimizer.name)(*arguments, kernels), kernels, True
 
 
-def _feed(
-    config: Config, topology: Topology, resources: Resources, layout: Layout, objective: Callable[..., Any]
-) -> Feed:
+def _feed(config: Config, resources: Resources, layout: Layout, objective: Callable[..., Any]) -> Feed:
     """Return the feed of the training data, with the unlabelled data if the objective may read them."""
-    source, unlabelled = resources.train, resources.unlabelled
+    source, unlabelled, topology = resources.train, resources.unlabelled, layout.way.topology
     check_labelled(own_part(source), "training data")
 
     def feed_of(source: Source, order: SampleOrder) -> Feed:

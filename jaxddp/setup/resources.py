@@ -8,20 +8,13 @@ from typing import Any, cast
 
 import numpy as np
 
+import jaxddp.data.opening as opening
 from jaxddp.config import Config, DataConfig, ParallelConfig
 from jaxddp.config.values import flatten
 from jaxddp.core.errors import InputError, Key, counted, some
 from jaxddp.core.peers import Peers
 from jaxddp.core.phases import doing
 from jaxddp.data.batch import Division, Growth
-from jaxddp.data.opening import (
-    few_labels,
-    labelled_and_unlabelled,
-    open_tables,
-    open_unchecked,
-    open_validation_split,
-    sample_images,
-)
 from jaxddp.data.source import LabelKind, Source, SourceTable, check_labelled, image_dtype, labels_of
 from jaxddp.data.united import VALIDATION, class_counts, own_part, unite
 from jaxddp.engine.compilation import keep_compiled_programs, step_options
@@ -64,10 +57,10 @@ class TrainingData:
     @classmethod
     def of(cls, source: Source, data: DataConfig) -> "TrainingData":
         """Return the properties of a source that is read with the settings `data`."""
-        images = functools.partial(sample_images, own_part(source), data)
+        images = functools.partial(opening.sample_images, own_part(source), data)
         shapes = source.image_shape(data), source.image_shape(data.of_evaluation)
-        kind, counts = labels_of(source).kind, class_counts(source)
-        return cls(len(source), kind, counts, images, *shapes, image_dtype(source, data))
+        dtype = image_dtype(source, data)
+        return cls(len(source), labels_of(source).kind, class_counts(source), images, *shapes, dtype)
 
     @property
     def num_classes(self) -> int:
@@ -109,7 +102,6 @@ class Layout:
         way, plan = choose_way(config, topology), Plan.of(config, data.num_examples)
         if way.parts:
             config.model.batch_statistics.check(config.train.batch_size, way.parts)
-        division = Division.of(config, way.shares)
         shapes, (height, width, channels) = (data.image_shape,), data.image_shape
         if config.data.grow_from is not None and height != width:
             problem = f": these images are {height}x{width}, and only square images can grow"
@@ -118,7 +110,7 @@ class Layout:
         growth = Growth.of(config.data, width, **plan.lengths)
         if growth is not None:
             shapes = tuple((side, side, channels) for _, side in growth.segments(range(plan.total_steps)))
-        return cls(data, plan, steps_of(config, plan), way, division, growth, shapes)
+        return cls(data, plan, steps_of(config, plan), way, Division.of(config, way.shares), growth, shapes)
 
 
 def join_job(job: Job | None, parallel: ParallelConfig) -> Peers:
@@ -178,11 +170,9 @@ class Resources:
 
         Raises: InputError if an image is missing (a run would find out at its first validation); see also `unite`.
         """
-        if val is not None:
-            if getattr(val, "verified", None) is not None:
-                cast(SourceTable, val).check(data)
-            val = unite(val, data, peers, VALIDATION)
-        return replace(self, val=val)
+        if getattr(val, "verified", None) is not None:
+            cast(SourceTable, val).check(data)
+        return replace(self, val=None if val is None else unite(val, data, peers, VALIDATION))
 
 
 def resources_of(config: Config, topology: Topology, train: Source, unlabelled: Source | None) -> Resources:
@@ -197,22 +187,22 @@ def open_resources(config: Config, topology: Topology) -> Resources:
     choose_way(config, topology)
     data = _data_of_process(config, topology, measures=bool(config.eval.every.amount))
     options = step_options(config, topology)
-    train, val = _united(*open_tables(data, config.eval.limit), config, topology)
+    train, val = _united(*opening.open_tables(data, config.eval.limit), config, topology)
     check_comparable(val, train, config.data)
-    train, unlabelled = labelled_and_unlabelled(train, config.data)
+    train, unlabelled = opening.labelled_and_unlabelled(train, config.data)
     return Resources(train, val, options, unlabelled)
 
 
 def open_validation(config: Config, topology: Topology) -> tuple[Source, Source]:
     """Open the training and the validation data. Check only the images of the validation data. Raises: InputError."""
-    train, val = open_unchecked(_data_of_process(config, topology), config.eval.limit)
+    train, val = opening.open_unchecked(_data_of_process(config, topology), config.eval.limit)
     with doing("looking for the images"):
         val.check(config.data)
     train, val = _united(train, val, config, topology)
     check_labelled(own_part(val), VALIDATION)
     check_comparable(val, train, config.data)
     if config.data.labels_per_class is not None:
-        train = few_labels(train, config.data.labels_per_class, config.data.labels_seed)
+        train = opening.few_labels(train, config.data.labels_per_class, config.data.labels_seed)
     return train, val
 
 
@@ -225,7 +215,7 @@ def open_validation_alone(config: Config, topology: Topology, *, of_all: bool) -
     Raises: InputError.
     """
     data = _data_of_process(config, topology)
-    val = open_validation_split(replace(data, classes=None) if of_all else data)
+    val = opening.open_validation_split(replace(data, classes=None) if of_all else data)
     if of_all and data.classes is not None:
         val = val.rows(labels_of(val).select(data.classes, val.name(0))[1])
     if config.eval.limit is not None:
@@ -286,10 +276,8 @@ def warn_of_unseen_classes(source: Source, trained: Source) -> None:
     unseen = np.flatnonzero((counts > 0) & (trained_counts == 0))
     if len(unseen):
         names = some([repr(source.class_names[label]) for label in unseen])
-        _log.warning(
-            f"validation data: {counts[unseen].sum():,} of {counted(len(source), 'example')} are of classes without "
-            f"any training examples: {names}"
-        )
+        shares = f"{counts[unseen].sum():,} of {counted(len(source), 'example')}"
+        _log.warning(f"validation data: {shares} are of classes without any training examples: {names}")
 
 
 _CHOSEN = None, "the examples are chosen among those of all processes"

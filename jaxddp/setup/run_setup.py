@@ -46,10 +46,8 @@ from jaxddp.setup.user_objects import objects_of_hooks
 from jaxddp.training.evaluation import Evaluator, ImagePredictor
 from jaxddp.training.run import Chunk, Chunks
 
-_SETTINGS = (
-    *("jax_enable_x64", "jax_default_matmul_precision", "jax_default_prng_impl", "jax_threefry_partitionable"),
-    "jax_numpy_dtype_promotion",
-)
+_SETTINGS = ["jax_enable_x64", "jax_default_matmul_precision", "jax_default_prng_impl"]
+_SETTINGS += ["jax_threefry_partitionable", "jax_numpy_dtype_promotion"]
 
 
 def settings() -> dict[str, str]:
@@ -314,10 +312,9 @@ def check_state(state: Any, setup: RunSetup, *, to_train: bool = False) -> None:
         problem = "state: {} is {}, and {} in this setup".format(*difference)
         raise InputError(problem, advice="give a state of its model and optimizer")
     step, devices = state.step, set(setup.topology.mesh.devices.flat)
-    if isinstance(step, jax.Array) and step.committed and step.sharding.device_set != devices:
-        problem = (
-            f"state: it is on {len(step.sharding.device_set)} devices, which are not the {len(devices)} of this setup"
-        )
+    held = step.sharding.device_set if isinstance(step, jax.Array) and step.committed else devices
+    if held != devices:
+        problem = f"state: it is on {len(held)} devices, which are not the {len(devices)} of this setup"
         raise InputError(problem, advice="give setup.topology.replicate(jax.device_get(state))")
 
 
@@ -335,8 +332,7 @@ def open_recipe(file: RecipeFile, rate: optax.Schedule | None = None) -> Recipe:
     with doing("making network, loss and optimizer"):
         # The config.json of a run holds the precision that its platform chose.
         chosen = config.train.precision if "train.precision" in file.set_keys else None
-        objects = objects_of_hooks(file.hooks)
-        recipe = make_recipe(config, topology, resources, objects, rate=rate, precision=chosen)
+        recipe = make_recipe(config, topology, resources, objects_of_hooks(file.hooks), rate=rate, precision=chosen)
         recipe = dataclasses.replace(recipe, file=file)
         recipe.early_stopping()
         if rate is None:
@@ -439,28 +435,10 @@ def check_keys_of_hooks(file: RecipeFile, recipe: Recipe) -> None:
             jax.eval_shape(recipe.optimizer.update, params, jax.eval_shape(recipe.optimizer.init, params), params)
         except Exception:
             return
-    read = set[str]().union(*(hook.read for hook in file.hooks.values())) | _read_by_others(file, recipe)
-    problems, names = dict[str, Words](), set[str]()
-    for kind in kinds:
-        hook = file.hooks[kind.hook]
-        reader = f"{kind.hook} of {hook.path.stem if is_built_in(hook.path) else hook.path}"
-        keys = {kind.key} if kind is OBJECTIVES else {kind.key, *kind.readers(), *kind.also_read}
-        unread = keys & set_keys - read
-        problems |= {
-            key: (Key(key, values[key]), f" has no effect, because {reader} does not read it") for key in sorted(unread)
-        }
-        names |= {kind.key} if unread and kind is not SCHEDULES else set()
-    if problems:
-        advice: tuple[Words, ...] = ("leave it out" if len(problems) == 1 else "leave them out",)
-        if len(names - problems.keys()) == 1:
-            advice += (", or replace the hook by setting ", *map(Key, names))
-        raise InputError(*joined("; ", problems.values()), advice=advice)
-
-
-def _read_by_others(file: RecipeFile, recipe: Recipe) -> set[str]:
-    """Return the keys of a schedule that have an effect beside a hook: on its arguments, or on a part of the step."""
-    of_hook = file.hooks[OPTIMIZERS.hook].read if OPTIMIZERS.hook in file.hooks else ()
-    name, read = recipe.config.optimizer.schedule, set[str]()
+    read = set[str]().union(*(hook.read for hook in file.hooks.values()))
+    of_hook = file.hooks[OPTIMIZERS.hook].read if OPTIMIZERS in kinds else ()
+    # The keys of a schedule have an effect beside a hook: on its arguments, or on a part of the step.
+    name = recipe.config.optimizer.schedule
     of_schedule = {SCHEDULES.key, *SCHEDULES.keys_read(name)}
     if CALLED in of_hook:
         read |= {*of_schedule, *SCHEDULES.also_read}
@@ -469,4 +447,17 @@ def _read_by_others(file: RecipeFile, recipe: Recipe) -> set[str]:
     if "optimizer.learning_rate" in of_hook:
         # The hook receives the learning rate for the batch size.
         read |= {"optimizer.reference_batch", "optimizer.scaling"}
-    return read
+    problems, names = dict[str, Words](), set[str]()
+    for kind in kinds:
+        hook = file.hooks[kind.hook]
+        reader = f"{kind.hook} of {hook.path.stem if is_built_in(hook.path) else hook.path}"
+        keys = {kind.key} if kind is OBJECTIVES else {kind.key, *kind.readers(), *kind.also_read}
+        unread = keys & set_keys - read
+        for key in sorted(unread):
+            problems[key] = Key(key, values[key]), f" has no effect, because {reader} does not read it"
+        names |= {kind.key} if unread and kind is not SCHEDULES else set()
+    if problems:
+        advice: tuple[Words, ...] = ("leave it out" if len(problems) == 1 else "leave them out",)
+        if len(names - problems.keys()) == 1:
+            advice += (", or replace the hook by setting ", *map(Key, names))
+        raise InputError(*joined("; ", problems.values()), advice=advice)

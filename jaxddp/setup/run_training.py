@@ -70,7 +70,6 @@ def train(
     # The user's code may change the current directory.
     with reading(directory, "go to another directory, or give an absolute path"):
         directory = directory.absolute()
-    loggers = make_loggers(config, directory)
     with session(directory, peers, keep=config.checkpoint.keep, goal=recipe.goal, resume=resume) as opened:
         resumes = opened.resume_step is not None
         signature = Signature.of(recipe.resources.train, config.data)
@@ -84,7 +83,7 @@ def train(
             return None
         # Only the first process calls listeners.
         hooks = recipe.file.hooks if recipe.file is not None and peers.is_first else {}
-        hook = objects_of_hooks(hooks)("listeners", config, directory)
+        loggers, hook = make_loggers(config, directory), objects_of_hooks(hooks)("listeners", config, directory)
         all_listeners = [*listeners, *loggers, *(check_listeners(hook.value, hook.where) if hook else ())]
         setup = settle_shares(_begin(recipe, resumes=resumes), directory, record[RUN_ID], resumes=resumes)
         run = make_run(setup, all_listeners, evaluators, record)
@@ -135,22 +134,17 @@ def _claim(recipe: Recipe, directory: Path | None) -> Claim:
     train = {key: settings["train"][key] for key in _TRAIN_KEYS}
     config = {"seed": settings["seed"], "data": settings["data"], "train": train}
     config["parallel"] = {"reproducible": settings["parallel"]["reproducible"]}
-    needs_identity = directory is not None or not recipe.topology.peers.is_alone
-    return Claim(
-        config, fingerprints, objects=identity(recipe, recipe.supervised, recipe.state) if needs_identity else {}
-    )
+    is_compared = directory is not None or not recipe.topology.peers.is_alone
+    objects = identity(recipe, recipe.supervised, recipe.state) if is_compared else {}
+    return Claim(config, fingerprints, objects=objects)
 
 
-_TRAIN_KEYS = (
-    *("batch_size", "duration", "gradient_precision", "precision"),
-    *("sync_every", "outer_optimizer", "outer_rate", "outer_momentum"),
-)
+_TRAIN_KEYS = ["batch_size", "duration", "gradient_precision", "precision"]
+_TRAIN_KEYS += ["sync_every", "outer_optimizer", "outer_rate", "outer_momentum"]
 """The keys of `train` that config.json holds of a setup."""
 
 
-def make_run(
-    setup: RunSetup, listeners: Sequence[Any] = (), evaluators: Sequence[Measure] = (), record: Any = None
-) -> Run:
+def make_run(setup: RunSetup, listeners: Sequence[Any] = (), evaluators: Sequence[Any] = (), record: Any = None) -> Run:
     """Make the run of a setup. The run consumes the setup's state. It saves nothing by itself; see
     `jaxddp.workdir.session`.
 
@@ -215,11 +209,10 @@ def _evaluator(setup: RunSetup, listeners: Sequence[Any], evaluators: Sequence[M
     requested = {name for listener in listeners for name in getattr(listener, "wants_metrics", ())}
     names = json.loads(peers.from_first("metrics of listeners", lambda: json.dumps(sorted(requested))))
     metrics, resident = {name: METRICS.get(name) for name in names} | dict(setup.metrics), config.data.cache == "device"
-    measured = dataclasses.replace(setup, metrics=metrics)
-    evaluator = measured.evaluator(val, config.eval.batch_size, resident=resident)
+    measured = dataclasses.replace(setup, metrics=metrics).evaluator(val, config.eval.batch_size, resident=resident)
     if peers.is_first:
         warn_of_unseen_classes(val, setup.resources.train)
-    return dataclasses.replace(evaluator, extra=evaluators)
+    return dataclasses.replace(measured, extra=evaluators)
 
 
 _MOST_SHOWN = 8

@@ -6,29 +6,22 @@ A user provides objects by hooks of a recipe file, or by arguments of the Python
 import functools
 import inspect
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import optax
 
+import jaxddp.engine.objective as objective
 from jaxddp.config import Config, ShownImages
 from jaxddp.config.model_section import BALANCED
 from jaxddp.config.registry import LOSSES, METRICS
 from jaxddp.config.values import checked
 from jaxddp.core.errors import InputError, Key, Words, about, counted, kind_of, refused
 from jaxddp.data.source import LabelKind
-from jaxddp.engine.objective import (
-    ExampleLoss,
-    Metric,
-    SetMetric,
-    check_metric,
-    check_set_metric,
-    example_loss,
-    is_set_metric,
-)
+from jaxddp.engine.objective import ExampleLoss
 from jaxddp.engine.parts.configured import configured_parts
 from jaxddp.engine.parts.guard import GRADIENT_NORM, LOSS_SCALE, SKIPPED, GradientNorm
 from jaxddp.engine.parts.part import Part
@@ -52,11 +45,9 @@ class UserObject:
     where: str
     hook: Hook | None = None
 
-    @contextmanager
-    def named_in_errors(self) -> Iterator[None]:
+    def named_in_errors(self) -> AbstractContextManager[None]:
         """Begin the errors of the block with the name of the hook. Errors about arguments name the argument already."""
-        with nullcontext() if self.hook is None else about(self.where):
-            yield
+        return nullcontext() if self.hook is None else about(self.where)
 
     def function(self, description: str, arguments: str) -> Callable[..., Any]:
         """Return the object as a function. An error in the function of a hook names the file and the line.
@@ -183,7 +174,7 @@ def _make_loss(config: Config, weights: np.ndarray | None, labels: LabelKind) ->
             raise InputError(Key(_KEY), ": ", name, " takes no weights", advice="leave them out")
         make = functools.partial(make, class_weights=tuple(weights.tolist()))
     try:
-        return example_loss(make(config), labels)
+        return objective.example_loss(make(config), labels)
     except InputError as error:
         if not labels.several:
             raise
@@ -192,15 +183,14 @@ def _make_loss(config: Config, weights: np.ndarray | None, labels: LabelKind) ->
         raise InputError(name, problem, advice=advice) from error
 
 
-_RESERVED = (
-    *("loss", "step", "epoch", "split", "count", "seconds", "learning_rate", "images_per_second", "substituted"),
-    *("data_wait_fraction", "flops_utilization", "peak_memory", "image_size", GRADIENT_NORM, LOSS_SCALE, SKIPPED),
-)
+_RESERVED = {"loss", "step", "epoch", "split", "count", "seconds", "learning_rate", "images_per_second"}
+_RESERVED |= {"data_wait_fraction", "flops_utilization", "peak_memory", "image_size", "substituted"}
+_RESERVED |= {GRADIENT_NORM, LOSS_SCALE, SKIPPED}
 """Names that metrics.jsonl uses for other values. Names that begin with `epoch_` are reserved, too."""
 _NAME = re.compile(r"(?!epoch_)[\w.-]+")
 
 
-def configured_metrics(config: Config, labels: LabelKind) -> dict[str, Metric | SetMetric]:
+def configured_metrics(config: Config, labels: LabelKind) -> dict[str, Any]:
     """Return the metrics that a config names, except metrics that need more classes than the data have.
 
     Raises: InputError if a metric takes one label per example and the data have several, or the reverse.
@@ -212,26 +202,24 @@ def configured_metrics(config: Config, labels: LabelKind) -> dict[str, Metric | 
     return {name: metric for name, metric in named.items() if labels.num_classes >= getattr(metric, "min_classes", 1)}
 
 
-def with_user_metrics(
-    configured: Mapping[str, Any], user_metrics: Any, where: str, labels: LabelKind
-) -> dict[str, Metric | SetMetric]:
+def with_user_metrics(configured: Mapping[str, Any], given: Any, where: str, labels: LabelKind) -> dict[str, Any]:
     """Return the config's and the user's metrics. A metric of the user replaces the config's metric of the same name.
 
     Args:
-        user_metrics: a dict of names to functions like the entries of `METRICS`.
+        given: a dict of names to functions like the entries of `METRICS`.
         where: names the hook or the argument in messages.
 
-    Raises: InputError if `user_metrics` is no such dict, or two metrics return a value of the same name.
+    Raises: InputError if `given` is no such dict, or two metrics return a value of the same name.
     """
-    if not isinstance(user_metrics, Mapping):
-        raise InputError(f"{where}: {kind_of(user_metrics)} was given; give a dict of name to function")
-    metrics, measured_by = {**configured, **user_metrics}, dict[str, str]()
-    for name, metric in metrics.items() if user_metrics else ():
+    if not isinstance(given, Mapping):
+        raise InputError(f"{where}: {kind_of(given)} was given; give a dict of name to function")
+    metrics, measured_by = {**configured, **given}, dict[str, str]()
+    for name, metric in metrics.items() if given else ():
         check_name(name, where)
-        if is_set_metric(metric):
-            values = check_set_metric(metric, f"{where}: {name}", labels)
+        if objective.is_set_metric(metric):
+            values = objective.check_set_metric(metric, f"{where}: {name}", labels)
         else:
-            check_metric(metric, f"{where}: {name}", labels)
+            objective.check_metric(metric, f"{where}: {name}", labels)
             values = (name,)
         for value in values:
             check_name(value, f"{where}: {name}")
@@ -287,11 +275,11 @@ def losses_of(config: Config, data: TrainingData, user_object: ObjectSource) -> 
         key = Key.plain(_KEY, config.loss.class_weights)
         raise InputError(key, f": {custom.where} gives a loss, which has its own weights", advice="leave it out")
     with custom.named_in_errors():
-        loss = example_loss(custom.value, data.labels)
+        loss = objective.example_loss(custom.value, data.labels)
     return loss, loss
 
 
-def metrics_of(config: Config, data: TrainingData, user_object: ObjectSource) -> Mapping[str, Metric | SetMetric]:
+def metrics_of(config: Config, data: TrainingData, user_object: ObjectSource) -> Mapping[str, Any]:
     """Make the metrics in addition to the loss, by name. Raises: InputError."""
     metrics, custom = configured_metrics(config, data.labels), user_object("metrics", config)
     return metrics if custom is None else with_user_metrics(metrics, custom.value, custom.where, data.labels)

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import jaxddp.core.files as files
+import jaxddp.training.checkpoints.integrity as integrity
 from jaxddp.config import Config
 from jaxddp.config.data_section import IMAGE_KEYS
 from jaxddp.config.goal import VAL
@@ -32,15 +33,6 @@ from jaxddp.data.storage import root
 from jaxddp.data.storage.root import is_address
 from jaxddp.recipe.file import COPY_FOLDER, RUN_ID, RecipeFile
 from jaxddp.recipe.sources import CONFIG_FILE
-from jaxddp.training.checkpoints.integrity import (
-    CHECKPOINTS,
-    LENGTH_KEYS,
-    LOCATION_KEYS,
-    MAY_CHANGE,
-    Integrity,
-    ValidationFile,
-    steps_in,
-)
 from jaxddp.training.listeners.jsonl import RESULT
 from jaxddp.training.progress import format_metrics
 from jaxddp.weights.places import is_local
@@ -48,11 +40,8 @@ from jaxddp.workdir.lock import is_locked
 
 _RESTORE_ADVICE = ("restore it, or start in another ", Option("workdir"))
 _RECIPE_ADVICE = ("a resumed run keeps its recipe: set it back, or start in another ", Option("workdir"))
-_LOSS_KEYS = tuple(f"loss.{field.name}" for field in dataclasses.fields(LossConfig))
-EVALUATION_KEYS = (
-    *(*(f"model.{key}" for key in NETWORK_KEYS), *(f"data.{key}" for key in IMAGE_KEYS)),
-    *("data.classes", "data.val_share", *_LOSS_KEYS, "train.ema"),
-)
+EVALUATION_KEYS = [*(f"model.{key}" for key in NETWORK_KEYS), *(f"data.{key}" for key in (*IMAGE_KEYS, "classes"))]
+EVALUATION_KEYS += ["data.val_share", *(f"loss.{field.name}" for field in dataclasses.fields(LossConfig)), "train.ema"]
 """The keys that must be equal in an evaluation and its run: those of the network, the images, the classes and the loss.
 Other keys are not compared, because an evaluation makes no optimizer and no training batch."""
 _log = logging.getLogger("jaxddp.experiment")
@@ -100,8 +89,8 @@ def claim(directory: Path, claimed: Claim, peers: Peers = ALONE, *, resuming: bo
     if resuming:
         saved, record = compare(directory, claimed, peers)
         run_id, changes = str(saved.get(RUN_ID) or ""), changed_keys(saved, record)
-        same = changes.keys().isdisjoint(LENGTH_KEYS)
-        for key in (key for key in LOCATION_KEYS if peers.is_first and key in changes):
+        same = changes.keys().isdisjoint(integrity.LENGTH_KEYS)
+        for key in (key for key in integrity.LOCATION_KEYS if peers.is_first and key in changes):
             _log.info(f"{key}{changes[key]}: the fingerprints are equal; they do not cover the image files")
     record = {RUN_ID: peers.from_first("run id", lambda: run_id or secrets.token_hex(8)), **record}
     if peers.is_first:
@@ -123,11 +112,9 @@ def changed_keys(saved: dict[str, Any], record: dict[str, Any]) -> dict[str, str
     The run's id is not compared.
     """
     before, now = flatten(saved), flatten(record)
-    return {
-        key: f" was {before.get(key)!r} and is now {now.get(key)!r}"
-        for key in sorted((before.keys() | now.keys()) - {RUN_ID})
-        if before.get(key) != now.get(key)
-    }
+    keys = sorted((before.keys() | now.keys()) - {RUN_ID})
+    values = {key: (before.get(key), now.get(key)) for key in keys}
+    return {key: f" was {was!r} and is now {new!r}" for key, (was, new) in values.items() if was != new}
 
 
 def compare(directory: Path, claimed: Claim, peers: Peers = ALONE) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -158,7 +145,7 @@ def compare(directory: Path, claimed: Claim, peers: Peers = ALONE) -> tuple[dict
             _log.warning(f"{path}: written with jax {written}; its model, loss and optimizer cannot be compared")
         before |= {key: value for key, value in now.items() if key.startswith("objects.") and key in before}
     changes, needed = changed_keys(before, now), {need.key for need in needs(Config).values()}
-    changed = changes.keys() & (saved_keys.keys() | now.keys()) - MAY_CHANGE
+    changed = changes.keys() & (saved_keys.keys() | now.keys()) - integrity.MAY_CHANGE
     first = (*NAMES, "recipe.hooks")
     # Some keys determine the values of other keys, and the precision is a part of a model. The error names such a key
     # rather than one that changes with it.
@@ -168,8 +155,8 @@ def compare(directory: Path, claimed: Claim, peers: Peers = ALONE) -> tuple[dict
         raise InputError(f"{path}: ", Key(key), changes[key], advice=(_RECIPE_ADVICE, continuation))
     # Checkpoints hold a digest of the settings, so a key that is now written in another way keeps its saved value.
     for section in (section for section, values in claimed.settings.items() if isinstance(values, Mapping)):
-        kept = {name: value for name, value in saved.get(section, {}).items() if f"{section}.{name}" not in MAY_CHANGE}
-        record[section] |= kept
+        kept = saved.get(section, {}).items()
+        record[section] |= {name: value for name, value in kept if f"{section}.{name}" not in integrity.MAY_CHANGE}
     return saved, record
 
 
@@ -202,10 +189,8 @@ def _read(path: Path) -> dict[str, Any]:
         raise InputError(f"{path}: cannot be read ({error})", advice=_RESTORE_ADVICE) from None
 
 
-_PATH_KEYS = (
-    *("data.path", "data.unlabelled", "data.data_dir", "data.local_cache", "data.manifest", "model.weights"),
-    "objective.teacher",
-)
+_PATH_KEYS = ["data.path", "data.unlabelled", "data.data_dir", "data.local_cache", "data.manifest"]
+_PATH_KEYS += ["model.weights", "objective.teacher"]
 
 
 def absolute(place: str) -> str:
@@ -249,9 +234,8 @@ def with_absolute_paths(config: Config, peers: Peers = ALONE) -> Config:
     return config.replace(**nested(changes))
 
 
-_OPENING_KEYS = frozenset(
-    (*LENGTH_KEYS, *LOCATION_KEYS, "data.verify", "data.manifest", "data.data_dir", "objective.teacher")
-)
+_OPENING_KEYS = {*integrity.LENGTH_KEYS, *integrity.LOCATION_KEYS, "objective.teacher"}
+_OPENING_KEYS |= {"data.verify", "data.manifest", "data.data_dir"}
 """The keys that a resumed run may change, and after whose change it opens its data: to train longer, or to compare."""
 
 
@@ -281,7 +265,7 @@ def _end(directory: Path) -> tuple[int, str]:
 def _best(directory: Path) -> str:
     """Return the best validation of the checkpoints as text; "" if it is unknown or the only one."""
     try:
-        validations = ValidationFile(directory / CHECKPOINTS, None)
+        validations = integrity.ValidationFile(directory / integrity.CHECKPOINTS, None)
     except InputError:
         return ""
     step, metric = validations.best(validations.steps), validations.goal.metric
@@ -316,8 +300,8 @@ def nothing_to_train(file: RecipeFile, directory: Path) -> str:
         InputError: a setting of the run has changed.
     """
     directory = directory.absolute()
-    place, (step, lines) = directory / CHECKPOINTS, _end(directory)
-    if not lines or steps_in(place)[-1:] != [step] or is_locked(directory):
+    place, (step, lines) = directory / integrity.CHECKPOINTS, _end(directory)
+    if not lines or integrity.steps_in(place)[-1:] != [step] or is_locked(directory):
         return ""
     try:
         saved = files.parse_json(files.read(directory / CONFIG_FILE), dict)
@@ -327,7 +311,7 @@ def nothing_to_train(file: RecipeFile, directory: Path) -> str:
     # A start raises the error.
     except (OSError, ValueError, KeyError, TypeError):
         return ""
-    if "model" not in saved or Integrity(place).check(step) is not None:
+    if "model" not in saved or integrity.Integrity(place).check(step) is not None:
         return ""
     claimed = Claim(config.replace(train={"precision": precision}).to_dict(), fingerprints, file)
     if not changed_keys(saved, claimed.record()).keys().isdisjoint(_OPENING_KEYS):

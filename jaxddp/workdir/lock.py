@@ -4,7 +4,7 @@ import fcntl
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import jaxddp.core.files as files
@@ -41,13 +41,11 @@ def locked(directory: Path) -> Iterator[None]:
 
 def is_locked(directory: Path) -> bool | None:
     """Return whether a run holds the lock of a directory; None if unknown. No write permission is needed."""
-    try:
-        with files.open_regular(directory / LOCK_FILE) as lock:
-            try:
-                # The lock is shared, so several processes can query it, and is released at once.
-                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return True
-            return False
-    except OSError:
-        return None
+    with suppress(OSError), files.open_regular(directory / LOCK_FILE) as lock:
+        try:
+            # The lock is shared, so several processes can query it, and is released at once.
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        return False
+    return None

@@ -44,8 +44,6 @@ def restore_state(directory: Path, which: str, topology: Topology, advice: str =
     if not place.is_dir():
         raise InputError(f"{directory}: not the work directory of a run: it has no folder {CHECKPOINTS}/; {advice}")
     with Checkpoints(place, topology.peers, read_only=True) as checkpoints:
-        if checkpoints.latest() is None:
-            raise InputError(f"{directory}: the run has no checkpoint yet; wait for its first, or give another run")
         state = checkpoints.restore_as_saved(agreed_step(checkpoints, which), topology.replicated)
         return merged_state(state, topology.replicated)
 

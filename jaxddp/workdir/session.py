@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import jaxddp.core.files as files
+import jaxddp.training.checkpoints.integrity as integrity
 from jaxddp.config.goal import Goal
 from jaxddp.core.errors import InputError, Option
 from jaxddp.core.peers import ALONE, Peers
@@ -30,14 +31,6 @@ from jaxddp.measure.profile import FOLDER
 from jaxddp.recipe.file import COPY_FOLDER
 from jaxddp.recipe.sources import CONFIG_FILE
 from jaxddp.setup.measured_shares import SHARES_FILE
-from jaxddp.training.checkpoints.integrity import (
-    CHECKPOINTS,
-    DAMAGED_SUFFIX,
-    INDEX,
-    VALIDATION_FILE,
-    Integrity,
-    steps_in,
-)
 from jaxddp.training.checkpoints.manager import UNFINISHED_SUFFIX, Checkpoints
 from jaxddp.training.listeners import jsonl, step_seconds
 from jaxddp.training.run import Run
@@ -46,7 +39,7 @@ from jaxddp.workdir.signature import SIGNATURE_FILE
 
 Resume = Literal["auto", "never", "must"]
 _SHARED_SECONDS = 5
-_INITIAL_FILES = frozenset((CHECKPOINTS, CONFIG_FILE, COPY_FOLDER, LOCK_FILE, SHARES_FILE, SIGNATURE_FILE))
+_INITIAL_FILES = frozenset((integrity.CHECKPOINTS, CONFIG_FILE, COPY_FOLDER, LOCK_FILE, SHARES_FILE, SIGNATURE_FILE))
 """The files of a work directory before anything is logged or saved."""
 _log = logging.getLogger("jaxddp.experiment")
 
@@ -100,7 +93,7 @@ def session(
     """
     before = {*os.listdir(directory)} if directory.is_dir() else None
     check_shared(files.create(directory), peers)
-    place = directory / CHECKPOINTS
+    place = directory / integrity.CHECKPOINTS
     with (
         locked(directory) if peers.is_first else contextlib.nullcontext(),
         remove_failed_start(directory, before, peers),
@@ -128,25 +121,23 @@ def rename_damaged(place: Path) -> str:
     Raises:
         InputError: there are checkpoints, and all are damaged; none is renamed.
     """
-    integrity, damaged, steps = Integrity(place), dict[int, str](), [*steps_in(place)]
-    if integrity.fault is not None:
-        _log.warning(f"{place / INDEX}: {integrity.fault}; it is rebuilt from the undamaged manifests")
-    while steps and (fault := integrity.check(steps[-1])) is not None:
+    manifests, damaged, steps = integrity.Integrity(place), dict[int, str](), [*integrity.steps_in(place)]
+    if manifests.fault is not None:
+        _log.warning(f"{place / integrity.INDEX}: {manifests.fault}; it is rebuilt from the undamaged manifests")
+    while steps and (fault := manifests.check(steps[-1])) is not None:
         damaged[steps.pop()] = fault
     if damaged and not steps:
         newest, fault = next(iter(damaged.items()))
         advice = ("no checkpoint there is whole, so restore the files, or start in another ", Option("workdir"))
         raise InputError(f"{place / str(newest)}: step {newest} is damaged: {fault}", advice=advice)
     for each, fault in damaged.items():
-        renamed = place / f"{each}{DAMAGED_SUFFIX}"
+        renamed = place / f"{each}{integrity.DAMAGED_SUFFIX}"
         with files.readable_errors(renamed):
             shutil.rmtree(renamed, ignore_errors=True)
             (place / str(each)).rename(renamed)
-        resumes = (
-            f"the run resumes from step {steps[-1]}, the latest undamaged one, and this one is kept as {renamed.name}"
-        )
-        _log.warning(f"{place / str(each)}: step {each} is damaged: {fault}; {resumes}")
-    return " ".join(f"{each}{DAMAGED_SUFFIX}" for each in damaged)
+        then = f"the run resumes from step {steps[-1]}, the latest whole one, and this one is kept as {renamed.name}"
+        _log.warning(f"{place / str(each)}: step {each} is damaged: {fault}; {then}")
+    return " ".join(f"{each}{integrity.DAMAGED_SUFFIX}" for each in damaged)
 
 
 def resume_step(checkpoints: Checkpoints, resume: Resume) -> int | None:
@@ -199,7 +190,7 @@ def remove_failed_start(directory: Path, before: set[str] | None, peers: Peers) 
     except InputError:
         with contextlib.suppress(OSError):
             written = {*os.listdir(directory)} - (before or set())
-            if is_new and written <= _INITIAL_FILES and not os.listdir(directory / CHECKPOINTS):
+            if is_new and written <= _INITIAL_FILES and not os.listdir(directory / integrity.CHECKPOINTS):
                 for entry in (directory / name for name in written):
                     shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
                 if before is None:
@@ -214,7 +205,6 @@ _REMOVING_SECONDS = 1.0
 _REMOVALS, _REMOVAL_INTERVAL = 5, 0.05
 """The number of attempts to remove a directory, which other threads may make again, and the seconds between them."""
 _OF_A_RUN = frozenset((jsonl.METRICS, jsonl.RESULT, jsonl.CURVES, jsonl.CONFUSION, step_seconds.FILE))
-_OF_CHECKPOINTS = frozenset((INDEX, VALIDATION_FILE))
 """Files that a run may write again after a removal, and that are useless without its other files."""
 _GONE = frozenset((errno.ENOENT, errno.ENOTDIR))
 
@@ -229,7 +219,7 @@ class Presence:
 
     def __init__(self, directory: Path):
         self.last_saved: Callable[[], int | None] = lambda: None
-        self._paths = (directory, directory / CHECKPOINTS, directory / CONFIG_FILE)
+        self._paths = (directory, directory / integrity.CHECKPOINTS, directory / CONFIG_FILE)
         self._identities: dict[Path, tuple[int, int]] = {}
         self._checked_state: tuple[int, int, int] | None = None
         self.kept_open = contextlib.ExitStack()
@@ -291,7 +281,7 @@ class Presence:
         for _ in range(_REMOVALS):
             with contextlib.suppress(OSError):
                 # A checkpoint beside a config.json is a copy of the user.
-                known = {*_OF_CHECKPOINTS, "" if config.exists() else str(self.last_saved())}
+                known = {integrity.INDEX, integrity.VALIDATION_FILE, "" if config.exists() else str(self.last_saved())}
                 names = {name for name in os.listdir(checkpoints) if UNFINISHED_SUFFIX not in name}
                 if self._is_new(checkpoints) and names <= known:
                     shutil.rmtree(checkpoints, ignore_errors=True)

@@ -144,9 +144,7 @@ class Signature:
         return dataclasses.replace(data, **size, eval_size=None, resize=height if self.in_memory else data.resize)
 
 
-def with_settings_of_weights(
-    file: RecipeFile, weights: str, workdir: Path | None, *, offline: bool = False
-) -> RecipeFile:
+def with_settings_of_weights(file: RecipeFile, weights: str, workdir: Path | None, offline: bool = False) -> RecipeFile:
     """Return a recipe file with the network and the image settings of `weights`, if they are known.
 
     They are known for published weights, for a run, and for a folder or a repository of the Hub that has the files of a
