@@ -6,14 +6,13 @@ tests/test_private_names.py checks the list.
 
 import functools
 import gc
-import importlib
+import importlib.metadata
 import inspect
 import logging
 import pkgutil
 import platform
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 _log = logging.getLogger("jaxddp.libraries")
@@ -22,8 +21,8 @@ _log = logging.getLogger("jaxddp.libraries")
 def installed_version(package: str) -> str | None:
     """Return the version of a package; None if it is not installed."""
     try:
-        return version(package)
-    except PackageNotFoundError:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
         return None
 
 

@@ -13,7 +13,6 @@ import logging
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TextIO
 
 from jaxddp.core.errors import on_screen
@@ -26,7 +25,7 @@ _OF_JAX = "1"
 _MAY_BE_OF_JAX = "jax" in sys.modules or os.environ.get(_NAME) != _OF_JAX
 
 
-@contextmanager
+@contextlib.contextmanager
 def errors_only() -> Iterator[None]:
     """Set the level to errors in the block. TensorFlow reads the level when it is imported, so import it in the block.
 

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import P, lax
 
@@ -120,7 +119,7 @@ def place_images(batches: Iterable[np.ndarray], like: jax.ShapeDtypeStruct, topo
         whole = lax.with_sharding_constraint(batch, topology.replicated)
         return lax.dynamic_update_slice_in_dim(images, whole, start, 0)
 
-    images = jax.jit(lambda: jnp.zeros(like.shape, like.dtype), out_shardings=topology.replicated)()
+    images = jax.jit(lambda: jax.numpy.zeros(like.shape, like.dtype), out_shardings=topology.replicated)()
     write = jax.jit(write, donate_argnums=0, out_shardings=topology.replicated)
     start = 0
     for batch in batches:

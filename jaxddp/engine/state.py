@@ -5,7 +5,6 @@ from typing import Any
 import flax.struct
 import jax
 import jax.numpy as jnp
-from jax.sharding import Sharding
 
 from jaxddp.core.errors import InputError, show
 from jaxddp.models.interface import path_of
@@ -81,7 +80,7 @@ def shapes_of_one(state: TrainState) -> TrainState:
     return shapes.replace(step=jax.ShapeDtypeStruct((), jnp.int32))
 
 
-def merged_state(state: TrainState, sharding: Sharding) -> TrainState:
+def merged_state(state: TrainState, sharding: jax.sharding.Sharding) -> TrainState:
     """Return one state for the stacked states of a checkpoint. A single state is returned as it is.
 
     Every device holds the whole arrays, before and after.

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import optax
 
 from jaxddp.data.batch import Batch
@@ -91,7 +90,7 @@ class Phases:
         rates = [] if self.schedule is None else [self.schedule(state.step)]
         rates += [rate for part in parts if (rate := part.rate_factor(arrays[part.name])) is not None]
         if rates:
-            rate = functools.reduce(jnp.multiply, rates)
+            rate = functools.reduce(jax.numpy.multiply, rates)
             updates, opt_state = scale_updates(updates, state.opt_state, opt_state, lambda path: rate)
         params = with_frozen(optax.apply_updates(trained, updates), params)
         model_state = cast_like(state.model_state, contribution.model_state)

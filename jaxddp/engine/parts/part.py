@@ -5,7 +5,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
-import numpy as np
 
 from jaxddp.config.goal import VAL, VAL_EMA
 from jaxddp.engine.state import TrainState
@@ -110,7 +109,7 @@ def rate_factor(parts: Sequence[Part], state: TrainState) -> float:
             factor = part.rate_factor(own)
         elif (factors := jax.vmap(part.rate_factor)(own)) is not None:
             # The stacked states have equal factors, because all of them follow the same validations.
-            factor = np.asarray(factors.addressable_data(0))[0]
+            factor = jax.device_get(factors.addressable_data(0))[0]
         else:
             factor = None
         return 1.0 if factor is None else float(factor)
