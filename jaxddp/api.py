@@ -20,7 +20,7 @@ import jaxddp.core.files as files
 from jaxddp.arguments import errors_name_arguments
 from jaxddp.augment.preprocess import Augmentation
 from jaxddp.config import AugmentConfig, BatchSize, Config, DataConfig, ModelConfig
-from jaxddp.config.values import checked, plain, replaced
+from jaxddp.config.values import check_values, checked, plain, replaced
 from jaxddp.core.errors import InputError, Key, choices
 from jaxddp.core.ranges import HeldOut, Range
 from jaxddp.data.arrays import ArrayTable
@@ -98,6 +98,7 @@ def resnet(
     for key in options.keys() - {*known}:
         raise InputError(f"resnet: unknown option {key!r}; {choices(key, known)}")
     settings = replaced(ModelConfig(), {"name": name, **options})
+    check_values(settings)
     return build(settings, checked(num_classes, int, "num_classes"), dtype, param_dtype)
 
 

@@ -94,7 +94,7 @@ def log_settings(
         raise InputError(file, " is written into the work directory", advice="give workdir too")
     words = tuple(f"{key}={value}" for key, value in checked(config or {}, dict, "log_config").items())
     settings = {"to": ("jsonl", *checked(log_to, Names, "log_to")), "project": project, "name": name, "config": words}
-    Config().replace(log=settings).log.check()
+    check_read(Config().replace(log=settings))
     return settings | {"profile": profile}
 
 

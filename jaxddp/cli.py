@@ -39,9 +39,9 @@ import textwrap
 from collections.abc import Callable, Iterator
 
 from jaxddp.command_line.terminal import StatusLine, make_usable
-from jaxddp.command_line.words import config_first
+from jaxddp.command_line.words import config_first, format_error
 from jaxddp.config.values import HELP
-from jaxddp.core.errors import InputError, JaxddpError, Preempted, choices, on_screen, with_notes
+from jaxddp.core.errors import HelpPrinted, InputError, JaxddpError, Preempted, choices, on_screen, with_notes
 from jaxddp.core.peers import joined
 from jaxddp.core.phases import show_on
 from jaxddp.core.process_exit import StopRequested, stopping_on_signals
@@ -49,21 +49,16 @@ from jaxddp.core.user_code import describing_errors
 from jaxddp.job.environment import report_work
 from jaxddp.recipe.sources import config_names
 
-COMMANDS = {
-    **{name: name for name in ("train", "sweep", "eval", "predict", "features", "probe", "export", "push", "doctor")},
-    **{name: name for name in ("data", "completion", "launch")},
-    **{"find-lr": "find_lr", "checkpoints": "list_checkpoints", "weights": "list_weights", "runs": "list_runs"},
-    **{"report": "report_runs", "config": "show_config"},
-}
-"""The module in `jaxddp.commands` of each command."""
+COMMANDS = (
+    *("train", "sweep", "eval", "predict", "features", "probe", "checkpoints", "export", "push", "weights", "report"),
+    *("runs", "find-lr", "doctor", "config", "data", "completion", "launch"),
+)
+"""The commands. Each has a module in `jaxddp.commands`."""
 
-_LONG = (["train"], ["sweep"], ["launch"])
+_LONG = ("train", "sweep", "launch")
 """The commands that go on without standard output. It shows their progress, and their results are in files."""
-_RESUMES = "the same command resumes from the last checkpoint, if there is one"
 _INTERRUPTED = {
-    "train": _RESUMES,
-    "sweep": _RESUMES,
-    "launch": _RESUMES,
+    **dict.fromkeys(_LONG, "the same command resumes from the last checkpoint, if there is one"),
     "data": "its output was not written",
     "push": "nothing was committed",
     "features": "the same command continues with the images that have no features yet",
@@ -76,13 +71,12 @@ def main(arguments: list[str] | None = None) -> int:
 
     Return the exit code: 0 done, 2 bad input, 75 stopped by SIGTERM, 130 interrupted, 1 another failure.
     """
-    is_program = arguments is None
     words = sys.argv[1:] if arguments is None else arguments
-    make_usable(needs_output=words[:1] not in _LONG or bool({*HELP} & {*words}))
+    make_usable(needs_output=not {*words[:1]} & {*_LONG} or bool({*HELP} & {*words}))
     # Imports and tracing make many objects that stay. By default Python collects garbage so often that a start takes a
     # fifth longer: 7.9 s of CPU time in place of 6.3 for the digits.
     gc.set_threshold(50_000, 20, 20)
-    stops = stopping_on_signals(lambda error: _end(*_stopped(error, words), error), is_program=is_program)
+    stops = stopping_on_signals(lambda error: _end(*_stopped(error, words), error), is_program=arguments is None)
     try:
         try:
             with stops, describing_errors(all_errors=True), report_work(), _status_line():
@@ -90,7 +84,7 @@ def main(arguments: list[str] | None = None) -> int:
         finally:
             sys.stdout.flush()
     except JaxddpError as error:
-        return _end(_error_line(error, words), error.exit_code, error)
+        return _end(format_error(error, words), error.exit_code, error)
     except KeyboardInterrupt as error:
         return _end(*_stopped(error, words), error)
 
@@ -113,20 +107,9 @@ def _status_line() -> Iterator[None]:
         job = find_job({**os.environ, "TPU_SKIP_MDS_QUERY": "1"})
     except JaxddpError:
         job = None  # A command that joins the job raises the same error.
-    if job is not None and job.process_id:
-        yield
-        return
     line = StatusLine()
-    with show_on(line.show, line.clear):
+    with contextlib.nullcontext() if job is not None and job.process_id else show_on(line.show, line.clear):
         yield
-
-
-def _error_line(error: JaxddpError, arguments: list[str]) -> str:
-    if error.key is None:
-        return str(error)
-    from jaxddp.command_line.words import format_error
-
-    return format_error(error, arguments)
 
 
 def _end(line: str, code: int, error: BaseException) -> int:
@@ -138,9 +121,8 @@ def _end(line: str, code: int, error: BaseException) -> int:
 
 
 def _run(arguments: list[str]) -> int:
-    usage = _usage()
     if not arguments or arguments[0] in HELP:
-        print(usage)
+        print(_usage())
         return 0 if arguments else 2
     if arguments[0] in ("-V", "--version"):
         from jaxddp.core.libraries import versions
@@ -150,16 +132,9 @@ def _run(arguments: list[str]) -> int:
     command, rest = arguments[0], config_first(arguments[1:])
     if command not in COMMANDS:
         raise InputError(f"unknown command {command!r}; {choices(command, COMMANDS)}")
-    has_config = bool(rest) and (rest[0] in HELP or not rest[0].startswith("-"))
-    if command in ("train", "sweep", "eval", "find-lr", "config") and not has_config:
-        print(usage, file=sys.stderr)
-        raise InputError(f"{command}: the first argument is the config; there are: {', '.join(config_names())}")
     try:
-        return command_named(command)(rest)
-    except SystemExit as end:
-        # --help was printed. An exit of the user's code is raised again.
-        if end.code or not {*HELP} & {*rest}:
-            raise
+        return command_named(command)(rest) or 0
+    except HelpPrinted:
         return 0
 
 
@@ -169,6 +144,6 @@ def _usage() -> str:
     return f"{lines}\n\n{textwrap.fill(text, min(shutil.get_terminal_size((120, 24)).columns, 120))}"
 
 
-def command_named(name: str) -> Callable[[list[str]], int]:
+def command_named(name: str) -> Callable[[list[str]], int | None]:
     """Return the function that runs a command. Only its module is imported, so the launcher needs no JAX."""
-    return importlib.import_module(f"jaxddp.commands.{COMMANDS[name]}").run
+    return importlib.import_module(f"jaxddp.commands.{name.replace('-', '_')}").run

@@ -167,7 +167,7 @@ TRAINED = [
     ("evaluators", [weight_norm], "evaluators=[weight_norm]: they are measured at evaluations; give val too"),
     ("log_every", 10, "log_every=10: expected a duration, such as '90 epochs'"),
     ("self_test", "sometimes", "self_test='sometimes': expected 'auto' or 'always' or 'never'"),
-    ("log_project", "p", "log_project='p': only wandb and mlflow read it; name one in log_to, or leave it out"),
+    ("log_project", "p", "log_project='p' has no effect without wandb or mlflow in log_to; leave it out"),
     ("profile", "9 steps", "profile='9 steps': a trace is written into the work directory; give workdir too"),
 ]  # fmt: skip
 
@@ -316,7 +316,7 @@ def test_evaluate_rejects_its_other_invalid_arguments(setup, trained):
         ({"val_share": "0.1"}, "val_share='0.1': expected a number, above 0, below 1"),
         ({"val_share": 0}, "val_share=0.0: expected above 0, below 1"),
         ({"val_share": 1}, "val_share=1.0: expected above 0, below 1"),
-        ({"classes": 3}, "classes=3: expected text"),
+        ({"classes": 3}, "classes=3: expected a text"),
         ({"path": "{}/pest"}, "{}/pest: no such directory or file, did you mean 'pets'?; check path"),
         ({}, "{}/pets: has no validation split; give val_share, such as 0.1 to hold out a tenth of each class"),
         ({"val_share": 0.5}, "{}/pets: class 'cat' has only one example, {}/pets/cat/0.png, but val_share=0.5 needs "
@@ -335,7 +335,7 @@ def test_open_data_names_the_bad_argument(arguments, expected, tmp_path):
 @pytest.mark.parametrize(
     ("argument", "value", "expected"),
     [
-        ("name", 18, "name=18: expected text"),
+        ("name", 18, "name=18: expected a text"),
         ("num_classes", "10", "num_classes='10': expected a whole number"),
         ("width", "64", "width='64': expected a whole number, 1 to 4,096"),
         ("dtype", "int8", "resnet: dtype='int8'; give \"float32\", \"bfloat16\", \"float16\" or \"float64\""),

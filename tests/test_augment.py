@@ -245,8 +245,7 @@ def test_an_unusable_name_in_then_raises_a_one_line_error():
     with pytest.raises(InputError, match="^data.augment.then='grayscal' is unknown; did you mean 'grayscale'. there"):
         prepared(then=("grayscal",))
     for name in ("cutout", "mixup"):
-        message = f"^data.augment.then='{name}' has a key of its own; set data.augment.{name}"
-        with pytest.raises(InputError, match=message):
+        with pytest.raises(InputError, match=f"^data.augment.then='{name}' is unknown; .*there are: grayscale"):
             prepared(then=("grayscale", name))
     rng = np.random.default_rng(0)
     table = ArrayTable(rng.integers(0, 256, (20, 6, 6, 2), np.uint8), np.arange(20) % 5, tuple("abcde"))

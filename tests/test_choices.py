@@ -171,6 +171,7 @@ OF_OTHER_CHOICES = {
 }
 """For keys of choices: other keys that disable the key, and other keys that enable it."""
 VALUES = {"data.manifest": "a.jsonl", "data.crop_area": (0.5, 1.0), "data.augment.erase_area": (0.1, 0.2)}
+VALUES |= {"log.project": "a", "log.name": "b", "log.config": ("c=d",)}
 
 
 def changed_value(key: str) -> typing.Any:
@@ -237,7 +238,7 @@ def test_an_option_without_the_key_that_it_needs_is_rejected_with_a_working_comm
     recipe = tmp_path / "mine.py"
     config = "load('digits').replace(data={'bad_images': 'fail', 'max_bad_images': 0.5})"
     recipe.write_text(f"from jaxddp.config import load\ndef get_config():\n    return {config}\n")
-    message = "data.max_bad_images=0.5 has no effect with data.bad_images=fail"
+    message = "data.max_bad_images=0.5 has no effect without substitute in data.bad_images"
     assert (
         error_line(f"train {recipe}", capfd)
         == f"jaxddp: {recipe}:3: {message}; leave data.max_bad_images out of {recipe}"

@@ -121,7 +121,7 @@ def test_weights_are_measured_without_a_run_and_their_metrics_equal_those_of_the
     assert last.startswith(f"{tmp_path / 'net.safetensors'}: loss ") and f"top-1 {expected['top1']:.2%}" in last
     assert [*tmp_path.rglob("*")] == before
     line = fails(["eval", *words, "--workdir", "none"], capfd)
-    assert line == "jaxddp: none: no such work directory; check --workdir"
+    assert line == "jaxddp: none: no such work directory; check --workdir, or name weights to evaluate (model.weights)"
     assert "or name weights to evaluate (model.weights)" in fails(["eval", RECIPE, *words[1:]], capfd)
 
 

@@ -212,7 +212,7 @@ def test_wrong_commands_are_one_line(folder, hub: Hub, monkeypatch, capfd):
     for words, message in (
         ("run me/net", "me/net: not a repository of the Hub; write hf://OWNER/NAME"),
         ("run hf://net", "hf://net: not the address of a file of the Hub; write hf://owner/name, hf://owner/name/"),
-        ("run hf://me/net/w", "hf://me/net/w: push writes a whole repository; give hf://me/net"),
+        ("run hf://me/net/w", "hf://me/net/w: not a repository of the Hub; write hf://OWNER/NAME"),
         (f"gone {PLACE}", "gone: no such work directory; give one that a run wrote into"),
         (f"run {PLACE} --step 7", "no checkpoint '7'; give latest, best or one of the steps 3"),
     ):

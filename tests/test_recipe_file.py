@@ -148,7 +148,7 @@ BAD = [
         hook("get_model", "return 3", arguments="config"),
         r"mine.py: get_model\(config\) is called as get_model\(config, num",
     ),
-    (WHOLE + "get_metrics = {}\n", r"mine.py: get_metrics is a dict; define the function get_metrics\(config\)"),
+    (WHOLE + "get_metrics = {}\n", r"mine.py: get_metrics is a dict; define get_metrics\(config\)"),
     (hook("get_model", "return 3"), "mine.py: get_model: model is of type int; give a Linen module"),
     (hook("get_loss", "return lambda logits, labels: logits"), "get_loss: loss get_loss.*: returned float32"),
     (
@@ -198,14 +198,14 @@ def test_an_imported_helper_is_not_a_hook(folder):
 @pytest.mark.slow
 def test_a_name_without_its_ending_gets_the_file_as_a_suggestion(folder):
     write(folder)
-    with pytest.raises(InputError, match="config 'mine' does not exist; did you mean the file 'mine.py'"):
+    with pytest.raises(InputError, match="config 'mine': does not exist; did you mean the file 'mine.py'"):
         read_recipe("mine")
     # A recipe that loads a file beside itself without the ending .py gets the suggestion too.
     (folder / "deep").mkdir()
     (folder / "deep" / "base.py").write_text(CONFIG)
     loads = "from jaxddp.config import load\ndef get_config():\n    return load('base')\n"
     (folder / "deep" / "child.py").write_text(loads)
-    with pytest.raises(InputError, match="config 'base' does not exist; did you mean the file 'base.py'"):
+    with pytest.raises(InputError, match="config 'base': does not exist; did you mean the file 'base.py'"):
         read_recipe("deep/child.py")
 
 

@@ -18,12 +18,13 @@ from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec
 
 import jaxddp.config.registry as registry
 import jaxddp.config.values as values_of_config
-from jaxddp.command_line.words import by_key, check_one_config, expand_short_forms, is_flag, option, options_of
+from jaxddp.command_line.words import by_key, config_and_words, expand_short_forms, is_flag, option, options_of
 from jaxddp.config import Config
 from jaxddp.config.registry import resolved, unread_keys
 from jaxddp.config.values import HELP, SHORT, bare, checked, flatten, keys_of, similar_keys
 from jaxddp.core.duration import Duration
 from jaxddp.core.errors import HelpPrinted, InputError, format_option
+from jaxddp.core.files import check_path
 from jaxddp.core.phases import phase
 from jaxddp.core.process_exit import watch_alone
 from jaxddp.recipe.file import RecipeFile, read_recipe
@@ -41,7 +42,6 @@ ConfigOfRecipe = Annotated[Config, tyro.conf.arg(name="")]
 """The type of a command's field for the config. The options of the config's keys have no prefix."""
 _VALUES = {"lr": "X", "epochs": "N", "batch_size": "B", "model": "NAME", "data": "DIR", "seed": "N", "offline": ""}
 """The most used options and the names of their values; empty for a flag. They are the first options of a page."""
-_SEED = "Seed of all random values."
 _NOTE_ON_KEYS = "Every key of CONFIG is an option, too: --help after CONFIG lists them with its values."
 _COMPLETION = "jaxddp completion bash, or zsh, prints the script that completes commands, configs, keys and values."
 
@@ -53,12 +53,10 @@ def parse(command: type[Command], default: Command, prog: str, arguments: list[s
         HelpPrinted: `--help` was printed.
         InputError: an option is unknown, or a value is missing, malformed or out of range.
     """
-    options, description = options_of(command), inspect.getdoc(command) or ""
-    if SHORT.values() & options.keys():
-        description = f"{description}\n\n{_COMPLETION}"
-    words, registry = expand_short_forms(arguments, options), ConstructorRegistry()
+    options, registry = options_of(command), ConstructorRegistry()
     registry.primitive_rule(lambda info: _spec_of(info.type))
-    given = {"default": default, "prog": prog, "args": words, "description": description, "config": STYLE}
+    given = {"default": default, "prog": prog, "args": expand_short_forms(arguments, options), "config": STYLE}
+    given["description"] = inspect.getdoc(command)
     with redirect_stderr(StringIO()) as errors:
         try:
             parsed = tyro.cli(command, registry=registry, **given)
@@ -112,10 +110,9 @@ def parse_recipe(
     Raises:
         InputError: the recipe cannot be read, or an unused key is set; see also `parse`.
     """
-    name, *rest = arguments
+    name, rest = config_and_words(prog.removeprefix("jaxddp "), arguments)
     if name in HELP:
         parse(*page_of(command), prog, [name])
-    check_one_config(name, rest)
     workdir = workdir_of(recipe_path(name))
     # The default time limit applies to reading the recipe, because the recipe's own limit is not known yet.
     watch_alone(Config().parallel.stall_timeout)
@@ -182,8 +179,7 @@ def _chosen(config: Config, entries: Sequence[tuple[str, list[str]]]) -> Config:
     """Return the config with the choices on the command line, such as the optimizer, for `--help`."""
     for key, (first, *more) in entries:
         if key in registry.NAMES and (name := first.partition("=")[2] or "".join(more[:1])):
-            section, _, last = key.partition(".")
-            config = config.replace(**{section: {last: name}})
+            config = config.replace(**values_of_config.nested({key: name}))
     return config
 
 
@@ -207,10 +203,14 @@ def _measured(name: str, workdir: Path) -> RecipeFile:
     return replace(run, notice=notice)
 
 
-def check_run(directory: Path) -> None:
-    """Raise `InputError` if a work directory does not exist."""
-    if not directory.is_dir():
-        raise InputError(f"{directory}: no such work directory; give one that a run wrote into")
+def _existing(directory: Any) -> Path:
+    if not (path := Path(check_path(directory, "RUN"))).is_dir():
+        raise InputError(f"{path}: no such work directory; give one that a run wrote into")
+    return path
+
+
+RunDirectory = Annotated[Path, _existing]
+"""The type of a command's field for the work directory of a run, which exists."""
 
 
 def workdir_of(path: str | Path) -> Path:
@@ -235,8 +235,7 @@ def _spec_of(kind: Any) -> PrimitiveConstructorSpec | None:
     def value(words: list[str]) -> Any:
         if optional and words == ["None"]:
             return None
-        values = tuple(values_of_config.converted(word, parts[0]) for word in words)
-        return values if several else values[0]
+        return values_of_config.converted(words if several else words[0], inner)
 
     return PrimitiveConstructorSpec(
         nargs="*" if many else len(parts),
@@ -256,7 +255,11 @@ def page_of(command: type, *, optional: bool = False) -> tuple[Any, Any]:
         optional: whether the command also runs without a config.
     """
     paths: dict[str, Any] = {entry.name: Path("runs/CONFIG") for entry in fields(command) if entry.default is MISSING}
-    page = _derived(command, [("config", _word(optional), MISSING)], _first_options({}))
+    file = "the path of a recipe file (Python with get_config(), YAML or JSON)"
+    names = f"A name ({', '.join(config_names())}), {file}, or the work directory of a run. Also as --config CONFIG."
+    shown = tyro.conf.arg(help=names, help_behavior_hint="(optional)" if optional else None)
+    word: Any = Annotated[str, tyro.conf.Positional, shown]
+    page = _derived(command, [("config", word, MISSING)], _first_options({}))
     page.__doc__ = f"{inspect.getdoc(command)}\n\n{_NOTE_ON_KEYS}\n\n{_COMPLETION}"
     return page, page(**paths | {"config": "" if optional else tyro.MISSING})
 
@@ -272,12 +275,12 @@ def page_of_config(command: Any, hooks: Collection[str]) -> tuple[Any, Any]:
     """
     config = command.config
     values = resolved(flatten(config.to_dict()), hooks)
-    shown = _shown(
-        config, {key: values[key] for key in registry.keys_of_choices()}, {*unread_keys(config, hooks), "seed"}
-    )
+    of_choices = {key: values[key] for key in registry.keys_of_choices()}
+    shown = _shown(config, of_choices, {*unread_keys(config, hooks), "seed"})
     whole: Any = Annotated[type(shown), tyro.conf.arg(name="")]
     page = _derived(type(command), [("config", whole, MISSING)], _first_options(values))
-    return page, page(**{entry.name: getattr(command, entry.name) for entry in fields(command)} | {"config": shown})
+    page.__doc__ = f"{inspect.getdoc(command)}\n\n{_COMPLETION}"
+    return page, page(**vars(command) | {"config": shown})
 
 
 def _first_options(values: Mapping[str, Any]) -> type:
@@ -288,7 +291,7 @@ def _first_options(values: Mapping[str, Any]) -> type:
     """
     options = []
     for key, metavar in _VALUES.items():
-        description = _SEED if key not in SHORT else f"Short for {format_option(SHORT[key])}."
+        description = f"Short for {format_option(SHORT[key])}." if key in SHORT else "Seed of all random values."
         value = values.get(SHORT.get(key, key))
         hint = "" if value is None else f"(default: {value})"
         shown = tyro.conf.arg(help=description, metavar=metavar, help_behavior_hint=hint)
@@ -299,19 +302,19 @@ def _first_options(values: Mapping[str, Any]) -> type:
 
 def _shown(section: Any, values: Mapping[str, Any], hidden: Collection[str], prefix: str = "") -> Any:
     """Return a copy of a section or a config, without the hidden keys and with other values for some keys."""
-    changed = []
+    shown = []
     for name, hint in get_type_hints(type(section), include_extras=True).items():
         key, value = prefix + name, getattr(section, name)
         if key in hidden:
-            changed.append((name, tyro.conf.Suppress[hint], value))
+            hint = tyro.conf.Suppress[hint]
         elif key in values:
-            value, shown = values[key], tyro.conf.arg(help=registry.description(key))
-            changed.append((name, Annotated[hint, shown], tuple(value) if isinstance(value, list) else value))
+            described = Annotated[hint, tyro.conf.arg(help=registry.description(key))]
+            hint, value = described, tuple(values[key]) if isinstance(values[key], list) else values[key]
         elif values_of_config.is_tree(hint):
-            part = _shown(value, values, hidden, f"{key}.")
-            changed.append((name, type(part), part))
-    original = {entry.name: getattr(section, entry.name) for entry in fields(section)}
-    return _derived(type(section), changed)(**original | {name: value for name, _, value in changed})
+            value = _shown(value, values, hidden, f"{key}.")
+            hint = type(value)
+        shown.append((name, hint, value))
+    return _derived(type(section), shown)()
 
 
 def _derived(kind: type, changed: Iterable[tuple[str, Any, Any]], *bases: type) -> Any:
@@ -319,11 +322,3 @@ def _derived(kind: type, changed: Iterable[tuple[str, Any, Any]], *bases: type) 
     redefined = [(name, hint, field(default=value)) for name, hint, value in changed]
     namespace = {"__doc__": kind.__doc__}
     return make_dataclass(kind.__name__, redefined, bases=(kind, *bases), namespace=namespace, frozen=True)
-
-
-def _word(optional: bool) -> Any:
-    names = ", ".join(config_names())
-    file = "the path of a recipe file (Python with get_config(), YAML or JSON)"
-    description = f"A name ({names}), {file}, or the work directory of a run. Also as --config CONFIG."
-    hint = "(optional)" if optional else None
-    return Annotated[str, tyro.conf.Positional, tyro.conf.arg(help=description, help_behavior_hint=hint)]

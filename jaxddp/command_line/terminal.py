@@ -40,11 +40,13 @@ def print_table(columns: Sequence[str], rows: Iterable[TableRow]) -> None:
     left out.
     """
     from rich import box
+    from rich.console import Console
     from rich.measure import Measurement
     from rich.table import Table
     from rich.text import Text
 
-    console, table = _console(), Table(box=box.SIMPLE)
+    has_width = sys.stdout.isatty() or "COLUMNS" in os.environ
+    console, table = Console(width=None if has_width else _WIDTH_OF_FILE), Table(box=box.SIMPLE)
     cells = [[_as_text(cell) for cell in row] for row in rows]
     for title in columns:
         table.add_column(title, overflow="fold")
@@ -57,18 +59,6 @@ def print_table(columns: Sequence[str], rows: Iterable[TableRow]) -> None:
         named = [Text.assemble(f"{title}: " if title else "", text) for title, text in zip(columns, row, strict=True)]
         lines = [named[0], *(Text("  ") + text for text, cell in zip(named[1:], row[1:], strict=True) if cell.plain)]
         console.print(Text("\n").join(lines), overflow="fold")
-
-
-def print_line(line: str) -> None:
-    """Print a line on standard output, folded between words to the width of the terminal or COLUMNS."""
-    _console().print(_as_text(line), overflow="fold", highlight=False)
-
-
-def _console() -> "Console":
-    from rich.console import Console
-
-    has_width = sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdecimal()
-    return Console(width=None if has_width else _WIDTH_OF_FILE)
 
 
 def _as_text(cell: str | tuple[str, str]) -> "Text":

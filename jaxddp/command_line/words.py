@@ -6,9 +6,9 @@ import shlex
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from jaxddp.config.values import SHORT, TRUTHS, bare, keys_of
+from jaxddp.config.values import HELP, SHORT, TRUTHS, bare, keys_of
 from jaxddp.core.errors import InputError, JaxddpError, Key, format_option, key_of_option
-from jaxddp.recipe.sources import is_built_in, recipe_path
+from jaxddp.recipe.sources import config_names, recipe_path
 
 CONFIG_OPTION = "--config"
 _LONGEST = 80
@@ -22,13 +22,19 @@ def config_first(words: list[str]) -> list[str]:
     return [value, *words[1:]] if equals else words[1:]
 
 
-def check_one_config(name: str, words: Sequence[str]) -> None:
-    """Raise `InputError` if the words after a config contain another config, `--config my.yaml`."""
-    for word, following in itertools.pairwise([*words, "FILE"]):
+def config_and_words(command: str, words: Sequence[str]) -> tuple[str, list[str]]:
+    """Return the config, the first word after a command, or `--help`, and the other words.
+
+    Raises: InputError if there is no config, or if the other words contain another one, `--config my.yaml`.
+    """
+    if not words or (words[0].startswith("-") and words[0] not in HELP):
+        raise InputError(f"{command}: the first argument is the config; there are: {', '.join(config_names())}")
+    for word, following in itertools.pairwise([*words[1:], "FILE"]):
         if word.partition("=")[0] == CONFIG_OPTION:
             other = word.partition("=")[2] or following
-            advice = f"write `base: {name}` into {other}, and give {other} as the config"
-            raise InputError(f"{CONFIG_OPTION} {other}: the config is {name} already; {advice}")
+            advice = f"write `base: {words[0]}` into {other}, and give {other} as the config"
+            raise InputError(f"{CONFIG_OPTION} {other}: the config is {words[0]} already; {advice}")
+    return words[0], [*words[1:]]
 
 
 def options_of(command: type) -> dict[str, Any]:
@@ -121,11 +127,13 @@ def format_error(error: JaxddpError, arguments: Sequence[str]) -> str:
     If the command line sets the key, the line begins with the option: `--train.batch-size 30 cannot be divided …`. If
     line 7 of the recipe file sets the key, it begins with `my.py:7: train.batch_size=30 cannot be divided …`.
     """
+    if error.key is None:
+        return str(error)
     from jaxddp.config import Config
 
     entries = [(key, word.partition("=")[0]) for key, (word, *_) in by_key(arguments, dict(keys_of(Config)))]
     options = {key: word if key_of_option(word) in SHORT else format_option(key) for key, word in entries if key}
-    location = None if error.key is None or error.key in options else _line_of_recipe(error, arguments)
+    location = None if error.key in options else _line_of_recipe(error, arguments)
     error.rename_keys(lambda key: _as_option(key, options))
     return str(error) if location is None else f"{location}: {error}"
 
@@ -147,9 +155,8 @@ def _line_of_recipe(error: JaxddpError, arguments: Sequence[str]) -> str | None:
     (first, *_) = error.about[0] if error.about else error.problem
     if not isinstance(first, Key) or first.rendered is not None:
         return None
-    names = [word for word in arguments[1:3] if not word.startswith("-")]
     with contextlib.suppress(InputError, IndexError):
-        path = recipe_path(names[-1] if arguments[:2] == ["data", "show"] else names[0])
-        if not is_built_in(path) and (line := line_of(path, first.name)) is not None:
+        path = recipe_path(config_first([*arguments[2 if arguments[:2] == ["data", "show"] else 1 :]])[0])
+        if (line := line_of(path, first.name)) is not None:
             return f"{path}:{line}"
     return None

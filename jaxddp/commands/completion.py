@@ -19,10 +19,8 @@ from jaxddp.command_line.words import format_option, is_flag, options_of
 from jaxddp.config import Config
 from jaxddp.config.registry import AUGMENTATIONS, CHOICES, LOGGERS, METRICS
 from jaxddp.config.values import SHORT, bare, keys_of
-from jaxddp.core.errors import InputError, choices
 from jaxddp.recipe.sources import config_names
 
-SHELLS = ("bash", "zsh")
 _FILES, _FOLDERS, _RUNS = "@files", "@folders", "@runs"
 """Words of the function `_jaxddp_candidates` that stand for files, folders, and work directories of runs."""
 _OF_PLACE = {"CONFIG": (*config_names(), _RUNS, _FILES), "RUN": (_RUNS, _FOLDERS), "DIR": (_FOLDERS,)}
@@ -36,7 +34,7 @@ class Completion:
     Example: jaxddp completion bash > ~/.local/share/bash-completion/completions/jaxddp
     """
 
-    shell: tyro.conf.Positional[str] = tyro.MISSING
+    shell: tyro.conf.Positional[Literal["bash", "zsh"]] = tyro.MISSING
     """bash or zsh."""
 
 
@@ -55,19 +53,17 @@ class CompletedCommand(NamedTuple):
     place: str
 
 
-def run(arguments: list[str]) -> int:
-    """Run the command, and return the exit code. Raises: InputError."""
+def run(arguments: list[str]) -> None:
+    """Run the command. Raises: InputError."""
     shell = parse(Completion, Completion(), "jaxddp completion", arguments).shell
-    if shell not in SHELLS:
-        raise InputError(f"completion: {shell!r}: {choices(shell, SHELLS)}")
     commands = list(_commands())
     options = {key: hint for command in commands for key, hint in command.options.items()}
     flags = [key for key, hint in options.items() if is_flag(hint) and "." not in key]
     parts = {
         "COMMANDS": _printed([command.name for command in commands]),
         "SUBCOMMANDS": _cases((command.name, command.subcommands) for command in commands if command.subcommands),
-        "OPTIONS": _cases((command.name, _options(command)) for command in commands),
-        "VALUES": _cases(_values_of_options(commands)),
+        "OPTIONS": _cases((command.name, [*map(format_option, command.options), "--help"]) for command in commands),
+        "VALUES": _cases(_values_of_options(commands).items()),
         "FLAGS": "|".join(map(format_option, flags)) or "--help",
         "PLACES": _cases((command.name, _OF_PLACE.get(command.place, (_FILES,))) for command in commands),
     }
@@ -76,7 +72,6 @@ def run(arguments: list[str]) -> int:
     for name, text in {"CANDIDATES": candidates.strip(), **parts}.items():
         script = script.replace(f"<{name}>", text)
     print(script, end="")
-    return 0
 
 
 def _commands() -> Iterator[CompletedCommand]:
@@ -93,26 +88,19 @@ def _commands() -> Iterator[CompletedCommand]:
         if places[:1] == ["CONFIG"] and name != "launch":
             # `sweep` takes every key, too, with several values.
             options |= dict(keys_of(Config))
+        options |= {short: options[key] for short, key in SHORT.items() if key in options and short not in options}
         subcommands = [word for word in following if word.isalpha() and word.islower()]
         yield CompletedCommand(name, options, subcommands, places[0] if places else "")
 
 
-def _options(command: CompletedCommand) -> list[str]:
-    short = [key for key, full in SHORT.items() if full in command.options and key not in command.options]
-    return [*map(format_option, [*short, *command.options]), "--help"]
-
-
-def _values_of_options(commands: Sequence[CompletedCommand]) -> Iterator[tuple[str, Sequence[str]]]:
-    """Yield the patterns of options with a list of values. An option of several commands may differ between them."""
-    of_keys = dict[str, Sequence[str]]()
-    for command in commands:
-        for key, hint in command.options.items():
-            if words := _values(key, hint):
-                of_keys[f"*' {format_option(key)}'" if "." in key else f"'{command.name} {format_option(key)}'"] = words
-    for short, key in SHORT.items():
-        if (words := of_keys.get(f"*' {format_option(key)}'")) is not None:
-            of_keys[f"*' {format_option(short)}'"] = words
-    yield from of_keys.items()
+def _values_of_options(commands: Sequence[CompletedCommand]) -> dict[str, Sequence[str]]:
+    """Return the patterns of options with a list of values. An option of several commands may differ between them."""
+    return {
+        f"{'*' if '.' in key else command.name}' {format_option(key)}'": words
+        for command in commands
+        for key, hint in command.options.items()
+        if (words := _values(SHORT.get(key, key), hint))
+    }
 
 
 def _values(key: str, hint: Any) -> list[str]:

@@ -15,7 +15,6 @@ from jaxddp.core.errors import InputError, choices, counted, on_screen, size
 from jaxddp.core.phases import counting_images, doing
 from jaxddp.core.ranges import Count, Range
 from jaxddp.curate.pack import PackOptions, pack
-from jaxddp.recipe.sources import config_names
 
 if TYPE_CHECKING:
     from jaxddp.data.faults import Refuse
@@ -89,7 +88,7 @@ class SampleData:
     """The directory to create; give it as data.path to train on it."""
 
 
-def run(arguments: list[str]) -> int:
+def run(arguments: list[str]) -> int | None:
     """Run a subcommand, and return the exit code. Raises: InputError."""
     commands = {"check": _check, "show": _show, "pack": _pack, "sample": _sample}
     command, *rest = arguments or [""]
@@ -122,20 +121,16 @@ def _check(arguments: list[str]) -> int:
     return int(report.num_faults > 0)
 
 
-def _show(arguments: list[str]) -> int:
-    arguments = config_first(arguments)
-    if not arguments or (arguments[0].startswith("-") and arguments[0] not in HELP):
-        raise InputError(f"data show: the first argument is the config; there are: {', '.join(config_names())}")
-    options, file = parse_recipe(ShowData, "jaxddp data show", arguments)
+def _show(arguments: list[str]) -> None:
+    options, file = parse_recipe(ShowData, "jaxddp data show", config_first(arguments))
     with doing(IMPORTING):
         from jaxddp.setup.input_figure import show
         from jaxddp.setup.run_setup import open_recipe
 
     print(f"{show(open_recipe(file), options.step, options.count, options.out)}: {options.out}")
-    return 0
 
 
-def _pack(arguments: list[str]) -> int:
+def _pack(arguments: list[str]) -> None:
     options = parse(PackData, PackData(), "jaxddp data pack", arguments)
 
     tables = _open(options)
@@ -145,15 +140,13 @@ def _pack(arguments: list[str]) -> int:
         files = f"{size(sum(written['files'].values()))} in {counted(len(written['files']), 'file')}"
         print(f"{split}: {counted(written['examples'], 'image')}, {files}")
     print(f"data.path: {options.out}")
-    return 0
 
 
-def _sample(arguments: list[str]) -> int:
+def _sample(arguments: list[str]) -> None:
     options = parse(SampleData, SampleData(), "jaxddp data sample", arguments)
     from jaxddp.data.sample import write_sample
 
     print(f"data.path: {write_sample(options.name, options.out)}")
-    return 0
 
 
 def _open(options: DataOptions, report_fault: "Refuse | None" = None) -> "dict[str, SourceTable]":

@@ -34,8 +34,7 @@ class DoctorOfConfig:
 def run(arguments: list[str]) -> int:
     """Run the command, and return its exit code: 1 if a check failed. Raises: InputError."""
     if arguments and arguments[0] in HELP:
-        page, shown = page_of(DoctorOfConfig, optional=True)
-        parse(page, shown, "jaxddp doctor", arguments)
+        parse(*page_of(DoctorOfConfig, optional=True), "jaxddp doctor", arguments)
     if arguments and not arguments[0].startswith("-"):
         options, file = parse_recipe(DoctorOfConfig, "jaxddp doctor", arguments)
     else:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from jaxddp.command_line.parse import ConfigOfRecipe, parse_recipe, parse_weights, workdir_of
 from jaxddp.command_line.terminal import IMPORTING
-from jaxddp.command_line.words import option
+from jaxddp.command_line.words import config_and_words, option
 from jaxddp.config.values import HELP
 from jaxddp.core.errors import InputError, Key
 from jaxddp.core.phases import doing
@@ -34,8 +34,8 @@ class Eval:
     error."""
 
 
-def run(arguments: list[str]) -> int:
-    """Run the command, and return the exit code. The first argument is a run, its config, or weights.
+def run(arguments: list[str]) -> None:
+    """Run the command. The first argument is a run, its config, or weights.
 
     Raises: InputError.
     """
@@ -50,39 +50,29 @@ def run(arguments: list[str]) -> int:
     else:
         measured, name = evaluate(file, options.workdir, options.step), str(options.workdir)
     if joined().is_first:
-        print(*(f"{metric}: {_as_text(value)}" for metric, value in measured.items()), sep="\n")
+        # A count has all its digits, and a measured value the seven digits of a float32.
+        texts = {key: str(value) if isinstance(value, int) else f"{value:.7g}" for key, value in measured.items()}
+        print(*map(": ".join, texts.items()), sep="\n")
         print(f"{name}: {format_metrics({key: value for key, value in measured.items() if key != 'step'})}")
-    return 0
 
 
 def parse_eval(arguments: list[str]) -> tuple[Eval, RecipeFile]:
     """Parse the arguments; the step is "0" for weights. Raises: InputError."""
     from jaxddp.weights.places import is_weights
 
-    name, *rest = arguments
-    if name not in HELP and is_weights(name):
-        for key in ("--workdir", "--step"):
-            if option(rest, key) not in (None, _INITIAL):
-                raise InputError(f"{key}: {name} is no run, and has no checkpoints; leave it out")
+    name, rest = config_and_words("eval", arguments)
+    workdir, step, weights = (option(rest, key) for key in ("--workdir", "--step", "--model.weights"))
+    has_weights = weights is not None or (name not in HELP and is_weights(name))
+    if has_weights and (workdir, step) not in ((None, None), (None, _INITIAL)):
+        key = "--step" if workdir is None else "--workdir"
+        raise InputError(f"{key}: {weights or name} is no run, and has no checkpoints; leave it out")
+    if has_weights and weights is None:
         options, file = parse_weights(Eval, "jaxddp eval", arguments)
         return dataclasses.replace(options, step=_INITIAL), file
-    workdir, step, weights = (option(rest, key) for key in ("--workdir", "--step", "--model.weights"))
-    if weights is not None and (workdir, step) not in ((None, None), (None, _INITIAL)):
-        advice = "leave it out, or leave --workdir and --step out"
-        raise InputError("--model.weights: the checkpoints of a run have weights of their own", advice=advice)
     may_be_run = step != _INITIAL and weights is None
     may_be_run &= workdir is not None or name in HELP or workdir_of(recipe_path(name)).is_dir()
     options, file = parse_recipe(Eval, "jaxddp eval", arguments, measures=may_be_run)
-    if may_be_run and not options.workdir.is_dir():
-        raise InputError(f"{options.workdir}: no such work directory; check --workdir")
-    if may_be_run or step is not None:
-        return options, file
-    if file.config.model.weights is None:
+    if not options.workdir.is_dir() if may_be_run else step is None and file.config.model.weights is None:
         advice = ("check --workdir, or name weights to evaluate (", Key("model.weights"), ")")
         raise InputError(f"{options.workdir}: no such work directory", advice=advice)
-    return dataclasses.replace(options, step=_INITIAL), file
-
-
-def _as_text(value: float) -> str:
-    """Return a count with all digits, or a measured value with the seven digits of a float32."""
-    return str(value) if isinstance(value, int) else f"{value:.7g}"
+    return options if may_be_run or step is not None else dataclasses.replace(options, step=_INITIAL), file

@@ -7,10 +7,10 @@ from typing import Literal
 
 import tyro
 
-from jaxddp.command_line.parse import ConfigOfRecipe, check_run, parse, parse_weights
+from jaxddp.command_line.parse import ConfigOfRecipe, RunDirectory, parse, parse_weights
 from jaxddp.command_line.terminal import IMPORTING
-from jaxddp.config import ParallelConfig
-from jaxddp.core.errors import InputError, counted
+from jaxddp.commands.predict import check_output, topology_of
+from jaxddp.core.errors import counted
 from jaxddp.core.phases import counting_images, doing
 from jaxddp.core.ranges import CpuDevices, Devices
 from jaxddp.inference.predictions import FeatureFormat, format_of
@@ -42,7 +42,7 @@ class FeaturesOfRun(_FeatureOptions):
     If the command is interrupted, the same command continues.
     """
 
-    run: tyro.conf.Positional[Path] = tyro.MISSING
+    run: tyro.conf.Positional[RunDirectory] = tyro.MISSING
     """The work directory of the run; or a file or a name of weights."""
     data: tyro.conf.Positional[tuple[str, ...]] = tyro.MISSING
     """A data set, as in data.path; or a folder, files, or a CSV file with a column `path`."""
@@ -62,23 +62,18 @@ class FeaturesOfWeights(_FeatureOptions):
     """A data set, as in data.path; or a folder, files, or a CSV file with a column `path`."""
 
 
-def run(arguments: list[str]) -> int:
-    """Run the command, and return the exit code. Raises: InputError."""
+def run(arguments: list[str]) -> None:
+    """Run the command. Raises: InputError."""
     options = _parse(arguments)
     form = format_of(options.out, FeatureFormat)
-    if any(os.path.realpath(place) == os.path.realpath(options.out) for place in options.data):
-        raise InputError(f"{options.out}: is one of the images; give another --out")
+    check_output(options.out, options.data)
     with doing(IMPORTING):
         from jaxddp.data.opening import open_one_split
         from jaxddp.inference.output_files import write_features
         from jaxddp.inference.trained import network_of_weights, restore_run
-        from jaxddp.job.environment import find_job
-        from jaxddp.mesh import Topology
-        from jaxddp.setup.resources import join_job
         from jaxddp.workdir.saved_state import recipe_of_run
 
-    peers = join_job(find_job(), ParallelConfig(cpu_devices=options.cpu_devices))
-    topology = Topology.create(options.devices, peers)
+        topology = topology_of(options)
     if isinstance(options, FeaturesOfRun):
         table = open_one_split(options.data, recipe_of_run(options.run).config.data, options.split)
         network = restore_run(options.run, options.step, topology)
@@ -90,11 +85,10 @@ def run(arguments: list[str]) -> int:
     with counting_images("computing features", len(table)) as progress:
         more = {"layer": options.layer, "pool": options.pool, "progress": progress}
         errors = write_features(network, table, options.out, form, **more)
-    if peers.is_first:
+    if topology.peers.is_first:
         unusable = f", of which {errors:,} cannot be used" if errors else ""
         shape = "x".join(map(str, network.feature_shape(options.layer, options.pool)))
         print(f"{options.out}: {shape} features of {counted(len(table), 'image')}{unusable}, {of}")
-    return 0
 
 
 def _parse(arguments: list[str]) -> FeaturesOfRun | FeaturesOfWeights:
@@ -106,7 +100,5 @@ def _parse(arguments: list[str]) -> FeaturesOfRun | FeaturesOfWeights:
 
     first = arguments[0] if arguments else ""
     if first.startswith("-") or not first or os.path.isdir(file_of_folder(Path(first))):
-        options = parse(FeaturesOfRun, FeaturesOfRun(), "jaxddp features", arguments)
-        check_run(options.run)
-        return options
+        return parse(FeaturesOfRun, FeaturesOfRun(), "jaxddp features", arguments)
     return parse_weights(FeaturesOfWeights, "jaxddp features", arguments)[0]

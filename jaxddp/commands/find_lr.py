@@ -1,7 +1,7 @@
 """`jaxddp find-lr CONFIG`: run a range test of the learning rate, draw it, and suggest a rate."""
 
 import shlex
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -11,8 +11,6 @@ from jaxddp.command_line.words import options_of, words_without
 from jaxddp.core.errors import NonFiniteError, counted
 from jaxddp.core.phases import doing
 from jaxddp.core.ranges import Positive, Range
-
-_KEY = "--optimizer.learning-rate"
 
 
 @dataclass(frozen=True)
@@ -33,8 +31,8 @@ class FindLr:
     """The picture to write."""
 
 
-def run(arguments: list[str]) -> int:
-    """Run the command, and return the exit code. The first argument is the config. Raises: see `jaxddp.core.errors`."""
+def run(arguments: list[str]) -> None:
+    """Run the command. The first argument is the config. Raises: see `jaxddp.core.errors`."""
     options, file = parse_recipe(FindLr, "jaxddp find-lr", arguments)
     with doing(IMPORTING):
         import jaxddp.core.files as files
@@ -47,23 +45,21 @@ def run(arguments: list[str]) -> int:
     recipe = open_recipe(replace(file, config=config_of_test(file.config, rates)), rates.schedule)
     test = find_rate(initialize(recipe), rates)
     if not recipe.topology.peers.is_first:
-        return 0
+        return
     if not test.losses:
         raise NonFiniteError("the loss of the first step is not finite; check the data, the loss and the weights")
     rate, steepest, diverged = test.suggestion()
     files.replace(out, png(rate_figure(test.step_rates, test.losses, test.smoothed, rate)))
     ended = "does not diverge" if diverged is None else f"diverges at {diverged:.2g}"
-    steps, highest = counted(len(test.losses), "step"), test.step_rates[-1]
-    print(f"{steps} at rates from {rates.lowest:g} to {highest:.2g}: {options.out}")
+    steps = counted(len(test.losses), "step")
+    print(f"{steps} at rates from {rates.lowest:g} to {test.step_rates[-1]:.2g}: {options.out}")
     if rate is None:
         print(f"the loss never falls, and {ended}; no rate is suggested: check the data, or try other rates")
-        return 0
+        return
     print(f"the loss falls fastest at {steepest:.2g}, and {ended}; suggested: {rate:.2g}")
-    own = {field.name for field in fields(FindLr)}
-    words = words_without(arguments, options_of(FindLr), {*own, "optimizer.learning_rate"})
+    words = words_without(arguments, options_of(FindLr), {*FindLr.__annotations__, "optimizer.learning_rate"})
     if file.is_run:
         # A run cannot continue in its work directory with another learning rate.
         words += ["--workdir", f"{workdir_of(file.path)}-lr{rate:.2g}"]
     # If the config has a reference batch size, the key is the learning rate for this size.
-    print(f"jaxddp train {shlex.join(words)} {_KEY} {rate / batch_factor(file.config):.2g}")
-    return 0
+    print(f"jaxddp train {shlex.join(words)} --optimizer.learning-rate {rate / batch_factor(file.config):.2g}")

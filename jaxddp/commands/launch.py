@@ -23,8 +23,7 @@ def run(arguments: list[str]) -> int:
         print(ended)
         return 0
     # Only machine 0 needs the config. Other machines do not read it, because importing Flax takes a second or more.
-    needs_config = options.machines.elastic and not options.nr
-    return launch(options, command, _config_of(command) if needs_config else None)
+    return launch(options, command, _config_of(command) if options.machines.elastic and not options.nr else None)
 
 
 def _ended_run(options: Launch, command: Sequence[str]) -> str:
@@ -45,5 +44,4 @@ def _config_of(command: Sequence[str]) -> Config | None:
     kind, *words = command
     if kind not in ("train", "eval") or not words or {*HELP} & {*words}:
         return None
-    file = parse_eval(words)[1] if kind == "eval" else parse_recipe(Train, "jaxddp train", words)[1]
-    return file.config
+    return (parse_eval(words) if kind == "eval" else parse_recipe(Train, "jaxddp train", words))[1].config

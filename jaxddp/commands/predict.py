@@ -1,19 +1,38 @@
 """`jaxddp predict RUN IMAGES --out FILE`: classify images with the network of a run."""
 
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from jaxddp.command_line.parse import check_run, parse
+from jaxddp.command_line.parse import RunDirectory, parse
 from jaxddp.command_line.terminal import IMPORTING
 from jaxddp.config import ParallelConfig
 from jaxddp.core.errors import InputError, counted
 from jaxddp.core.phases import counting_images, doing
 from jaxddp.core.ranges import CpuDevices, Devices, Range
 from jaxddp.inference.predictions import PredictionFormat, format_of
+
+if TYPE_CHECKING:
+    from jaxddp.mesh import Topology
+
+
+def topology_of(options: Any) -> "Topology":
+    """Join the job, and return the devices that the options of a command choose. Raises: InputError."""
+    from jaxddp.job.environment import find_job
+    from jaxddp.mesh import Topology
+    from jaxddp.setup.resources import join_job
+
+    return Topology.create(options.devices, join_job(find_job(), ParallelConfig(cpu_devices=options.cpu_devices)))
+
+
+def check_output(out: Path, images: Iterable[str]) -> None:
+    """Raise `InputError` if the file that a command writes is one of the images that it reads."""
+    if os.path.realpath(out) in map(os.path.realpath, images):
+        raise InputError(f"{out}: is one of the images; give another --out")
 
 
 @dataclass(frozen=True)
@@ -23,7 +42,7 @@ class PredictImages:
     If the command is interrupted, the same command continues.
     """
 
-    run: tyro.conf.Positional[Path] = tyro.MISSING
+    run: tyro.conf.Positional[RunDirectory] = tyro.MISSING
     """The work directory of the run."""
     images: tyro.conf.Positional[tuple[str, ...]] = tyro.MISSING
     """A folder, files, a CSV file with a column `path`, or a directory with LOC_sample_submission.csv."""
@@ -48,31 +67,25 @@ class PredictImages:
     """The number of CPU devices to simulate in each process."""
 
 
-def run(arguments: list[str]) -> int:
-    """Run the command, and return the exit code. Raises: InputError."""
+def run(arguments: list[str]) -> None:
+    """Run the command. Raises: InputError."""
     options = parse(PredictImages, PredictImages(), "jaxddp predict", arguments)
     form = options.format or format_of(options.out, PredictionFormat, ", or give --format")
     if options.guard_formulas and form != "csv":
         raise InputError(f"--guard-formulas: applies to csv only, and {options.out} is {form}; leave it out")
-    check_run(options.run)
-    if any(os.path.realpath(place) == os.path.realpath(options.out) for place in options.images):
-        raise InputError(f"{options.out}: is one of the images; give another --out")
+    check_output(options.out, options.images)
     with doing(IMPORTING):
         from jaxddp.data.opening import open_inputs
         from jaxddp.inference.output_files import write_predictions
         from jaxddp.inference.trained import restore_run
-        from jaxddp.job.environment import find_job
-        from jaxddp.mesh import Topology
-        from jaxddp.setup.resources import join_job
 
-    peers = join_job(find_job(), ParallelConfig(cpu_devices=options.cpu_devices))
+        topology = topology_of(options)
     with doing("looking for the images"):
         table = open_inputs(options.images)
-    trained = restore_run(options.run, options.step, Topology.create(options.devices, peers))
+    trained = restore_run(options.run, options.step, topology)
     more = {"top": options.top, "guard_formulas": options.guard_formulas, "explain": options.explain}
     with counting_images("classifying images", len(table)) as progress:
         errors = write_predictions(trained, table, options.out, form, **more, progress=progress)
-    if peers.is_first:
+    if topology.peers.is_first:
         unusable = f", of which {errors:,} cannot be used" if errors else ""
         print(f"{options.out}: {counted(len(table), 'image')}{unusable}, step {trained.step} of {options.run}")
-    return 0

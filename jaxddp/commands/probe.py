@@ -30,8 +30,8 @@ class ProbeFeatures:
     """knn: the number of nearest images that vote; 20 by default."""
 
 
-def run(arguments: list[str]) -> int:
-    """Run the command, and return the exit code. Raises: InputError."""
+def run(arguments: list[str]) -> None:
+    """Run the command. Raises: InputError."""
     options = parse(ProbeFeatures, ProbeFeatures(), "jaxddp probe", arguments)
     if options.neighbours is not None and options.method != "knn":
         raise InputError(f"--neighbours {options.neighbours}: applies to --method knn only; leave it out")
@@ -41,11 +41,9 @@ def run(arguments: list[str]) -> int:
     with doing("reading the features"):
         train, val = read_features(options.train), read_features(options.val)
     with doing("training the classifier"):
-        by_vote = options.method == "knn"
-        probe = knn(train, val, options.neighbours or NEIGHBOURS) if by_vote else linear(train, val)
+        probe = linear(train, val) if options.method == "linear" else knn(train, val, options.neighbours or NEIGHBOURS)
     images = f"{counted(len(val.labels), 'image')}, {counted(len(train.labels), 'training image')}"
     print(f"{options.method}: top1 {probe.top1:.2%} of {images} ({probe.settings})")
     for file in (train, val):
         if file.omitted:
             print(f"{file.path}: {counted(file.omitted, 'image')} without features or label left out")
-    return 0

@@ -1,11 +1,10 @@
 """`jaxddp push RUN hf://OWNER/NAME`: upload a run's weights and a model card to the Hugging Face Hub."""
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import tyro
 
-from jaxddp.command_line.parse import check_run, parse
+from jaxddp.command_line.parse import RunDirectory, parse
 from jaxddp.command_line.terminal import IMPORTING
 from jaxddp.core.errors import InputError
 from jaxddp.core.phases import doing
@@ -21,7 +20,7 @@ class Push:
     to a folder.
     """
 
-    run: tyro.conf.Positional[Path] = tyro.MISSING
+    run: tyro.conf.Positional[RunDirectory] = tyro.MISSING
     """The work directory of the run."""
     place: tyro.conf.Positional[str] = tyro.MISSING
     """The repository, hf://OWNER/NAME. It is created if it does not exist."""
@@ -31,20 +30,16 @@ class Push:
     """The checkpoint: latest, best, or its step. Without validations, best is the latest."""
 
 
-def run(arguments: list[str]) -> int:
-    """Run the command, and return the exit code. Raises: InputError, Unreachable."""
+def run(arguments: list[str]) -> None:
+    """Run the command. Raises: InputError, Unreachable."""
     options = parse(Push, Push(), "jaxddp push", arguments)
     from jaxddp.weights.download import SCHEME, HubFile, check_token
 
-    if not options.place.startswith(SCHEME):
+    place = HubFile.parse(options.place, options.place) if options.place.startswith(SCHEME) else None
+    if place is None or place.file is not None or place.revision is not None:
         raise InputError(f"{options.place}: not a repository of the Hub; write {SCHEME}OWNER/NAME")
-    place = HubFile.parse(options.place, options.place)
-    if place.file is not None or place.revision is not None:
-        raise InputError(f"{place}: push writes a whole repository; give {SCHEME}{place.repo}")
-    check_run(options.run)
     check_token(place)
     with doing(IMPORTING):
         from jaxddp.inference.exports import push_run
 
     print(push_run(options.run, options.step, place, private=options.private))
-    return 0

@@ -1,14 +1,16 @@
 """`jaxddp sweep CONFIG`: train a config with all combinations of some values, or with values that a search suggests."""
 
 import shlex
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
 from jaxddp.command_line.parse import parse, parse_recipe, workdir_of
 from jaxddp.command_line.terminal import print_table
-from jaxddp.command_line.words import by_key, format_option, is_flag, options_of
+from jaxddp.command_line.words import by_key, config_and_words, format_option, is_flag, options_of
 from jaxddp.commands.train import Train
 from jaxddp.commands.train import run as train
 from jaxddp.config import Config
@@ -68,13 +70,12 @@ def run(arguments: list[str]) -> int:
 
     Raises: InputError; see also `jaxddp.core.errors`.
     """
-    name, *rest = arguments
+    name, rest = config_and_words("sweep", arguments)
     if {*HELP} & {*arguments}:
         parse(Sweep, Sweep(), "jaxddp sweep CONFIG", [HELP[0]])
     own, template = _split(name, rest)
     path = recipe_path(name)
-    default = Sweep(workdir=Path("runs") / f"{workdir_of(path).name}-sweep")
-    options = parse(Sweep, default, f"jaxddp sweep {name}", own)
+    options = parse(Sweep, Sweep(workdir=Path("runs") / f"{workdir_of(path).name}-sweep"), f"jaxddp sweep {name}", own)
     _check(options, template)
     folder = SweepFolder(options.workdir, path.stem if is_built_in(path) else str(path.absolute()))
     folder.read()  # Another config is reported before the trials are checked.
@@ -94,13 +95,12 @@ def _split(name: str, rest: Sequence[str]) -> tuple[list[str], Template]:
     entries = by_key(rest, keys | own_keys)
     own = [word for key, words in entries if key in own_keys for word in words]
     others = [(key, words) for key, words in entries if key not in own_keys]
-    texts: dict[str, list[str]] = {}
+    texts, template = defaultdict[str, list[str]](list), dict[str, tuple[str, ...]]()
     for key, (word, *values) in others:
-        option, equals, value = word.partition("=")
-        if key in keys and option.startswith("--") and (equals or len(values) == 1):
-            texts.setdefault(key, []).append(value if equals else values[0])
+        _, equals, value = word.partition("=")
+        if key in keys and (equals or len(values) == 1):
+            texts[key].append(value if equals else values[0])
     spaces = {key: space for key in texts if (space := space_of(key, keys[key], texts[key])) is not None}
-    template = dict[str, tuple[str, ...]]()
     for number, (key, words) in enumerate(others):
         option, equals, _ = words[0].partition("=")
         if key in spaces:
@@ -113,7 +113,7 @@ def _split(name: str, rest: Sequence[str]) -> tuple[list[str], Template]:
 def _check(options: Sweep, template: Template) -> None:
     """Check the options of a sweep. Raises: InputError."""
     if not template.spaces:
-        parse_recipe(Train, "jaxddp train", [*template.words({}), "--workdir", str(options.workdir)])
+        _config(template.words({}), options.workdir)
         raise InputError("sweep: no option has several values; give some, such as --lr 1e-3,3e-3 or --seed 0:3")
     if "resume" in {key_of_option(words[0]) for words in template.entries.values()}:
         raise InputError("--resume: a sweep always resumes its trials; leave it out")
@@ -131,23 +131,24 @@ def _check(options: Sweep, template: Template) -> None:
         raise InputError(f"{options.workdir}: is the work directory of a run; give another --workdir")
 
 
-def _trial(template: Template, values: Mapping[str, str], folder: Path) -> tuple[Trial, Config]:
-    """Return a trial, and its config. Raises: InputError if `jaxddp train` does not accept its arguments."""
+def _trial(template: Template, folder: Path, values: Mapping[str, str]) -> Trial:
+    """Return a trial. Raises: InputError if `jaxddp train` does not accept its arguments."""
     words = template.words(values)
-    _, file = parse_recipe(Train, "jaxddp train", [*words, "--workdir", str(folder)])
-    flat = flatten(file.config.to_dict())
-    return Trial(trial_name({key: flat[key] for key in values}), dict(values), words), file.config
+    flat = flatten(_config(words, folder).to_dict())
+    return Trial(trial_name({key: flat[key] for key in values}), dict(values), words)
+
+
+def _config(words: Sequence[str], folder: Path) -> Config:
+    return parse_recipe(Train, "jaxddp train", [*words, "--workdir", str(folder)])[1].config
 
 
 def _trials(template: Template, folder: Path) -> list[Trial]:
     """Return all trials of a grid. Raises: InputError if one is not accepted, or if two are equal."""
     trials = dict[str, Trial]()
-    for values in template.grid():
-        trial, _ = _trial(template, values, folder)
-        twin = trials.setdefault(trial.name, trial)
-        if twin is not trial:
-            key = next((key for key, word in values.items() if twin.values[key] != word), [*values][-1])
-            words = f"{twin.values[key]} and {values[key]}"
+    for trial in (_trial(template, folder, values) for values in template.grid()):
+        if (twin := trials.setdefault(trial.name, trial)) is not trial:
+            key = max(trial.values, key=lambda key: twin.values[key] != trial.values[key])
+            words = f"{twin.values[key]} and {trial.values[key]}"
             raise InputError(Key(key), f": {words} are the same value; give each value once")
     return [*trials.values()]
 
@@ -161,7 +162,7 @@ def _one_by_one(options: Sweep, template: Template, folder: SweepFolder) -> int:
     grid = [*template.grid()]
     if options.index is None or options.index >= len(grid):
         raise InputError(f"--index {options.index}: the sweep has {counted(len(grid), 'trial')}, from 0")
-    trial, _ = _trial(template, grid[options.index], options.workdir)
+    trial = _trial(template, options.workdir, grid[options.index])
     if code := train(trial.command(options.workdir)[1:]):
         return code
     trial.finished_words = trial.words
@@ -173,16 +174,13 @@ def _one_by_one(options: Sweep, template: Template, folder: SweepFolder) -> int:
 def _search(options: Sweep, template: Template, folder: SweepFolder) -> SearchQueue:
     """Return the queue of a search. Raises: InputError if a value, or a bound of an interval, is not accepted."""
     first = {key: space.words[0] for key, space in template.spaces.items()}
-    config = _trial(template, first, options.workdir)[1]
     for key, space in template.spaces.items():
         for word in space.words[1:]:
-            _trial(template, first | {key: word}, options.workdir)
+            _trial(template, options.workdir, first | {key: word})
+    config = _config(template.words(first), options.workdir)
     lowest = config.checkpoint.goal(averages=config.train.ema is not None).lowest
-
-    def make_trial(values: Mapping[str, str]) -> Trial:
-        return _trial(template, values, options.workdir)[0]
-
     search = Search(template.spaces, lowest, options.search_seed)
+    make_trial = partial(_trial, template, options.workdir)
     return SearchQueue(folder, search, make_trial, options.trials or 1, prune=options.prune)
 
 
@@ -197,9 +195,8 @@ def _run(options: Sweep, queue: GridQueue) -> int:
         raise queue.error
     rows = queue.folder.results(queue.earlier)
     write_results(options.workdir, rows)
-    for shown in (table(rows), seed_table(rows)):
-        if shown is not None:
-            print_table(*shown)
+    for shown in filter(None, (table(rows), seed_table(rows))):
+        print_table(*shown)
     if code not in (0, 1):
         say("jaxddp sweep: stopped; the same command continues")
         return code

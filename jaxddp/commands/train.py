@@ -40,12 +40,12 @@ def ended_run(options: Train, file: RecipeFile) -> str:
     return nothing_to_train(file, options.workdir)
 
 
-def run(arguments: list[str]) -> int:
-    """Run the command, and return the exit code. The first argument is the config. Raises: see `jaxddp.core.errors`."""
+def run(arguments: list[str]) -> None:
+    """Run the command. The first argument is the config. Raises: see `jaxddp.core.errors`."""
     options, file = parse_recipe(Train, "jaxddp train", arguments)
     if find_job() is None and (ended := ended_run(options, file)):
         print(ended)
-        return 0
+        return
     with doing(IMPORTING):
         from jaxddp.setup.run_setup import open_recipe
         from jaxddp.setup.run_training import train
@@ -57,4 +57,3 @@ def run(arguments: list[str]) -> int:
     if recipe.topology.peers.is_first:
         outputs = {"curves": options.workdir / CURVES, "metrics": options.workdir / METRICS}
         print("  ".join(f"{name}: {path}" for name, path in outputs.items() if path.exists()))
-    return 0

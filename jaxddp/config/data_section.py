@@ -1,6 +1,6 @@
 """The `data` section of a config: the examples of a run, and their preprocessing."""
 
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal
 
 from jaxddp.config.registry import Requires
@@ -79,15 +79,11 @@ class AugmentConfig:
 
     def __post_init__(self) -> None:
         check_values(self, "data.augment.")
-        if own := {*self.then} & {each.name for each in fields(self)}:
-            named = Key("data.augment.then", min(own))
-            raise InputError(named, " has a key of its own; set ", Key(f"data.augment.{min(own)}"))
         _check_area("data.augment.erase_area", self.erase_area)
 
 
 def _check_area(key: str, shares: tuple[float, float]) -> None:
-    least, most = shares
-    if not 0 < least <= most:
+    if not 0 < shares[0] <= shares[1]:
         expected = ": give the smallest share of the image, above 0, and then the largest, at most 1"
         raise InputError(Key(key, shares), expected)
 
@@ -207,9 +203,8 @@ class DataConfig:
     @property
     def keys_of_process(self) -> tuple[str, ...]:
         """The keys whose values contain {process}; none if all processes have the same data."""
-        if self.placement == "shared":
-            return ()
-        return tuple(key for key in PLACE_KEYS if PROCESS in (getattr(self, key) or ""))
+        keys = () if self.placement == "shared" else PLACE_KEYS
+        return tuple(key for key in keys if PROCESS in (getattr(self, key) or ""))
 
     @property
     def of_evaluation(self) -> "DataConfig":

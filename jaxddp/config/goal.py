@@ -13,9 +13,6 @@ T = TypeVar("T")
 
 VAL, VAL_EMA = "val", "val_ema"
 """The split names of a validation's metrics: `VAL` for the trained and `VAL_EMA` for the averaged parameters."""
-_SPLITS = (VAL, VAL_EMA)
-_IS_LOWEST = {"min": True, "max": False}
-_LESS_IS_BETTER = ("loss", "ece")
 
 
 class Mean(NamedTuple):
@@ -68,9 +65,9 @@ class Goal:
         Raises: InputError if `name` has no split or no metric.
         """
         split, _, metric = name.partition(" ")
-        if split not in _SPLITS or not metric or " " in metric:
+        if split not in (VAL, VAL_EMA) or not metric or " " in metric:
             raise InputError(Key("checkpoint.best", name), ': give a split and a metric, "val top1" or "val_ema loss"')
-        lowest = metric in _LESS_IS_BETTER if best_is is None else _IS_LOWEST[best_is]
+        lowest = metric in ("loss", "ece") if best_is is None else {"min": True, "max": False}[best_is]
         return cls(metric if split == VAL else name, lowest, smoothing)
 
     @classmethod
@@ -97,15 +94,12 @@ class Goal:
 
     def values(self, measured: Iterable[float]) -> list[float]:
         """Return the compared values of a series of measurements: the moving average after each."""
-        means = itertools.accumulate(
-            measured, lambda mean, value: mean.with_value(value, self.smoothing), initial=Mean()
-        )
+        means = itertools.accumulate(measured, lambda mean, new: mean.with_value(new, self.smoothing), initial=Mean())
         return [mean.value for mean in itertools.islice(means, 1, None)]
 
     def best(self, values: Sequence[float]) -> int:
         """Return the index of the best value, or the last such index if several values are equal."""
-        sign = -1 if self.lowest else 1
-        return max(range(len(values)), key=lambda index: (sign * values[index], index))
+        return max(range(len(values)), key=lambda index: (-values[index] if self.lowest else values[index], index))
 
     def check(self, known: Iterable[str]) -> None:
         """Raise `InputError` if the metric is not in `known`, whose names are in the format of `flat`."""
@@ -129,8 +123,7 @@ def of_exported(metrics: Mapping[str, T]) -> dict[str, T]:
     These are the averaged parameters, if there are any.
     """
     measured = by_split(metrics)
-    counts = {name: value for name, value in metrics.items() if name == "count"}
-    return measured.get(VAL_EMA, measured[VAL]) | counts
+    return measured.get(VAL_EMA, measured[VAL]) | {name: metrics[name] for name in ("count",) if name in metrics}
 
 
 def by_split(metrics: Mapping[str, T]) -> dict[str, dict[str, T]]:

@@ -97,24 +97,13 @@ class LayerSettings:
             layer, _, assigned = (part.strip() for part in text.partition(":"))
             setting, _, value = (part.strip() for part in assigned.partition("="))
             if not layer or "=" in layer or setting not in by_setting or (setting == "frozen" and value != "true"):
-                problem = f": {show(text)}: expected LAYER:rate=X, LAYER:decay=X or LAYER:frozen=true"
-                raise InputError(Key(key), problem)
+                raise InputError(Key(key), f": {show(text)}: expected LAYER:rate=X, LAYER:decay=X or LAYER:frozen=true")
             by_setting[setting].append(f"{layer}={value}")
         rates, decays, frozen = (assignments(pairs, key) for pairs in by_setting.values())
         with about(Key(key)):
-            return cls(
-                {layer: read(value, Factor, f"{layer}:rate") for layer, value in rates.items()},
-                {layer: read(value, WeightDecay, f"{layer}:decay") for layer, value in decays.items()},
-                tuple(frozen),
-            )
-
-    def check_no_other_rates(self, rates: Mapping[str, float], rates_key: str, key: str) -> None:
-        """Raise `InputError` if a layer of this key also has a rate in `rates`, the value of the key `rates_key`."""
-        for layer, rate in self.rates.items():
-            for other, other_rate in rates.items():
-                if _words(other) == _words(layer):
-                    other_key = (", but ", Key(rates_key), f" has {other}={other_rate:g}; give only one")
-                    raise InputError(Key(key), f": {layer}:rate={rate:g}", other_key)
+            factors = {layer: read(value, Factor, f"{layer}:rate") for layer, value in rates.items()}
+            decays = {layer: read(value, WeightDecay, f"{layer}:decay") for layer, value in decays.items()}
+        return cls(factors, decays, tuple(frozen))
 
 
 def longest_match(values: Mapping[str, T], name: str, default: T) -> T:

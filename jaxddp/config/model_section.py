@@ -3,10 +3,10 @@
 import re
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from jaxddp.config.layers import Layers, assignments
-from jaxddp.config.registry import LOSSES, MODELS, OBJECTIVES
+from jaxddp.config.registry import LOSSES, MODELS, OBJECTIVES, SectionOfChoices
 from jaxddp.config.values import Names, read
 from jaxddp.core.duration import Duration
 from jaxddp.core.errors import InputError, Key, about, choices, counted, nearest, show
@@ -57,8 +57,8 @@ class BatchStatistics:
         if self.group is None or share % self.group == 0:
             return
         whole = self.group * shares
-        below = batch_size // whole * whole
-        fitting = ", ".join(str(size) for size in (below, below + whole) if size > 0)
+        below, above = batch_size // whole * whole, -(-batch_size // whole) * whole
+        fitting = f"{below}, {above}" if below else f"{above}"
         group = max(size for size in range(1, min(self.group, share) + 1) if share % size == 0)
         key = Key.plain("model.batch_norm", f"ghost:{self.group}")
         problem = key, f" normalizes {counted(self.group, 'image')} together, but ", Key("train.batch_size", batch_size)
@@ -68,9 +68,7 @@ class BatchStatistics:
 
 _FAMILIES = ("he", "xavier", "glorot", "lecun")
 _NAMES = (*(f"{family}_{kind}" for family in _FAMILIES for kind in ("normal", "uniform")), "orthogonal", "zeros")
-_NAMES_WITH_DEVIATION = ("normal", "truncated_normal")
-_DEFAULT_DEVIATION = 0.01
-_PATTERN = re.compile(rf"({'|'.join(_NAMES_WITH_DEVIATION)})\(([^()]*)\)")
+_PATTERN = re.compile(r"(normal|truncated_normal)(?:\(([^()]*)\))?")
 _Deviation = Annotated[float, Range(0, 100, above=True)]
 
 
@@ -90,13 +88,11 @@ class WeightInit:
         """
         if text in _NAMES:
             return cls(text)
-        if text in _NAMES_WITH_DEVIATION:
-            return cls(text, _DEFAULT_DEVIATION)
         if (match := _PATTERN.fullmatch(text)) is None:
-            names = (*_NAMES, *(f"{name}(0.02)" for name in _NAMES_WITH_DEVIATION))
+            names = (*_NAMES, "normal(0.02)", "truncated_normal(0.02)")
             raise InputError(Key("model.weight_init"), f": unknown weight_init {show(text)}; {choices(text, names)}")
         with about(Key("model.weight_init", text)):
-            return cls(match[1], read(match[2], _Deviation, "standard deviation"))
+            return cls(match[1], read("0.01" if match[2] is None else match[2], _Deviation, "standard deviation"))
 
 
 NETWORK_KEYS = ("name", "width", "stem", "shortcut_norm", "blur_pool")
@@ -105,7 +101,7 @@ NETWORK_KEYS = ("name", "width", "stem", "shortcut_norm", "blur_pool")
 
 @dataclass(frozen=True)
 @MODELS.complete
-class ModelConfig:
+class ModelConfig(SectionOfChoices):
     """The network, and the weights that it starts from."""
 
     name: str = "resnet50"
@@ -130,11 +126,6 @@ class ModelConfig:
     cpu_convolutions: bool = True
     """On CPUs, compute the depthwise and grouped convolutions (`nn.Conv` with `feature_group_count`) of a recipe's own
     network as sums and products of matrices, which is many times faster. The results are equal to rounding."""
-
-    if TYPE_CHECKING:
-
-        def __getattr__(self, key: str) -> Any:
-            """Return the value of a setting of a choice; see `Registry.complete`."""
 
     @cached_property
     def batch_statistics(self) -> BatchStatistics:
@@ -189,14 +180,9 @@ class LossConfig:
 
 @dataclass(frozen=True)
 @OBJECTIVES.complete
-class ObjectiveConfig:
+class ObjectiveConfig(SectionOfChoices):
     """The function that a training step minimizes. It includes the loss."""
 
     name: str = "supervised"
     """Name of an objective in jaxddp/objectives/: "supervised" (the loss on the labels), "distillation",
     "fixmatch" or "jensen_shannon"."""
-
-    if TYPE_CHECKING:
-
-        def __getattr__(self, key: str) -> Any:
-            """Return the value of a setting of a choice; see `Registry.complete`."""

@@ -27,19 +27,10 @@ import importlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import Field, dataclass, fields, is_dataclass
 from operator import attrgetter
-from typing import Any, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
 
-from jaxddp.config.values import (
-    descriptions,
-    flatten,
-    keys_of,
-    nested,
-    notes,
-    observed_like,
-    plain,
-    replaced,
-    unobserved,
-)
+import jaxddp.config.values as values_of
+from jaxddp.config.values import flatten, keys_of, nested, observed_like, plain, replaced, unobserved
 from jaxddp.core.errors import InputError, Key, Words, choices, joined
 
 T = TypeVar("T")
@@ -60,17 +51,17 @@ class Requires:
 
     def is_met(self, value: Any) -> bool:
         """Return whether a value of the other key meets the need."""
-        if isinstance(value, list | tuple):
-            return bool({*self.values} & {*value})
-        return value in self.values if self.values else bool(value)
+        values = value if isinstance(value, list | tuple) else [value]
+        return bool({*self.values} & {*values}) if self.values else bool(value)
 
-    def reason_unmet(self, value: Any) -> Words:
-        """Return the text that follows the dependent key in a message, for this value of the other key."""
-        if isinstance(value, list | tuple):
-            return " has no effect without ", " or ".join(self.values), " in ", Key(self.key)
-        if self.values:
-            return " has no effect with ", Key.plain(self.key, value)
-        return " has no effect without ", Key(self.key)
+
+class SectionOfChoices:
+    """A section of a config with the settings of choices; see `Registry.complete`."""
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, key: str) -> Any:
+            """Return the value of a setting of a choice."""
 
 
 class Registry:
@@ -83,9 +74,7 @@ class Registry:
         also_read: the keys that choices read besides their settings, and that nothing else reads.
     """
 
-    def __init__(
-        self, key: str, package: str, modules: Mapping[str, str], hook: str = "", also_read: Collection[str] = ()
-    ):
+    def __init__(self, key: str, package: str, modules: dict[str, str], hook: str = "", also_read: Sequence[str] = ()):
         """Create a kind.
 
         Args:
@@ -93,7 +82,7 @@ class Registry:
                 the module that adds all choices, and its import is quick.
         """
         self.key, self.section, self.hook, self.also_read = key, key.partition(".")[0], hook, also_read
-        self._package, self._modules = package, dict(modules)
+        self._package, self._modules = package, modules
         self._added: dict[str, Any] = {}
 
     def add(self, *names: str) -> Callable[[T], T]:
@@ -134,7 +123,7 @@ class Registry:
         @functools.wraps(choice.make)
         def make(config: Any, *arguments: Any, **more: Any) -> Any:
             if attrgetter(self.key)(config) != name:
-                config = config.replace(**{self.section: {self.key.rpartition(".")[2]: name}})
+                config = config.replace(**nested({self.key: name}))
             return self.settings(getattr(config, self.section), choice).make(config, *arguments, **more)
 
         return make
@@ -166,8 +155,7 @@ class Registry:
 
     def unread_keys(self, name: str) -> dict[str, list[str]]:
         """Return the keys of `readers` that a choice does not read; none for an unknown name."""
-        unread = {key: names for key, names in self.readers().items() if name not in names}
-        return unread if name in self.names() else {}
+        return {key: by for key, by in self.readers().items() if name not in by} if name in self.names() else {}
 
     def complete(self, section: type[T]) -> type[T]:
         """Add the settings of all choices to the class of a section, with the default None.
@@ -210,7 +198,7 @@ _POLICIES += ["augmix", "three_augment", "trivial_augment"]
 POLICIES = Registry("data.augment.policy", "jaxddp.augment", dict.fromkeys(_POLICIES, "policies"))
 """`(settings: AugmentConfig) -> (key, image) -> image`, a function of the pixels of one image, uint8[H, W, C] with 1 or
 3 channels; see `jaxddp.augment.preprocess`."""
-_LOGGERS = dict.fromkeys(("confusion", "curves", "jsonl", "parameters"), "jsonl")
+_LOGGERS: dict[str, str] = dict.fromkeys(("confusion", "curves", "jsonl", "parameters"), "jsonl")
 _LOGGERS |= dict.fromkeys(("mlflow", "tensorboard", "wandb"), "trackers")
 LOGGERS = Registry("log.to", "jaxddp.training.listeners", _LOGGERS)
 """`(config, workdir) -> listener`; see `jaxddp.training.events.Listener`. If it fails, the run continues."""
@@ -249,14 +237,14 @@ def check_names(config: Any, hooks: Collection[str] = ()) -> None:
 @functools.cache
 def needs(tree: type) -> Mapping[str, Requires]:
     """Return what each key of a config needs, for the keys that need another key."""
-    return {key: need for key, hint in keys_of(tree) for need in notes(hint, Requires)}
+    return {key: need for key, hint in keys_of(tree) for need in values_of.notes(hint, Requires)}
 
 
 def description(key: str) -> str:
     """Return the description of a setting of choices: the docstring of its field in the first choice that has one."""
     name = key.rpartition(".")[2]
     readers = [kind.choice(reader) for kind in CHOICES for reader in kind.readers().get(key, ())]
-    described = [descriptions(base) for reader in readers for base in reader.__mro__[:-1]]
+    described = [values_of.descriptions(base) for reader in readers for base in reader.__mro__[:-1]]
     return next((texts[name] for texts in described if name in texts), "")
 
 
@@ -303,8 +291,9 @@ def without_effect(config: Any, hooks: Collection[str] = ()) -> dict[str, Words]
     chosen, reasons = resolved(values, hooks), dict[str, Words]()
     for key, need in needs(type(config)).items():
         is_set = values[key] != unset[key] and (unset[key] is not None or values[key])
-        if is_set and key not in set_by_hooks and not need.is_met(other := chosen[need.key]):
-            reasons[key] = need.reason_unmet(other)
+        if is_set and key not in set_by_hooks and not need.is_met(chosen[need.key]):
+            values_needed = f"{' or '.join(need.values)} in " if need.values else ""
+            reasons[key] = " has no effect without ", values_needed, Key(need.key)
     return reasons
 
 

@@ -4,32 +4,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Literal
 
+import jaxddp.core.ranges as ranges
 from jaxddp.config.goal import Goal
 from jaxddp.config.layers import LayerSettings, assignments
-from jaxddp.config.registry import OPTIMIZERS, SCHEDULES, Requires
+from jaxddp.config.registry import OPTIMIZERS, SCHEDULES, Requires, SectionOfChoices
 from jaxddp.config.values import Names, converted, read
 from jaxddp.core.duration import Duration
 from jaxddp.core.errors import InputError, Key, about, counted
-from jaxddp.core.ranges import (
-    Count,
-    CpuDevices,
-    Decay,
-    Devices,
-    Factor,
-    Period,
-    Positive,
-    Range,
-    Seconds,
-    Share,
-    SomeShare,
-    WeightDecay,
-)
 
 AUTO = "auto"
-_SHARES = Range(0, 1_000_000_000, above=True)
-_SHOWN = 8
+_SHARES = ranges.Range(0, 1_000_000_000, above=True)
 
 
 @dataclass(frozen=True)
@@ -48,12 +34,10 @@ class Shares:
         if text == AUTO:
             return cls()
         weights = [converted(word, float) for word in text.split(",")]
-        if any(isinstance(weight, str) for weight in weights):
-            expected = f": expected {AUTO!r}, or a number for each device or process, as in '3,1'"
-            raise InputError(Key("parallel.shares", text), expected)
-        if wrong := [weight for weight in weights if weight not in _SHARES]:
-            problem = f": {wrong[0]:g} is not {_SHARES}; leave a device out that computes nothing"
-            raise InputError(Key("parallel.shares", text), problem)
+        for weight in weights:
+            if isinstance(weight, str) or weight not in _SHARES:
+                expected = f": expected {AUTO!r}, or a number for each device or process, as in '3,1', each {_SHARES}"
+                raise InputError(Key("parallel.shares", text), expected)
         return cls(tuple(weights))
 
     def of_devices(self, devices: int, processes: int) -> tuple[float, ...]:
@@ -68,10 +52,11 @@ class Shares:
         if len(weights) == processes:
             return tuple(weight for weight in weights for _ in range(devices // processes))
         if len(weights) != devices:
-            given = f"{counted(len(weights), 'number')} given for {counted(devices, 'device')}"
+            numbers = f": {counted(len(weights), 'number')} given for {counted(devices, 'device')}"
             advice = f"give {devices}" if processes in (1, devices) else f"give {devices}, or {processes}"
-            problem = f": {given} of {counted(processes, 'process')}; {advice}"
-            raise InputError(Key("parallel.shares", self.text), problem)
+            raise InputError(
+                Key("parallel.shares", self.text), numbers, f" of {counted(processes, 'process')}; {advice}"
+            )
         return weights
 
     def lengths(self, batch_size: int, devices: int, processes: int, unit: int = 1) -> tuple[int, ...]:
@@ -112,29 +97,17 @@ def divide(total: int, weights: Sequence[float]) -> list[int]:
     """
     # Fractions give the same numbers on every machine.
     exact = [Fraction(weight) for weight in weights]
-    whole = sum(exact)
-    quotas = [total * weight / whole for weight in exact]
+    quotas = [total * weight / sum(exact) for weight in exact]
     parts = [max(1, int(quota)) for quota in quotas]
-    missing = total - sum(parts)
-    by_remainder = sorted(range(len(parts)), key=lambda index: parts[index] - quotas[index])
-    for index in by_remainder[: max(missing, 0)]:
-        parts[index] += 1
-    # Parts that were raised to 1 take from the others.
-    for _ in range(-missing):
-        index = max((index for index, part in enumerate(parts) if part > 1), key=lambda at: parts[at] - quotas[at])
-        parts[index] -= 1
+    while missing := total - sum(parts):
+        sign = 1 if missing > 0 else -1
+        # Parts that were raised to 1 take from the others.
+        able = [index for index, part in enumerate(parts) if part > 1 or sign > 0]
+        parts[max(able, key=lambda index: sign * (quotas[index] - parts[index]))] += sign
     return parts
 
 
-def listed(values: Sequence[object]) -> str:
-    """Return the values as text, such as "192 and 64"; at most eight of them."""
-    *first, last = map(str, values)
-    if len(values) > _SHOWN:
-        first, last = first[:_SHOWN], f"{len(values) - _SHOWN} more"
-    return f"{', '.join(first)} and {last}" if first else last
-
-
-BatchSize = Annotated[int, Range(1, 2**24)]
+BatchSize = Annotated[int, ranges.Range(1, 2**24)]
 """The number of images in a batch."""
 Precision = Literal["float32", "bfloat16", "float16"]
 """The dtype of a computation."""
@@ -148,9 +121,9 @@ class TrainConfig:
     """Global batch size, divided among all devices of all processes."""
     duration: Duration = Duration.parse("90 epochs")
     """Length of the run: "90 epochs", "5000 steps" or "1_000_000 examples"."""
-    label_smoothing: Decay = 0.0
+    label_smoothing: ranges.Decay = 0.0
     """Fraction of each label that is spread evenly over all classes, in training only."""
-    accumulate: Annotated[int, Range(1, 65_536)] = 1
+    accumulate: Annotated[int, ranges.Range(1, 65_536)] = 1
     """Gradient accumulation: each device computes its part of a batch in this many microbatches, to save memory. With
     local batch norm, each microbatch is normalized separately."""
     precision: Precision | None = None
@@ -159,16 +132,16 @@ class TrainConfig:
     gradient_precision: Literal["bfloat16"] | None = None
     """Precision in which devices exchange gradients: bfloat16 halves the traffic and rounds each gradient. If None, no
     rounding."""
-    max_bad_steps: Annotated[int, Range(0, 1_000_000)] = 10
+    max_bad_steps: Annotated[int, ranges.Range(0, 1_000_000)] = 10
     """A step with a non-finite gradient is skipped, and after this many skipped steps in a row the run ends. With 0, no
     step is skipped: the run ends after the first such step. With float16, steps are always skipped, and the run
     ends at the first step whose gradient is not finite at any loss scale."""
-    ema: Decay | None = None
+    ema: ranges.Decay | None = None
     """Decay of an exponential moving average of the parameters, such as 0.999. The average is validated as "val_ema",
     and predict, export and serve use it instead of the parameters. If None, no average."""
     ema_warmup: Annotated[bool, Requires("train.ema")] = True
     """Limit the decay at step t to (1 + t)/(10 + t), so that the average soon forgets the initial parameters."""
-    ema_every: Annotated[Period, Requires("train.ema")] = 1
+    ema_every: Annotated[ranges.Period, Requires("train.ema")] = 1
     """Update the average once per this many steps, with the decay raised to the power of this number."""
     sync_every: Duration | None = None
     """How often groups of devices (`parallel.groups`) average their parameters, such as "50 steps". In the steps
@@ -177,39 +150,39 @@ class TrainConfig:
     outer_optimizer: Annotated[Literal["mean", "nesterov"], Requires("train.sync_every")] = "mean"
     """What follows the average of the groups' parameters: "mean" continues from the average, "nesterov" moves to it
     with Nesterov momentum (DiLoCo)."""
-    outer_rate: Annotated[Factor, Requires("train.outer_optimizer", ("nesterov",))] = 0.7
+    outer_rate: Annotated[ranges.Factor, Requires("train.outer_optimizer", ("nesterov",))] = 0.7
     """Learning rate of the outer optimizer "nesterov"."""
-    outer_momentum: Annotated[Decay, Requires("train.outer_optimizer", ("nesterov",))] = 0.9
+    outer_momentum: Annotated[ranges.Decay, Requires("train.outer_optimizer", ("nesterov",))] = 0.9
     """Momentum of the outer optimizer "nesterov"."""
-    lookahead: Period | None = None
+    lookahead: ranges.Period | None = None
     """Lookahead: the number of steps (5 is usual) after which slow weights move toward the parameters, and the
     parameters are reset to the slow weights. If None, no Lookahead."""
-    lookahead_decay: Annotated[Share, Requires("train.lookahead")] = 0.5
+    lookahead_decay: Annotated[ranges.Share, Requires("train.lookahead")] = 0.5
     """Fraction of the slow weights that each Lookahead update keeps."""
-    stop_after: Period | None = None
+    stop_after: ranges.Period | None = None
     """Early stopping: end the run after this many validations in a row without an improvement of `checkpoint.best`. If
     None, never."""
-    stop_min_gain: Annotated[Factor, Requires("train.stop_after")] = 0.0
+    stop_min_gain: Annotated[ranges.Factor, Requires("train.stop_after")] = 0.0
     """Smallest change of the metric that `stop_after` treats as an improvement."""
 
 
 @dataclass(frozen=True)
 @SCHEDULES.complete
 @OPTIMIZERS.complete
-class OptimizerConfig:
+class OptimizerConfig(SectionOfChoices):
     """The optimizer and its learning rate schedule."""
 
     name: str = "momentum"
     """Name of an optimizer in jaxddp/optimizers.py. An unknown name is an error that lists all names."""
-    learning_rate: Factor = 0.1
+    learning_rate: ranges.Factor = 0.1
     """Peak learning rate, for the batch size of this config, or for `reference_batch` if that is set."""
     schedule: str = "cosine"
     """Learning rate schedule after the warmup, by its name in jaxddp/schedules.py."""
     warmup: Duration = Duration.parse("5%")
     """Length of the linear warmup to the peak."""
-    weight_decay: WeightDecay = 1e-4
+    weight_decay: ranges.WeightDecay = 1e-4
     """Weight decay of kernels. Biases and the parameters of norms have none."""
-    clip_norm: Positive | None = None
+    clip_norm: ranges.Positive | None = None
     """Clip the averaged gradient to this global norm."""
     reference_batch: BatchSize | None = None
     """Batch size for which `learning_rate` is given. If None, the batch size of this config."""
@@ -222,33 +195,27 @@ class OptimizerConfig:
     rate_factors: Names = ()
     """Factors of the learning rate for single layers: "conv1=0.1,fc=10". A layer is named by the beginning of its name;
     the longest match applies."""
-    layer_decay: SomeShare = 1.0
+    layer_decay: ranges.SomeShare = 1.0
     """Layer-wise learning rate decay: the rate of each layer is this multiple of the rate of the next layer. The head
     has the full rate."""
 
-    if TYPE_CHECKING:
-
-        def __getattr__(self, key: str) -> Any:
-            """Return the value of a setting of a choice; see `Registry.complete`."""
-
-    @cached_property
-    def factors(self) -> dict[str, float]:
-        """The parsed `rate_factors`. Raises: InputError if the text is invalid."""
-        factors = assignments(self.rate_factors, "optimizer.rate_factors")
-        with about(Key("optimizer.rate_factors")):
-            return {layer: read(value, Factor, layer) for layer, value in factors.items()}
-
     @cached_property
     def layer_settings(self) -> LayerSettings:
-        """The parsed `groups`. Raises: InputError if the text is invalid, or sets a rate that `rate_factors` sets."""
-        settings = LayerSettings.parse(self.groups, "optimizer.groups")
-        settings.check_no_other_rates(self.factors, "optimizer.rate_factors", "optimizer.groups")
-        return settings
+        """The parsed `groups`. Raises: InputError if the text is invalid."""
+        return LayerSettings.parse(self.groups, "optimizer.groups")
 
     @cached_property
     def layer_rate_factors(self) -> dict[str, float]:
-        """The learning rate factors of layers, from both keys. Raises: see `layer_settings`."""
-        return self.factors | self.layer_settings.rates
+        """The learning rate factors of layers, from `rate_factors` and `groups`.
+
+        Raises: InputError if the text is invalid, or if both keys have a rate for a layer.
+        """
+        factors = assignments(self.rate_factors, "optimizer.rate_factors")
+        rates = self.layer_settings.rates
+        # Checks that no layer has a rate in both.
+        assignments([f"{layer}={rate}" for layer, rate in [*factors.items(), *rates.items()]], "optimizer.groups")
+        with about(Key("optimizer.rate_factors")):
+            return {layer: read(value, ranges.Factor, layer) for layer, value in factors.items()} | rates
 
 
 Views = Literal["one", "mirror", "mirror_translate"]
@@ -263,7 +230,7 @@ class EvalConfig:
     """How often to validate. The run is also validated at its end. "0 steps" disables validation."""
     batch_size: BatchSize = 256
     """Global batch size of validation. It does not affect the metrics."""
-    limit: Count | None = None
+    limit: ranges.Count | None = None
     """Validate on at most this many examples, with the same proportions of classes. If None, all."""
     metrics: Names = ("top1", "top5")
     """Metrics in addition to the loss, in training and validation. A top-k metric is left out if the data have no more
@@ -280,7 +247,7 @@ class CheckpointConfig:
 
     every: Duration = Duration.parse("1 epoch")
     """How often to save a checkpoint. The run also saves one at its end."""
-    keep: Period = 2
+    keep: ranges.Period = 2
     """Number of recent checkpoints to keep."""
     best: str | None = None
     """Metric that selects the best checkpoint, and that `train.stop_after` watches. Write "val" and a metric, such as
@@ -289,7 +256,7 @@ class CheckpointConfig:
     best_is: Literal["min", "max"] | None = None
     """Whether a lower ("min") or a higher ("max") value of that metric is better. If None, lower for the loss and the
     calibration error, higher for all other metrics."""
-    best_smoothing: Decay = 0.0
+    best_smoothing: ranges.Decay = 0.0
     """Decay of an exponential moving average of the metric over all validations, with the bias correction of Adam. This
     average, instead of the last value, selects the best checkpoint."""
 
@@ -302,9 +269,9 @@ class CheckpointConfig:
         return Goal.parse(self.best or Goal.default(averages=averages).name, self.best_is, self.best_smoothing)
 
 
-ShownImages = Annotated[int, Range(0, 256)]
+ShownImages = Annotated[int, ranges.Range(0, 256)]
 """The number of images in a picture."""
-_TRACKERS = ("wandb", "mlflow")
+_OfTracker = Requires("log.to", ("wandb", "mlflow"))
 
 
 @dataclass(frozen=True)
@@ -319,11 +286,11 @@ class LogConfig:
     the last validation's confusion matrix to confusion.csv, and "wandb" and "mlflow" log to Weights & Biases and
     MLflow, which need the extra of the same name. If a logger other than "jsonl" fails, the run logs this and
     continues."""
-    project: str | None = None
+    project: Annotated[str, _OfTracker] | None = None
     """Project for "wandb", experiment for "mlflow". If None, the tracker's environment variable, else "jaxddp"."""
-    name: str | None = None
+    name: Annotated[str, _OfTracker] | None = None
     """Name of the run for "wandb" and "mlflow". If None, WANDB_NAME, else the name of the work directory."""
-    config: Names = ()
+    config: Annotated[Names, _OfTracker] = ()
     """Further values that "wandb" and "mlflow" record with the config: "note=baseline,fold=3"."""
     images: Annotated[ShownImages, Requires("log.to", ("tensorboard", "wandb", "mlflow"))] | None = None
     """Number of validation images whose predictions "wandb", "mlflow" and "tensorboard" show. If None, 16 with "wandb"
@@ -343,16 +310,8 @@ class LogConfig:
         return assignments(self.config, "log.config", "NAME")
 
     def check(self) -> None:
-        """Check that each key that is set is read by a logger in `to`.
-
-        Raises:
-            InputError: no logger reads a key, `config` is invalid, or "curves" is set without "jsonl".
-        """
+        """Raise `InputError` if `config` is invalid, or "curves" is set without "jsonl"."""
         _ = self.recorded
-        for key in ("project", "name", "config"):
-            if (value := getattr(self, key)) and not {*_TRACKERS} & {*self.to}:
-                only = f": only {' and '.join(_TRACKERS)} read it; name one in "
-                raise InputError(Key(f"log.{key}", value), only, Key("log.to"), ", or leave it out")
         if "curves" in self.to and "jsonl" not in self.to:
             given = Key.plain("log.to", ",".join(self.to))
             raise InputError(given, ": curves are drawn from metrics.jsonl", advice='name "jsonl" too')
@@ -362,17 +321,17 @@ class LogConfig:
 class ParallelConfig:
     """The devices of the run, and the time limits of its job."""
 
-    devices: Devices | None = None
+    devices: ranges.Devices | None = None
     """Number of devices to use. If None, all."""
-    cpu_devices: CpuDevices | None = None
+    cpu_devices: ranges.CpuDevices | None = None
     """Simulate this many CPU devices in each process."""
-    buckets: Annotated[int, Range(1, 1024)] | None = None
+    buckets: Annotated[int, ranges.Range(1, 1024)] | None = None
     """Average gradients in at most this many all-reduces, each of which starts as soon as its gradients are ready. If
     None, 7 on GPUs, and otherwise 1."""
     shard_optimizer: bool = False
     """Divide the parameters and the optimizer's state among the devices between two steps (ZeRO stages 1 and 2). Each
     device updates its slices, which saves memory. Gradients are the same up to rounding."""
-    groups: Annotated[int, Range(2, 100_000), Requires("train.sync_every")] | None = None
+    groups: Annotated[int, ranges.Range(2, 100_000), Requires("train.sync_every")] | None = None
     """Number of groups of devices that average their parameters every `train.sync_every`. If None, each process is a
     group."""
     shares: str | None = None
@@ -389,14 +348,14 @@ class ParallelConfig:
     self_test: Literal["auto", "always", "never"] = "auto"
     """Before the first step, compare the averaged gradient of a few examples with the gradient that one device
     computes. "auto" runs this test if it is expected to take less than a second."""
-    start_timeout: Seconds = 60.0
+    start_timeout: ranges.Seconds = 60.0
     """Seconds that the processes of a job wait for each other at the start."""
-    heartbeat_timeout: Seconds = 10.0
+    heartbeat_timeout: ranges.Seconds = 10.0
     """Seconds without a heartbeat after which a process is considered lost and the job ends."""
-    stall_timeout: Seconds = 600.0
+    stall_timeout: ranges.Seconds = 600.0
     """Seconds without progress after which a process is considered stuck and the run ends. Saving, restoring and
     validation may take 3 times as long; starting and compilation may take 6 times as long."""
-    shutdown_timeout: Seconds = 60.0
+    shutdown_timeout: ranges.Seconds = 60.0
     """Seconds that a process waits for the other processes at the end."""
 
     @property

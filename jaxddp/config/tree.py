@@ -4,18 +4,11 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+import jaxddp.config.training_section as training
 from jaxddp.config.data_section import DataConfig
 from jaxddp.config.layers import Layers
 from jaxddp.config.model_section import LossConfig, ModelConfig, ObjectiveConfig
 from jaxddp.config.registry import reset_unread
-from jaxddp.config.training_section import (
-    CheckpointConfig,
-    EvalConfig,
-    LogConfig,
-    OptimizerConfig,
-    ParallelConfig,
-    TrainConfig,
-)
 from jaxddp.config.values import check_values, flatten, plain, replaced
 from jaxddp.core.ranges import Seed
 
@@ -34,14 +27,14 @@ class Config:
     """Seed of all random values: the initial parameters, the order of examples, augmentation and dropout."""
     data: DataConfig = field(default_factory=DataConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
-    train: TrainConfig = field(default_factory=TrainConfig)
-    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    train: training.TrainConfig = field(default_factory=training.TrainConfig)
+    optimizer: training.OptimizerConfig = field(default_factory=training.OptimizerConfig)
     loss: LossConfig = field(default_factory=LossConfig)
     objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
-    eval: EvalConfig = field(default_factory=EvalConfig)
-    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
-    log: LogConfig = field(default_factory=LogConfig)
-    parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    eval: training.EvalConfig = field(default_factory=training.EvalConfig)
+    checkpoint: training.CheckpointConfig = field(default_factory=training.CheckpointConfig)
+    log: training.LogConfig = field(default_factory=training.LogConfig)
+    parallel: training.ParallelConfig = field(default_factory=training.ParallelConfig)
 
     def __post_init__(self) -> None:
         check_values(self)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, cast
 
 from jaxddp.core.duration import Duration
-from jaxddp.core.errors import InputError, Key, about, nearest
+from jaxddp.core.errors import InputError, Key, about, nearest, plural
 from jaxddp.core.files import check_path
 from jaxddp.core.ranges import Range, real_number, whole_number
 
@@ -37,18 +37,9 @@ _LONGEST_TEXT = 4096
 """The maximum length of a path."""
 TRUTHS = {"true": True, "false": False}
 _NUMBERS: dict[Any, type] = {int: numbers.Integral, float: numbers.Real}
-_READERS: dict[Any, Callable[[str], Any]] = {
-    int: whole_number,
-    float: real_number,
-    bool: lambda text: TRUTHS.get(text.lower(), text),
-}
-_WORDS = {
-    int: ("a whole number", "whole numbers"),
-    float: ("a number", "numbers"),
-    str: ("text", "texts"),
-    bool: ("True or False", "truth values"),
-}
-"""The names of one and of several values of each type, for messages."""
+_READERS: dict[Any, Callable[[str], Any]] = {int: whole_number, float: real_number}
+_NOUNS: dict[Any, str] = {int: "whole number", float: "number", str: "text"}
+"""The names of a value of each type, for messages."""
 
 
 def plain(value: Any) -> Any:
@@ -61,7 +52,7 @@ def plain(value: Any) -> Any:
 
 
 def replaced(node: Any, changes: dict[str, Any], prefix: str = "", root: Any = None) -> Any:
-    """Return a copy of nested dataclasses with some keys changed. Each value is checked against its field's type.
+    """Return a copy of nested dataclasses with some keys changed. The whole tree checks its values when it is created.
 
     Args:
         prefix: the beginning of the names of the node's keys, such as "train.".
@@ -80,12 +71,9 @@ def replaced(node: Any, changes: dict[str, Any], prefix: str = "", root: Any = N
             unknown = Key(prefix + key, rendered=repr(prefix + key))
             names = f"{similar} there are: {', '.join(sorted(hints))}".lstrip(", ")
             raise InputError("unknown config key ", unknown, advice=names)
-        if not is_tree(hints[key]):
-            values[key] = checked(value, hints[key], prefix + key)
-        elif isinstance(value, dict):
-            values[key] = replaced(getattr(node, key), value, f"{prefix}{key}.", root)
-        else:
+        if is_tree(hints[key]) and not isinstance(value, dict):
             raise InputError(Key(prefix + key, value), ": give a dict of its keys to change")
+        values[key] = replaced(getattr(node, key), value, f"{prefix}{key}.", root) if is_tree(hints[key]) else value
     return dataclasses.replace(node, **values)
 
 
@@ -176,13 +164,13 @@ def checked(value: Any, hint: Any, key: str, whole_hint: Any = None) -> Any:
         return value
     if origin is tuple and isinstance(value, list | tuple) and (args[-1] is ... or len(value) == len(args)):
         return tuple(checked(item, args[0], key) for item in value)
-    if hint is Duration and isinstance(value, str):
-        with about(Key(key)):
-            return Duration.parse(value)
     # NumPy's numbers are accepted, too.
     if hint in _NUMBERS and isinstance(value, _NUMBERS[hint]) and not isinstance(value, bool):
         with contextlib.suppress(OverflowError):
             return hint(value)
+    if hint is Duration and isinstance(value, str):
+        with about(Key(key)):
+            return Duration.parse(value)
     if hint is Path and isinstance(value, str | Path):
         return Path(check_path(value, key))
     if hint is str and isinstance(value, Path):
@@ -206,24 +194,26 @@ def read(content: str | list[str] | None, hint: Any, key: str) -> Any:
     Raises:
         InputError: the text is no value of this type, or the value is out of range.
     """
+    return checked(content if content is None else converted(content, hint), hint, key)
+
+
+def converted(content: str | list[str], hint: Any) -> Any:
+    """Return the value of a text, or of a list of texts; a text that is no value of its type stays a text.
+
+    `checked` then raises the error.
+    """
     kind: Any = bare(hint)
     if typing.get_origin(kind) is tuple:
         kind = typing.get_args(kind)[0]
         # A list of names can be a single name: `to: jsonl`.
         content = [content] if isinstance(content, str) and kind is str else content
     if isinstance(content, list):
-        return checked([converted(word, kind) for word in content], hint, key)
-    return checked(content if content is None else converted(content, kind), hint, key)
-
-
-def converted(text: str, hint: Any) -> Any:
-    """Return the value of a text; the text itself if it is no value of this type. `checked` then raises the error."""
-    kind = bare(hint)
+        return tuple(converted(word, kind) for word in content)
     if typing.get_origin(kind) is Literal:
-        return next((choice for choice in typing.get_args(kind) if str(choice) == text), text)
+        return next((choice for choice in typing.get_args(kind) if str(choice) == content), content)
     with contextlib.suppress(ValueError):
-        return _READERS.get(kind, str)(text)
-    return text
+        return TRUTHS.get(content.lower(), content) if kind is bool else _READERS.get(kind, str)(content)
+    return content
 
 
 def _description(hint: Any, *, several: bool = False) -> str:
@@ -235,14 +225,13 @@ def _description(hint: Any, *, several: bool = False) -> str:
     if origin is Literal:
         return " or ".join(map(repr, args))
     if origin is tuple:
-        number = "a list of" if args[-1] is ... else f"{len(args)}"
-        return f"{number} {_description(args[0], several=True)}"
+        return f"{'a list of' if args[-1] is ... else len(args)} {_description(args[0], several=True)}"
     if hint is Duration:
         return f"a duration, such as {'90 epochs'!r}"
-    return _WORDS[hint][several] if hint in _WORDS else hint.__name__
-
-
-Tree = TypeVar("Tree")
+    if hint is bool:
+        return "True or False"
+    noun: Any = _NOUNS.get(hint, hint.__name__)
+    return plural(2, noun) if several else f"a {noun}"
 
 
 class _Observed:
@@ -288,7 +277,7 @@ def _observed_type(kind: type) -> type:
     return type(kind.__name__, (_Observed, kind), {"__module__": kind.__module__, "__doc__": kind.__doc__})
 
 
-def observed(node: Tree, read: set[str], prefix: str = "") -> Tree:
+def observed(node: T, read: set[str], prefix: str = "") -> T:
     """Return a copy of nested dataclasses that adds the name of each key that is read to `read`.
 
     A comparison, a text of the copy, and `Config.replace` read no keys; `dataclasses.replace` and `plain` read all.
@@ -302,7 +291,7 @@ def observed(node: Tree, read: set[str], prefix: str = "") -> Tree:
     return copy
 
 
-def observed_like(section: Any, node: Tree) -> Tree:
+def observed_like(section: Any, node: T) -> T:
     """Return a dataclass of some keys of a section. It is observed if the section is, under the same prefix."""
     # `dataclasses.replace` reads all keys, and its result has no set to add them to.
     return observed(node, *vars(section)["_observed"][1:]) if isinstance(section, _Observed) else node
@@ -334,19 +323,11 @@ def nested(flat: dict[str, Any]) -> dict[str, Any]:
 
 
 HELP = ("-h", "--help")
-SHORT = {
-    "lr": "optimizer.learning_rate",
-    "epochs": "train.duration",
-    "batch_size": "train.batch_size",
-    "model": "model.name",
-    "data": "data.path",
-    "offline": "model.offline",
-}
+SHORT = {"lr": "optimizer.learning_rate", "epochs": "train.duration", "batch_size": "train.batch_size"}
+SHORT |= {"model": "model.name", "data": "data.path", "offline": "model.offline"}
 """Short forms that the command line accepts; `--seed` is a key already."""
-_FOREIGN_NAMES = {
-    **{"num_epochs": "train.duration", "max_epochs": "train.duration", "bs": "train.batch_size"},
-    **{"wd": "optimizer.weight_decay", "arch": "model.name", "output_dir": "workdir"},
-}
+_FOREIGN_NAMES = dict.fromkeys(("num_epochs", "max_epochs"), "train.duration") | {"bs": "train.batch_size"}
+_FOREIGN_NAMES |= {"wd": "optimizer.weight_decay", "arch": "model.name", "output_dir": "workdir"}
 """The keys for names that other trainers use."""
 _MAX_KEYS, _MAX_LENGTH, _MIN_SIMILARITY = 3, 80, 0.78
 _MAX_IGNORED = 2
@@ -362,10 +343,9 @@ def similar_keys(name: str, known: Iterable[str]) -> list[str]:
     # Matching takes quadratic time, and no key is this long.
     keys, name = list(known), name.replace("-", "_")[:_MAX_LENGTH]
     last = name.rpartition(".")[2]
-    if (short := (SHORT | _FOREIGN_NAMES).get(last)) in keys:
-        return [short]
-    if f"{name}.name" in keys:
-        return [f"{name}.name"]
+    for key in ((SHORT | _FOREIGN_NAMES).get(last), f"{name}.name"):
+        if key in keys:
+            return [key]
     if exact := [key for key in keys if f".{key}".endswith(f".{name}")] or [key for key in keys if _last(key) == last]:
         return exact[:_MAX_KEYS]
     if close := get_close_matches(name, keys, n=1, cutoff=_MIN_SIMILARITY):

@@ -76,20 +76,15 @@ class Hook:
     read: set[str] = field(default_factory=set, compare=False, repr=False)
 
     def __call__(self, config: Any, *arguments: Any) -> Any:
-        observed_config = observed(with_defaults(config), self.read)
-        return self.guarded(self.function)(observed_config, *(self._noted(argument) for argument in arguments))
+        return self.guarded(self.function)(observed(with_defaults(config), self.read), *map(self._noted, arguments))
 
     def _noted(self, argument: Any) -> Any:
         """Return an argument of the hook; a function is wrapped, so that its calls are recorded."""
-        if not callable(argument):
-            return argument
+        return functools.wraps(argument)(functools.partial(self._called, argument)) if callable(argument) else argument
 
-        @functools.wraps(argument)
-        def noted(*arguments: Any) -> Any:
-            self.read.add(CALLED)
-            return argument(*arguments)
-
-        return noted
+    def _called(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        self.read.add(CALLED)
+        return function(*arguments)
 
     def guarded(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap a function that the hook returned, so that its errors name the file and the line, too."""
@@ -110,8 +105,7 @@ def hooks_of(path: Path, module: ModuleType) -> dict[str, Hook]:
     for name, value in vars(module).items():
         if name in HOOKS:
             if not callable(value):
-                kind = type(value).__name__
-                raise InputError(f"{path}: {name} is a {kind}; define the function {name}({HOOKS[name]})")
+                raise InputError(f"{path}: {name} is a {type(value).__name__}; define {name}({HOOKS[name]})")
             check_parameters(value, str(path), name, HOOKS[name])
             hooks[name] = Hook(path, value)
         elif name.startswith("get_") and name != "get_config" and getattr(value, "__module__", "") == module.__name__:
@@ -119,9 +113,7 @@ def hooks_of(path: Path, module: ModuleType) -> dict[str, Hook]:
     return hooks
 
 
-def check_parameters(
-    function: Callable[..., Any], where: str, name: str, arguments: str, *, more: bool = False
-) -> None:
+def check_parameters(function: Callable[..., Any], where: str, name: str, arguments: str, more: bool = False) -> None:
     """Check that a function accepts positional arguments, such as "config, num_classes".
 
     Args:
@@ -188,7 +180,6 @@ class RecipeFile:
         recipes: the recipe file itself, then the recipe files that it loaded by path.
         modules: the modules in the folders of these files that were imported while the files ran.
         notice: a log line about the source of settings that are not from the recipe file; empty for none.
-        origins: for a recipe file in YAML or JSON, the file and line, or the base, that sets a key.
         set_keys: the keys that must have an effect: the keys that the last layer with hooks sets, and the keys that
             later layers set. A layer is a recipe file, or the command line; it is later than the recipe that it loads.
         replaced: names of the hooks of the recipe that a command replaced by naming another choice.
@@ -204,7 +195,6 @@ class RecipeFile:
     stored_digest: str | None = None
     taken: frozenset[str] = frozenset()
     notice: str = ""
-    origins: Mapping[str, str] = field(default_factory=dict)
     set_keys: frozenset[str] = frozenset()
     replaced: tuple[str, ...] = ()
 
@@ -335,13 +325,11 @@ def read_config(path: Path) -> tuple[Config, dict[str, Any]]:
 
 def _is_of_run(path: Path) -> bool:
     """Return whether a file is the config.json of a run, or a copy of one under another name."""
-    if path.suffix != ".json" or path.name == CONFIG_FILE:
-        return path.name == CONFIG_FILE
-    try:
-        content = files.parse_json(files.read(path))
-    except (OSError, ValueError):
-        return False
-    return isinstance(content, dict) and not content.keys().isdisjoint(BESIDE_CONFIG)
+    content: Any = None
+    if path.suffix == ".json":
+        with contextlib.suppress(OSError, ValueError):
+            content = files.parse_json(files.read(path))
+    return path.name == CONFIG_FILE or (isinstance(content, dict) and not content.keys().isdisjoint(BESIDE_CONFIG))
 
 
 def _read_run(path: Path) -> RecipeFile:
@@ -382,18 +370,12 @@ def _read_file(path: Path) -> RecipeFile:
 def _read_text(path: Path, readings: list[RecipeFile]) -> RecipeFile:
     """Return the recipe of a file in YAML or JSON, with the hooks of its base."""
     with with_keys_of_file():
-        entries, origins = text.entries_of(path), dict[str, str]()
+        entries = text.entries_of(path)
         if (base := entries.pop(text.BASE, None)) is not None:
             with about(f"{path}:{base.line}: base"):
-                loaded = read_recipe(str(base.content))
-            values, unchanged = (flatten(config.to_dict()) for config in (loaded.config, Config()))
-            origins = {key: str(base.content) for key, value in values.items() if value != unchanged[key]}
-            origins |= loaded.origins
+                read_recipe(str(base.content))
         config = text.with_entries(readings[-1].config, entries, path)
-    # The path of a base is absolute here, because the base was loaded from the folder of another file.
-    shown = os.path.relpath(path) if path.is_relative_to(Path.cwd()) else path
-    origins |= {key: f"{shown}:{entry.line}" for key, entry in entries.items()}
-    return replace(readings[-1].layered(entries.keys(), {}), path=path, config=config, origins=origins)
+    return replace(readings[-1].layered(entries.keys(), {}), path=path, config=config)
 
 
 @contextmanager

@@ -27,15 +27,12 @@ def recipe_path(name_or_path: str | Path, folder: Path = Path()) -> Path:
         path = built_in
     elif os.path.isfile(path / CONFIG_FILE):
         path /= CONFIG_FILE
-    try:
+    is_file = (folder / f"{name}.py").is_file()
+    other = f"did you mean the file {name + '.py'!r}?" if is_file else choices(Path(name).stem, config_names())
+    with files.reading(
+        f"config {show(name)}", "give a Python file with get_config()", missing=f"does not exist; {other}"
+    ):
         files.open_regular(path).close()
-    except FileNotFoundError:
-        is_file = (folder / f"{name}.py").is_file()
-        advice = f"did you mean the file {name + '.py'!r}?" if is_file else choices(Path(name).stem, config_names())
-        raise InputError(f"config {show(name)} does not exist; {advice}") from None
-    except (OSError, ValueError) as error:
-        reason = f"cannot be read ({getattr(error, 'strerror', None) or error})"
-        raise InputError(f"config {show(name)}: {reason}; give a Python file with get_config()") from None
     return path
 
 

@@ -21,7 +21,7 @@ import jaxddp.core.files as files
 from jaxddp.config.tree import Config
 from jaxddp.config.values import flatten, keys_of, nested, read
 from jaxddp.core.errors import InputError, about, show
-from jaxddp.recipe.sources import CONFIG_FILE, TEXT_FILES
+from jaxddp.recipe.sources import CONFIG_FILE, TEXT_FILES, is_built_in
 
 BASE = "base"
 """The key that names the config which the file changes."""
@@ -29,8 +29,6 @@ _LARGEST = 1_000_000
 """Bytes of the largest recipe file. Composing a megabyte takes seconds."""
 _TAGS = ("str", "int", "float", "bool", "null", "timestamp", "merge", "value")
 """The tags that PyYAML finds for a scalar without a tag. The text of the scalar is read instead of its tag."""
-_WIDTH = 100
-"""The characters of a line in a written file."""
 _NULLS = ("", "~", "null", "Null", "NULL", "None")
 
 
@@ -89,17 +87,15 @@ def written(config: Config, base: tuple[str, Mapping[str, Any]] | None, form: st
     """
     import yaml
 
-    values, unset = flatten(config.to_dict()), flatten(Config().to_dict())
-    if base is None:
-        values = {key: value for key, value in values.items() if value is not None or unset[key] is not None}
-    else:
-        values = {key: value for key, value in values.items() if key not in base[1] or value != base[1][key]}
-    content = ({} if base is None else {BASE: base[0]}) | nested(values)
+    name, before = base or ("", {key: None for key, value in flatten(Config().to_dict()).items() if value is None})
+    values = flatten(config.to_dict())
+    changed = nested({key: value for key, value in values.items() if key not in before or value != before[key]})
+    content = {BASE: name, **changed} if name else changed
     if form == "json":
         return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
     # PyYAML writes the line break U+0085 as a space, unless it escapes all characters outside ASCII.
     is_plain = json.dumps(content, ensure_ascii=False).isprintable()
-    return yaml.safe_dump(content, sort_keys=False, allow_unicode=is_plain, default_flow_style=None, width=_WIDTH)
+    return yaml.safe_dump(content, sort_keys=False, allow_unicode=is_plain, default_flow_style=None, width=100)
 
 
 def _composed(path: Path) -> Any:
@@ -119,11 +115,10 @@ def _composed(path: Path) -> Any:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
     except json.JSONDecodeError as error:
         raise InputError(f"{path}:{error.lineno}: is not JSON ({error.msg})") from None
-    except yaml.MarkedYAMLError as error:
-        line = "" if error.problem_mark is None else f":{error.problem_mark.line + 1}"
-        raise InputError(f"{path}{line}: is not {kind} ({error.problem or error.context})") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise InputError(f"{path}: is not {kind} ({error})") from None
+        mark = getattr(error, "problem_mark", None)
+        where = f"{path}:{mark.line + 1}" if mark else path
+        raise InputError(f"{where}: is not {kind} ({getattr(error, 'problem', None) or error})") from None
     if not isinstance(node, yaml.MappingNode):
         what = "is empty" if node is None else f"is a {node.id} and not a mapping"
         raise InputError(f"{path}: {what}; write keys and values, such as {BASE}: digits")
@@ -173,8 +168,8 @@ def _text(node: Any, path: Path, key: str) -> str | None:
 
 
 def line_of(path: Path, key: str) -> int | None:
-    """Return the last line of a recipe file that sets a key, from 1; None for another file, or if none is found."""
-    if path.name == CONFIG_FILE:
+    """Return the last line of a user's recipe file that sets a key, from 1; None for another file, or without one."""
+    if path.name == CONFIG_FILE or is_built_in(path):
         return None
     try:
         if path.suffix in TEXT_FILES:

@@ -174,7 +174,7 @@ def _trained(config: Config, shapes: Shapes, kernels: Kernels) -> list[str]:
         raise InputError("model: the network has no parameters, so nothing can be trained; give it a layer with some")
     keys = {
         "model.unfreeze": config.model.unfreeze_times,
-        "optimizer.rate_factors": config.optimizer.factors,
+        "optimizer.rate_factors": config.optimizer.layer_rate_factors.keys() - groups.rates.keys(),
         "optimizer.groups": groups.rates | groups.decays,
     }
     checked = {"model.freeze": config.model.frozen, "model.new_layers": config.model.fresh_layers}

@@ -18,13 +18,14 @@ import jax
 import numpy as np
 
 import jaxddp.core.files as files
-from jaxddp.config.training_section import AUTO, Shares, listed
+from jaxddp.config.training_section import AUTO, Shares
 from jaxddp.core.phases import moved, phase
 from jaxddp.data.batch import Batch
 from jaxddp.engine.ways.unequal import Unequal, UnequalStep, device_arrays
 from jaxddp.mesh import Device, Topology
 from jaxddp.recipe.file import RUN_ID
 from jaxddp.setup.run_setup import RunSetup
+from jaxddp.weights.match import listed
 
 SIMILAR = 0.1
 """Speeds that differ by at most this fraction count as equal: equal slices need one program and no padding."""
@@ -144,14 +145,14 @@ def settle_shares(setup: RunSetup, workdir: Path | None = None, run_id: str = ""
             speeds, division = measure_shares(setup), setup.layout.division
             arguments = speeds, peers.process_count, division.batch_size, division.unit_of_slice
             shares = peers.from_first("shares", lambda: shares_of(*arguments))
-            origin = f"measured {listed([f'{speed:.3g}' for speed in speeds])} images/s"
+            origin = f"measured {listed([f'{speed:.3g}' for speed in speeds], ' and ')} images/s"
             if file is not None and peers.is_first:
                 files.replace(file, (json.dumps(content | {"shares": shares}, indent=2) + "\n").encode())
-        origin = f"{listed([f'{weight:g}' for weight in Shares.parse(shares).weights])}, {origin}"
+        origin = f"{listed([f'{weight:g}' for weight in Shares.parse(shares).weights], ' and ')}, {origin}"
         setup = setup.changed(config=setup.config.replace(parallel={"shares": shares}))
     if peers.is_first:
         sizes = [rows.stop - rows.start for _, rows in setup.slices]
-        _log.info(f"shares: {origin}; slices of {listed(sizes)} images")
+        _log.info(f"shares: {origin}; slices of {listed(map(str, sizes), ' and ')} images")
     return setup
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import tyro
 
 from jaxddp.command_line.parse import parse
-from jaxddp.command_line.terminal import print_line, print_table
-from jaxddp.core.errors import InputError
+from jaxddp.command_line.terminal import print_table
+from jaxddp.core.errors import InputError, on_screen
 from jaxddp.reports.run_files import read_runs
 from jaxddp.reports.tables import run_table, runs_below
 
@@ -23,18 +23,17 @@ class ListRuns:
     """The directory."""
 
 
-def run(arguments: list[str]) -> int:
-    """Run the command, and return the exit code. Raises: InputError."""
+def run(arguments: list[str]) -> None:
+    """Run the command. Raises: InputError."""
     options = parse(ListRuns, ListRuns(), "jaxddp runs", arguments)
     if not options.directory.is_dir():
         raise InputError(f"{options.directory}: no such directory; give one that contains work directories")
     workdirs = runs_below(options.directory)
     if not workdirs:
         print(f"{options.directory}: contains no runs")
-        return 0
+        return
     runs = read_runs(workdirs)
     table = run_table(runs)
     print_table(table.titles, [[cell.text for cell in row] for row in table.rows])
     for line in (f"{run.name}: {fault}" for run in runs for fault in run.faults):
-        print_line(line)
-    return 0
+        print(on_screen(line))

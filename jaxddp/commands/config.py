@@ -12,7 +12,6 @@ from jaxddp.config.registry import CHOICES, SCHEDULES, effective_settings, unrea
 from jaxddp.config.values import flatten
 from jaxddp.core.errors import InputError
 from jaxddp.recipe.file import RecipeFile, read_recipe
-from jaxddp.recipe.sources import is_built_in
 from jaxddp.recipe.text import line_of, written
 
 
@@ -28,18 +27,16 @@ class ShowConfig:
     """yaml or json: print a recipe file that trains the same, for `jaxddp train FILE`."""
 
 
-def run(arguments: list[str]) -> int:
-    """Run the command, and return the exit code. The first argument is a config or a run. Raises: InputError."""
+def run(arguments: list[str]) -> None:
+    """Run the command. The first argument is a config or a run. Raises: InputError."""
     options, file = parse_recipe(ShowConfig, "jaxddp config", arguments)
     if options.format != "table":
         # The hooks of a recipe are Python, so the file has the recipe as its base.
-        base = None
-        if file.hooks:
-            named = {kind.key for kind in CHOICES if kind.hook in file.replaced}
-            settings = flatten(read_recipe(arguments[0]).config.to_dict())
-            base = str(file.path.absolute()), {key: value for key, value in settings.items() if key not in named}
-        print(written(file.config, base, options.format), end="")
-        return 0
+        named = {kind.key for kind in CHOICES if kind.hook in file.replaced}
+        settings = flatten(read_recipe(arguments[0]).config.to_dict())
+        base = str(file.path.absolute()), {key: value for key, value in settings.items() if key not in named}
+        print(written(file.config, base if file.hooks else None, options.format), end="")
+        return
     from jaxddp.workdir.claim import with_absolute_paths
 
     hidden, origins, config = unread_keys(file.config, file.hooks), _origins(file, *arguments), file.config
@@ -52,7 +49,6 @@ def run(arguments: list[str]) -> int:
     shown = {key: (text, origins[key]) for key, text in words.items() if key not in hidden}
     shown |= {key: (f"{hook.function.__name__}()", str(hook.path)) for key, hook in hooks.items()}
     print_table(("key", "value", "from"), [(key, *row) for key, row in shown.items()])
-    return 0
 
 
 def _origins(file: RecipeFile, name: str, *words: str) -> dict[str, str]:
@@ -65,11 +61,8 @@ def _origins(file: RecipeFile, name: str, *words: str) -> dict[str, str]:
             origins[key] = str(file.config.model.weights)
         elif key in options or value != recipe[key]:
             origins[key] = options.get(key, "option")
-        elif key in file.origins:
-            origins[key] = file.origins[key]
         elif value == default[key]:
             origins[key] = "default"
         else:
-            line = None if is_built_in(file.path) else line_of(file.path, key)
-            origins[key] = name if line is None else f"{name}:{line}"
+            origins[key] = name if (line := line_of(file.path, key)) is None else f"{name}:{line}"
     return origins

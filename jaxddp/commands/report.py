@@ -31,8 +31,8 @@ class ReportRuns:
     """The location of the runs' data, if the data were moved."""
 
 
-def run(arguments: list[str]) -> int:
-    """Run the command, and return the exit code. Raises: InputError."""
+def run(arguments: list[str]) -> None:
+    """Run the command. Raises: InputError."""
     options = parse(ReportRuns, ReportRuns(), "jaxddp report", arguments)
     from jaxddp.reports.compose import write_report
 
@@ -40,4 +40,3 @@ def run(arguments: list[str]) -> int:
     with doing("reading the runs"):
         summary = write_report(options.runs, options.out, checkpoint, options.data_path, features=options.features)
     print(summary)
-    return 0

@@ -10,26 +10,18 @@ from pathlib import Path
 import tyro
 
 import jaxddp.core.files as files
-from jaxddp.command_line.parse import check_run, parse
-from jaxddp.command_line.terminal import TableRow, print_line, print_table
-from jaxddp.core.errors import InputError, figure, size
-from jaxddp.training.checkpoints.integrity import (
-    CHECKPOINTS,
-    DAMAGED_SUFFIX,
-    INDEX,
-    METADATA,
-    VALIDATION_FILE,
-    Integrity,
-    ValidationFile,
-    steps_in,
-)
+import jaxddp.training.checkpoints.integrity as integrity
+from jaxddp.command_line.parse import RunDirectory, parse
+from jaxddp.command_line.terminal import TableRow, print_table
+from jaxddp.core.errors import InputError, figure, on_screen, size
+from jaxddp.training.checkpoints.integrity import Integrity, ValidationFile
 
 
 @dataclass(frozen=True)
 class ListCheckpoints:
     """List the checkpoints of a run. The exit code is 1 if --verify finds a damaged one."""
 
-    run: tyro.conf.Positional[Path] = tyro.MISSING
+    run: tyro.conf.Positional[RunDirectory] = tyro.MISSING
     """The work directory of the run."""
     verify: bool = False
     """Compare every file's SHA-256 with the manifest. Without this option only sizes are compared."""
@@ -38,14 +30,13 @@ class ListCheckpoints:
 def run(arguments: list[str]) -> int:
     """Run the command, and return the exit code. Raises: InputError."""
     options = parse(ListCheckpoints, ListCheckpoints(), "jaxddp checkpoints", arguments)
-    check_run(options.run)
-    directory, validations = options.run / CHECKPOINTS, None
+    directory, validations = options.run / integrity.CHECKPOINTS, None
     manifests = Integrity(directory)
-    faults = [] if manifests.fault is None else [f"{directory / INDEX}: {manifests.fault}"]
+    faults = [] if manifests.fault is None else [f"{directory / integrity.INDEX}: {manifests.fault}"]
     try:
         validations = ValidationFile(directory, manifests)
-        if manifests.expects_validations() and not (directory / VALIDATION_FILE).exists():
-            faults.append(f"{directory / VALIDATION_FILE}: is missing")
+        if manifests.expects_validations() and not (directory / integrity.VALIDATION_FILE).exists():
+            faults.append(f"{directory / integrity.VALIDATION_FILE}: is missing")
     except InputError as error:
         faults.append(str(error))
     listed = _rows(manifests, validations, quick=not options.verify)
@@ -54,16 +45,17 @@ def run(arguments: list[str]) -> int:
     if listed:
         print_table(("step", "saved", "size", "validation", "", "files"), [row for _, row in listed])
     else:
-        print_line(f"{directory}: contains no checkpoints")
-    aside = [f"set aside: {path} ({size(_bytes(path))})" for path in sorted(directory.glob(f"*{DAMAGED_SUFFIX}"))]
-    for line in (*aside, *faults):
-        print_line(line)
+        print(f"{on_screen(str(directory))}: contains no checkpoints")
+    for path in sorted(directory.glob(f"*{integrity.DAMAGED_SUFFIX}")):
+        print(on_screen(f"set aside: {path} ({size(_bytes(path))})"))
+    for fault in faults:
+        print(on_screen(fault))
     return int(options.verify and (bool(faults) or any(damaged for damaged, _ in listed)))
 
 
 def _rows(manifests: Integrity, validations: ValidationFile | None, *, quick: bool) -> list[tuple[bool, TableRow]]:
     """Return a pair for each checkpoint: whether it is damaged, and its row of the table."""
-    steps, rows = steps_in(manifests.directory), []
+    steps, rows = integrity.steps_in(manifests.directory), []
     best = None if validations is None else validations.best(steps)
     for step in steps:
         folder = manifests.directory / str(step)
@@ -84,7 +76,7 @@ def _rows(manifests: Integrity, validations: ValidationFile | None, *, quick: bo
 def _saved(folder: Path) -> str:
     """Return the local time at which Orbax completed a checkpoint; "?" if its metadata cannot be read."""
     try:
-        moment = files.parse_json(files.read(folder / METADATA))["commit_timestamp_nsecs"] / 1e9
+        moment = files.parse_json(files.read(folder / integrity.METADATA))["commit_timestamp_nsecs"] / 1e9
         return f"{datetime.fromtimestamp(moment):%Y-%m-%d %H:%M:%S}"
     except (OSError, ValueError, KeyError, TypeError, OverflowError):
         return "?"

@@ -22,18 +22,15 @@ class ListWeights:
     """A part of the names of the weights or of the network, such as resnet50 or timm/vit. If None, all are listed."""
 
 
-def run(arguments: list[str]) -> int:
-    """Run the command, and return the exit code. Raises: InputError if no name contains the part."""
-    options = parse(ListWeights, ListWeights(), "jaxddp weights", arguments)
-    part = (options.name or "").lower()
+def run(arguments: list[str]) -> None:
+    """Run the command. Raises: InputError if no name contains the part."""
+    part = (parse(ListWeights, ListWeights(), "jaxddp weights", arguments).name or "").lower()
     chosen = [one for one in published_weights() if part in one.name.lower() or part in one.network]
     if not chosen:
         known = {name for one in published_weights() for name in (one.network, one.family, one.name)}
         raise InputError(f"no weights have {part!r} in their names{nearest(part, known)}; omit the name")
-    columns = ("weights", "network", "top-1", "pixels", "parameters", "size")
     rows = []
     for one in chosen:
         figures = str(one.image_size), f"{one.parameters:g} M", f"{one.megabytes:.0f} MB"
         rows.append((one.name, one.network, f"{one.top1:.2f}%", *figures))
-    print_table(columns, rows)
-    return 0
+    print_table(("weights", "network", "top-1", "pixels", "parameters", "size"), rows)
