@@ -63,7 +63,7 @@ def test_labels_of_lines_that_end_at_the_same_height_do_not_overlap() -> None:
     val = {**history.val, "loss": history.val["loss"] * 0 + history.epochs["loss"][-1]}
     picture = pictures.figure(events.Series(history.train, history.epochs, val, {}))
     heights = sorted(text.get_position()[1] for text in picture.axes[0].texts)
-    assert np.diff(heights) == pytest.approx([pictures.LABEL_GAP])
+    assert np.diff(heights) == pytest.approx([0.06])
 
 
 @pytest.mark.parametrize(

@@ -141,7 +141,7 @@ def test_the_file_records_the_goal_of_the_run(tmp_path):
     for step, loss in ((2, 1.0), (4, 0.0), (6, 0.4), (8, None)):
         writer.put(step, {"loss": math.inf if loss is None else loss, "top1": 1 - step / 10})
     for reader in (ValidationFile(tmp_path, manifests), ValidationFile(tmp_path, None)):
-        assert reader.goal == goal and reader.steps == [2, 4, 6, 8]
+        assert reader.goal == goal and [*reader.by_step] == [2, 4, 6, 8]
         # The means are 1, 1/3 and 0.371: a single low value is not a trend.
         assert (reader.best([2, 4, 6, 8]), reader.best([2, 6]), reader.best([8])) == (4, 6, None)
     # A new goal is written when a run resumes, and not earlier, because the run may reject it.
@@ -151,4 +151,4 @@ def test_the_file_records_the_goal_of_the_run(tmp_path):
     content = json.loads((tmp_path / "validation.json").read_text())
     assert list(content) == ["2", "4", "6", "8"] and ValidationFile(tmp_path, manifests).goal == Goal()
     resumed.resume(4)
-    assert ValidationFile(tmp_path, manifests).steps == [2, 4]
+    assert [*ValidationFile(tmp_path, manifests).by_step] == [2, 4]

@@ -189,10 +189,10 @@ def test_a_stop_during_validation_saves_and_a_resumed_run_repeats_the_validation
     plan, checkpoints = plan_of(log="1 step", checkpoint=checkpoint), Checkpoints(tmp_path)
     with pytest.raises(Preempted, match=f"saved step {stop} of {STEPS}"):
         run(setup_of(), plan, checkpoints=checkpoints, should_stop=before_the_last_batch)
-    assert checkpoints.latest() == stop and stop not in checkpoints.validations
+    assert checkpoints.latest() == stop and stop not in checkpoints.validations.by_step
     resumed, recorder = run(setup_of(), plan, checkpoints=checkpoints, resume_step=stop)
     assert recorder.moments[:2] == [("start", stop), ("evaluation", stop)]
-    assert stop in checkpoints.validations and largest_difference(resumed, whole) == 0
+    assert stop in checkpoints.validations.by_step and largest_difference(resumed, whole) == 0
     measured = {record.step: record.metrics for record in expected.evaluations if record.step >= stop}
     assert {record.step: record.metrics for record in recorder.evaluations} == measured
 
@@ -273,7 +273,7 @@ def test_the_last_k_checkpoints_are_kept_and_the_best(tmp_path):
     assert [checkpoints.step(which) for which in ("latest", "best", "5")] == [6, 2, 5]
     with pytest.raises(InputError, match="no checkpoint '4'; give latest, best or one of the steps 2, 5, 6"):
         checkpoints.step("4")
-    assert [step for step in checkpoints.steps() if step in checkpoints.validations] == [2, 6]
+    assert [step for step in checkpoints.steps() if step in checkpoints.validations.by_step] == [2, 6]
     checkpoints.save(7, setup.state, {})
     checkpoints.validations.put(7, {"loss": 0.1, "count": 1})
     checkpoints.wait()
@@ -283,9 +283,9 @@ def test_the_last_k_checkpoints_are_kept_and_the_best(tmp_path):
     shutil.rmtree(tmp_path / "c" / "7")
     with Checkpoints(tmp_path / "c", keep=2) as checkpoints:
         checkpoints.save(7, setup.state, {})
-        assert 7 not in checkpoints.validations
+        assert 7 not in checkpoints.validations.by_step
     with Checkpoints(tmp_path / "c", keep=2) as checkpoints:
-        assert checkpoints.steps() == [2, 6, 7] and 7 not in checkpoints.validations
+        assert checkpoints.steps() == [2, 6, 7] and 7 not in checkpoints.validations.by_step
     shutil.rmtree(tmp_path / "c" / "2")
     assert Checkpoints(tmp_path / "c", keep=2).best() == 6
 

@@ -203,7 +203,7 @@ def test_the_validations_are_sound_after_two_failed_writes(folder, monkeypatch):
         with pytest.raises(InputError, match="No space left"):
             ValidationFile(folder, Integrity(folder)).put(6, {"top1": 0.6})
     monkeypatch.undo()
-    assert ValidationFile(folder, Integrity(folder)).of(4) == {"top1": 0.5}
+    assert ValidationFile(folder, Integrity(folder)).by_step[4] == {"top1": 0.5}
 
 
 def test_a_copy_of_a_step_under_another_number_is_set_aside(folder):

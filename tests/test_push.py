@@ -171,7 +171,7 @@ def test_the_card_of_averaged_weights_states_their_accuracy(folder, tmp_path, mo
     assert main(["export", str(tmp_path / "run"), "--out", str(tmp_path / "net"), "--format", "hub"]) == 0
     run, val = load_run(tmp_path / "run"), open_data("set.npz")[1]
     validations = ValidationFile(tmp_path / "run" / "checkpoints", None)
-    measured = validations.of(run.step)
+    measured = validations.by_step[run.step]
     # By default, the best checkpoint is the best of the averaged weights, which are exported.
     assert validations.goal == Goal("val_ema top1") and measured["val_ema loss"] != measured["loss"]
     probabilities = run.predict(val).probabilities

@@ -233,7 +233,7 @@ def test_each_trial_has_its_share_of_the_cores(sweeps, monkeypatch):
     assert sweeps.runner(sweeps.queue(trials("good", "good")), places).run() == 0
     lines = {(sweeps.folder / name / "starts").read_text() for name in ("0-good", "1-good")}
     assert lines == {f"1 {sorted(place.cores)}\n" for place in places}
-    assert describe(places).startswith("2 side by side, each with ") and describe(slots(1)) == "one after another"
+    assert describe(places) == "2 side by side" and describe(slots(1)) == "one after another"
     assert slots(len(cores) + 1) == [Slot()] * (len(cores) + 1)
 
 

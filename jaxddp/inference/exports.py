@@ -345,7 +345,7 @@ class PublishedRun:
         self.step, self.model, self.arrays = weights_of_run(directory, which)
         file, checkpoints = recipe_of_run(directory), directory / CHECKPOINTS
         self.config, self.hooks, self.signature = file.config, sorted(file.hooks), Signature.read(directory)
-        self.measured = ValidationFile(checkpoints, Integrity(checkpoints)).of(self.step)
+        self.measured = ValidationFile(checkpoints, Integrity(checkpoints)).by_step.get(self.step, {})
         # The metrics of the published parameters, which may be averages of the trained ones.
         self.metrics = {name: value for name, value in of_exported(self.measured).items() if value is not None}
         self.title = place.name if isinstance(place, Path) else place.repo.partition("/")[2]

@@ -1,6 +1,7 @@
 """Charts of several runs on common axes, as dicts for plotly.js. The script of the page adds the x values."""
 
 import html
+import itertools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -25,16 +26,16 @@ _TITLES = {
     **{"data_wait_fraction": "time spent waiting for data", "flops_utilization": "FLOP utilization"},
     **{"peak_memory": "peak memory of a device", "image_size": "side of the training images"},
 }
-_PARTS: dict[str, tuple[str, dict[str, Any]]] = {
+Plotly = dict[str, Any]
+"""A trace of plotly.js, or a part of one."""
+_PARTS: dict[str, tuple[str, Plotly]] = {
     "steps": ("step", {"line": {"width": 1}, "opacity": 0.45}),
     "epochs": ("mean of an epoch", {"line": {"width": 2, "dash": "dot"}, "marker": {"size": 4}}),
     "validation": ("validation", {"line": {"width": 2.5}, "marker": {"size": 6}}),
     "averaged": ("validation of averaged parameters", {"line": {"width": 2.5, "dash": "dash"}, "marker": {"size": 6}}),
 }
 """The name and the style of each part of a run's `Series`, in the order of its fields."""
-_STEPS_ALONE: dict[str, Any] = {"line": {"width": 1.5}}
-_MOST_MARKED = 30
-"""The maximum number of points of a curve with markers. More markers would hide the curve."""
+_STEPS_ALONE: Plotly = {"line": {"width": 1.5}}
 
 
 class Chart(NamedTuple):
@@ -127,25 +128,14 @@ def _chart(name: str, metric: str, data: list[dict[str, Any]], note: str = "") -
     return Chart(name, title, data, {"yaxis": axis}, main=metric in _FIRST, logarithmic=metric == "loss")
 
 
-def _trace(
-    name: str, values: np.ndarray, meta: dict[str, Any], colour: str, style: dict[str, Any], metric: str
-) -> dict[str, Any]:
+def _trace(name: str, values: np.ndarray, meta: Plotly, colour: str, style: Plotly, metric: str) -> Plotly:
     rows, finite = _drawn_rows(values), np.isfinite(values).sum()
-    # A line with a single point is invisible.
-    has_markers = finite == 1 or ("marker" in style and finite <= _MOST_MARKED)
-    if len(rows) < len(values):
-        meta |= {"rows": rows.tolist()}
-    value = "%{y:.2%}" if is_share(metric) else "%{y:.5g}"
-    return {
-        "type": "scatter",
-        "name": html.escape(name),
-        "y": numbers(values[rows]),
-        "mode": "lines+markers" if has_markers else "lines",
-        **style,
-        "line": style["line"] | {"color": colour},
-        "meta": meta,
-        "hovertemplate": f"%{{x}}: {value}",
-    }
+    # A line with a single point is invisible. More than 30 markers would hide the curve.
+    has_markers = finite == 1 or ("marker" in style and finite <= 30)
+    mode, value = "lines+markers" if has_markers else "lines", "%{y:.2%}" if is_share(metric) else "%{y:.5g}"
+    meta |= {"rows": rows.tolist()} if len(rows) < len(values) else {}
+    trace = {"type": "scatter", "name": html.escape(name), "mode": mode, "hovertemplate": f"%{{x}}: {value}"}
+    return {**trace, **style, "line": style["line"] | {"color": colour}, "y": numbers(values[rows]), "meta": meta}
 
 
 def _band(least: np.ndarray, most: np.ndarray, colour: str, key: str) -> list[dict[str, Any]]:
@@ -162,9 +152,8 @@ def _drawn_rows(values: np.ndarray) -> np.ndarray:
     """
     if len(values) <= MOST_POINTS:
         return np.arange(len(values))
-    edges = np.linspace(0, len(values), MOST_POINTS // 2 + 1).astype(int)
-    rows = set[int]()
-    for begin, end in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
+    edges, rows = np.linspace(0, len(values), MOST_POINTS // 2 + 1).astype(int).tolist(), set[int]()
+    for begin, end in itertools.pairwise(edges):
         stretch = values[begin:end]
         finite = np.isfinite(stretch).any()
         rows |= {begin + int(np.nanargmin(stretch)), begin + int(np.nanargmax(stretch))} if finite else {begin}

@@ -28,21 +28,14 @@ from jaxddp.reports.charts import COLOURS, Chart, numbers
 from jaxddp.reports.tables import NOTHING, Cell, TextTable
 from jaxddp.training.events import short_class_name, to_drawable
 
-MOST_MISTAKES = 24
-MOST_CONFUSIONS = 20
-LARGEST_MATRIX = 100
-"""The maximum number of classes of a confusion matrix. With more classes, no matrix is drawn."""
-_MOST_IN_SIGHT = 10
-"""The maximum number of confusions in a table that does not scroll."""
-_WITH_COUNTS = 20
-"""The maximum number of classes of a matrix with counts in its cells."""
-MOST_IMAGES = 2000
-"""The maximum number of points. t-SNE of 2,000 points with 512 features takes 5 s of CPU time."""
-_LEAST_IMAGES = 5
-_MOST_NAMED = 20
-"""The maximum number of classes in the legend. With more classes, the legend would not fit."""
-_PERPLEXITY, _NEIGHBOURS, _SEED = 30, 15, 0
-_LONGEST_SIDE = 128
+MOST_MISTAKES, MOST_CONFUSIONS, _MOST_IN_SIGHT = 24, 20, 10
+"""The maximum number of mistakes, of confusions, and of confusions in a table that does not scroll."""
+LARGEST_MATRIX, _WITH_COUNTS, _MOST_NAMED = 100, 20, 20
+"""The maximum number of classes of a confusion matrix (with more, no matrix is drawn), of a matrix with counts in its
+cells, and of a legend (more would not fit)."""
+MOST_IMAGES, _LEAST_IMAGES = 2000, 5
+"""The number of points of a map. t-SNE of 2,000 points with 512 features takes 5 s of CPU time."""
+_PERPLEXITY, _NEIGHBOURS, _SEED, _LONGEST_SIDE = 30, 15, 0, 128
 _NO_AXIS: dict[str, Any] = {"showticklabels": False, "ticks": "", "zeroline": False, "showgrid": False}
 
 
@@ -186,23 +179,18 @@ def _matrix(chart: str, outcome: Outcome) -> Chart:
         return f"{names[label]} {result}:<br>{count}" if counts[label, guess] else ""
 
     classes = range(len(names))
-    heatmap: dict[str, Any] = {
-        "type": "heatmap",
-        "z": [[round(share, 4) for share in row] for row in shares.tolist()],
-        "hovertext": [[hover(label, guess) for guess in classes] for label in classes],
-        **{"hoverinfo": "text", "showscale": False, "zmin": 0, "zmax": 1, "xgap": 1, "ygap": 1},
-    }
+    heatmap: dict[str, Any] = {"type": "heatmap", "z": [[round(share, 4) for share in row] for row in shares.tolist()]}
+    heatmap |= {"hoverinfo": "text", "showscale": False, "zmin": 0, "zmax": 1, "xgap": 1, "ygap": 1}
+    heatmap["hovertext"] = [[hover(label, guess) for guess in classes] for label in classes]
     # The labels of many classes would overlap. The names are in the text under the pointer.
     axis = _NO_AXIS
     if len(names) <= _WITH_COUNTS:
         heatmap |= {"text": [[str(n) if n else "" for n in row] for row in counts.tolist()], "texttemplate": "%{text}"}
         short = [html.escape(short_class_name(name)) for name in outcome.class_names]
         axis = {"tickvals": [*classes], "ticktext": short, "showgrid": False, "zeroline": False}
-    layout = {
-        "xaxis": {**axis, "title": {"text": "taken for"}, "constrain": "domain"},
-        "yaxis": {**axis, "title": {"text": "class"}, "autorange": "reversed", "scaleanchor": "x"},
-    }
-    return Chart(chart, "confusion matrix", [heatmap], layout, curve=False)
+    x = {**axis, "title": {"text": "taken for"}, "constrain": "domain"}
+    y = {**axis, "title": {"text": "class"}, "autorange": "reversed", "scaleanchor": "x"}
+    return Chart(chart, "confusion matrix", [heatmap], {"xaxis": x, "yaxis": y}, curve=False)
 
 
 def feature_map(number: int, images: ValidationImages) -> FeatureMap:
@@ -224,8 +212,8 @@ def feature_map(number: int, images: ValidationImages) -> FeatureMap:
     labels, guesses = outcome.labels[rows], outcome.predictions[rows]
     names = [images.source.name(int(row)) for row in rows]
     data = traces(points, labels, guesses, names, outcome.class_names)
-    layout = {"xaxis": _NO_AXIS, "yaxis": {**_NO_AXIS, "scaleanchor": "x"}}
-    layout |= {"showlegend": len(outcome.class_names) <= _MOST_NAMED}
+    axes = {"xaxis": _NO_AXIS, "yaxis": {**_NO_AXIS, "scaleanchor": "x"}}
+    layout = {**axes, "showlegend": len(outcome.class_names) <= _MOST_NAMED}
     sample = f", a random sample of {len(outcome.known):,}" if len(rows) < len(outcome.known) else ""
     note = f"{method} of the features of {counted(len(rows), 'validation image')}{sample}. "
     note += "A cross is a wrong prediction. Distances between clusters have no meaning."
@@ -276,13 +264,13 @@ def traces(
         hover = [f"{html.escape(names[row])}<br>{classes[label]}, taken for {classes[guesses[row]]}" for row in members]
         symbols = ["circle" if guesses[row] == label else "x" for row in members]
         marker = {"color": _colour(label, len(classes)), "size": 6, "opacity": 0.8, "symbol": symbols}
-        trace = {"type": "scatter", "mode": "markers", "name": classes[label], "marker": marker}
-        x, y = (numbers(points[members, axis]) for axis in (0, 1))
-        data.append(trace | {"x": x, "y": y, "hovertext": hover, "hoverinfo": "text"})
+        trace = {"type": "scatter", "mode": "markers", "name": classes[label], "marker": marker, "hoverinfo": "text"}
+        x, y = map(numbers, points[members].T)
+        data.append(trace | {"x": x, "y": y, "hovertext": hover})
     return data
 
 
 def _colour(label: int, num_classes: int) -> str:
     """Return the colour of a class: of the palette, or of equally spaced hues if there are more classes."""
-    hue, lightness = 360 * label / num_classes, (45, 62)[label % 2]
-    return COLOURS[label] if num_classes <= len(COLOURS) else f"hsl({hue:.0f},65%,{lightness}%)"
+    hue = f"hsl({360 * label / num_classes:.0f},65%,{(45, 62)[label % 2]}%)"
+    return COLOURS[label] if num_classes <= len(COLOURS) else hue

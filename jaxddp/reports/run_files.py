@@ -12,18 +12,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import jaxddp.core.files as files
-from jaxddp.config.goal import VAL_EMA, Goal, by_split
+from jaxddp.config.goal import VAL, VAL_EMA, Goal
 from jaxddp.config.values import flatten
 from jaxddp.core.duration import Duration
 from jaxddp.core.errors import InputError, figure
 from jaxddp.recipe.sources import CONFIG_FILE
 from jaxddp.training.checkpoints.integrity import CHECKPOINTS, VALIDATION_FILE, ValidationFile
 from jaxddp.training.events import Columns, Series
-from jaxddp.training.listeners.jsonl import METRICS, RESULT, parse, series
+from jaxddp.training.listeners.jsonl import METRICS, NOT_MEASURED, RESULT, parse, series
 from jaxddp.workdir.lock import is_locked
-
-NOT_MEASURED = ("step", "epoch", "count", "seconds")
-"""Columns of a validation that are not metrics."""
 
 
 class Best(NamedTuple):
@@ -237,20 +234,17 @@ def json_object(path: Path) -> tuple[dict[str, Any], str]:
 
 
 def _series(directory: Path, validations: ValidationFile | None) -> tuple[Series, str]:
-    """Return the rows of metrics.jsonl, and a fault or "". Unreadable rows are replaced by those of the validations."""
-    path = directory / METRICS
-    saved = {} if validations is None else {step: validations.of(step) for step in validations.steps}
+    """Return the rows of metrics.jsonl, and a fault or ""."""
     try:
-        columns = series(row for _, row in parse(path))
+        rows = [row for _, row in parse(directory / METRICS)]
     except InputError as error:
-        fault = str(error).removeprefix(f"{directory}/") if path.exists() else f"{METRICS} is missing"
-        by_splits = ((step, by_split(metrics).items()) for step, metrics in saved.items())
-        rows = [{"step": step, "split": split, **metrics} for step, splits in by_splits for split, metrics in splits]
-        return series(rows), f"{fault}; its curves are left out"
+        is_missing = not (directory / METRICS).exists()
+        fault = f"{METRICS} is missing" if is_missing else str(error).removeprefix(f"{directory}/")
+        return series(()), f"{fault}; its curves are left out"
+    columns, losses = series(rows), {row["step"]: row.get("loss") for row in rows if row["split"] == VAL}
     if columns.train and (np.diff(columns.train["step"]) < 0).any():
         return columns, f"{METRICS} goes back to earlier steps; more than one run wrote into it"
-    losses = dict(zip(*(columns.val[name].tolist() for name in ("step", "loss") if "loss" in columns.val), strict=True))
-    for step, metrics in saved.items():
+    for step, metrics in validations.by_step.items() if validations else ():
         if (loss := metrics.get("loss")) is not None and losses.get(step, loss) != loss:
             both = f"{METRICS} and {VALIDATION_FILE}"
             return columns, f"{both} have different losses for step {step}; one of them belongs to another run"

@@ -37,7 +37,6 @@ _NO_SETTINGS = ("fingerprint.", "objects.", "recipe.", RUN_ID)
 """Prefixes of the keys in config.json that are not settings."""
 _HOOKS = "recipe.hooks"
 """The names of the recipe's hooks, which replace settings: with `get_model`, no setting names the network."""
-_LONGEST_NAME = 3
 
 
 class Cell(NamedTuple):
@@ -97,10 +96,9 @@ def run_table(runs: Sequence[RunFiles], colours: Sequence[str] | None = None) ->
         if run.best is not None:
             best, at, metric = str(run.best), f"{run.best.step:,}", run.best.metric
             last = f"{metric} {number(metric, float(run.validations[metric][-1]))}"
-        epochs = [float(columns["epoch"][-1]) for columns in run.series if "epoch" in columns]
-        finite = [epoch for epoch in epochs if math.isfinite(epoch)]
+        epochs = [columns["epoch"][-1] for columns in run.series if np.isfinite(columns.get("epoch", [math.nan])[-1])]
         # The last step may begin another epoch: a run of 6 epochs can end at 6.01.
-        epoch = f"{min(max(finite), run.planned_epochs):.4g}" if finite else NOTHING
+        epoch = f"{min(max(epochs), run.planned_epochs):.4g}" if epochs else NOTHING
         cells = (run.status, step, best, at, last, epoch, duration(run.duration))
         rows.append((Cell(run.name, colour), *map(Cell, cells)))
     return TextTable(titles, rows, texts=2)
@@ -177,8 +175,8 @@ def group_names(runs: Sequence[RunFiles], groups: Sequence[tuple[int, ...]]) -> 
     firsts = [runs[members[0]] for members in groups]
     keys = {key: values for key, values in differences(firsts).items() if not key.startswith(_NO_SETTINGS)}
     naming = [(key, values) for key, values in keys.items() if key in _RECIPE or not key.startswith(_FREE)]
-    more, naming = ", …" if len(naming) > _LONGEST_NAME else "", naming[:_LONGEST_NAME]
-    names = [[f"{key.rpartition('.')[2]} {values[number]}" for key, values in naming] for number in range(len(groups))]
+    more = ", …" if len(naming) > 3 else ""
+    names = [[f"{key.rpartition('.')[2]} {each[number]}" for key, each in naming[:3]] for number in range(len(groups))]
     return [", ".join(name) + more or first.name for name, first in zip(names, firsts, strict=True)]
 
 

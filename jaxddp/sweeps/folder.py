@@ -25,7 +25,7 @@ from jaxddp.training.listeners.jsonl import RESULT
 from jaxddp.workdir.lock import is_locked
 
 RESULTS, REPORT, SWEEP_FILE = "results.csv", "report.html", "sweep.json"
-_LOCK, _CLAIMS, _LOCK_SECONDS, _SEED = ".sweep.lock", ".claims", 60.0, "seed"
+_LOCK, _CLAIMS, _SEED = ".sweep.lock", ".claims", "seed"
 _ANOTHER = ("give another ", Option("workdir"))
 
 
@@ -53,7 +53,7 @@ class SweepFolder:
             InputError: the file is damaged, or belongs to a sweep of another config.
             Unreachable: another process holds the lock for a minute.
         """
-        with files.one_at_a_time(self.directory / _LOCK, _LOCK_SECONDS):
+        with files.one_at_a_time(self.directory / _LOCK, patience=60.0):
             before = self._as_json(trials := self.read())
             yield trials
             if (after := self._as_json(trials)) != before or not self.path.exists():

@@ -6,6 +6,7 @@ search that is resumed, or that several hosts share, continues with the same sug
 pruner its `MedianPruner`.
 """
 
+import importlib.util
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -113,10 +114,8 @@ class SearchQueue(GridQueue):
     def __init__(
         self, folder: SweepFolder, search: "Search", make_trial: MakeTrial, total: int, *, prune: bool = False
     ):
-        try:
-            import optuna  # noqa: F401
-        except ModuleNotFoundError as error:
-            raise InputError(f"sweep: {not_installed(str(error.name), 'search')}") from None
+        if importlib.util.find_spec("optuna") is None:
+            raise InputError(f"sweep: {not_installed('optuna', 'search')}")
         self._search, self._make_trial, self._prune, self._is_exhausted = search, make_trial, prune, False
         # The number of validations of each trial that were compared with those of the other trials.
         self._checked = dict[str, int]()

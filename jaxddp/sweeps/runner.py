@@ -47,10 +47,6 @@ class Slot:
         # A trial is a job of its own, also if a scheduler started several sweeps as the processes of one job.
         return environ | gpus | {"JAX_NUM_PROCESSES": "1"}
 
-    def __str__(self) -> str:
-        devices = self.gpus or self.cores
-        return counted(len(devices), "GPU" if self.gpus else "core") if devices else "all devices"
-
 
 def slots(jobs: int, environ: Mapping[str, str] = os.environ) -> list[Slot]:
     """Return a slot for each of the trials that run side by side.
@@ -76,9 +72,8 @@ def slots(jobs: int, environ: Mapping[str, str] = os.environ) -> list[Slot]:
 
 
 def describe(all_slots: Sequence[Slot]) -> str:
-    """Return how trials run: "one after another", or "2 side by side, each with 4 cores"."""
-    several = f"{len(all_slots)} side by side, each with {' or '.join(dict.fromkeys(map(str, all_slots)))}"
-    return several if len(all_slots) > 1 else "one after another"
+    """Return how trials run: "one after another" or "2 side by side"."""
+    return f"{len(all_slots)} side by side" if len(all_slots) > 1 else "one after another"
 
 
 @dataclass(eq=False)
@@ -259,6 +254,5 @@ class Runner:
     def _code(self) -> int:
         if self._received is not None:
             return 128 + self._received if "lost" in self._ends else workers.PREEMPTED
-        if "failed" in self._ends:
-            return 1
-        return workers.PREEMPTED if "interrupted" in self._ends else 0
+        stopped = workers.PREEMPTED if "interrupted" in self._ends else 0
+        return 1 if "failed" in self._ends else stopped

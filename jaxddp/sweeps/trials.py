@@ -20,8 +20,7 @@ from jaxddp.core.errors import InputError, Key
 from jaxddp.core.ranges import real_number, whole_number
 
 MOST_TRIALS = 10_000
-_INTEGERS = re.compile(r"(\d+):(\d+)")
-_INTERVAL = re.compile(r"(.+?)\.\.(.+?)(:log)?")
+_INTEGERS, _INTERVAL = re.compile(r"(\d+):(\d+)"), re.compile(r"(.+?)\.\.(.+?)(:log)?")
 _UNSAFE = re.compile(r"[^A-Za-z0-9._+-]+")
 _DURATION, _LIKE_DURATION = (re.compile(rf"[\d.]{{1,20}}{between}(epochs?|steps?|examples?)") for between in " -")
 _LONGEST_VALUE, _LONGEST_NAME = 40, 150

@@ -19,9 +19,9 @@ class Memory:
 
     def __init__(self, run: Run):
         self._run = run
-        self.fit: Fit | None = None
-        """The result of `check`; None if it was not called."""
-        self._validation: Fit | None = None
+        self._fit, self._validation = Fit(run.division), Fit(run.division, section="eval")
+        self.is_checked = self._is_validation_checked = False
+        """Whether `check` was called."""
         self.step = 0
         """The last step that was dispatched."""
 
@@ -33,14 +33,15 @@ class Memory:
         """
         topology, program, division = self._run.topology, self._run.program, self._run.division
         needs = None if program.cost is None else Needs.of(program.cost, shapes_of_one(state).params, topology)
-        self.fit = agreed_fit(division, MemoryReport.of(needs, topology, (state, feed)), topology.peers)
-        self.fit.check()
+        self._fit = agreed_fit(division, MemoryReport.of(needs, topology, (state, feed)), topology.peers)
+        self.is_checked = True
+        self._fit.check()
 
     def checked(self, step: EvalStep) -> EvalStep:
         """Return an evaluation step whose first call in the run checks that the validation fits; see `check`."""
 
         def checked_step(state: TrainState, *feed: Any) -> MetricSums:
-            if self._validation is None:
+            if not self._is_validation_checked:
                 self._check_validation(step, state, feed)
             return step(state, *feed)
 
@@ -53,22 +54,17 @@ class Memory:
         needs = Needs.of(compile_with_cost(step, state, *feed)[1], (), topology)
         report = MemoryReport.of(needs, topology, (state.eval_params, state.model_state, feed))
         self._validation = replace(agreed_fit(division, report, topology.peers), section="eval")
+        self._is_validation_checked = True
         self._validation.check()
 
     def during_steps(self) -> AbstractContextManager[None]:
         """Return a context that turns a failed allocation during the steps into an `InputError`."""
         # The host dispatches steps ahead of the devices, so an earlier step may have failed.
-        return _errors(
-            lambda: f"by step {self.step}" if self.step else "before the first step",
-            lambda: self.fit or Fit(self._run.division),
-        )
+        return _errors(lambda: f"by step {self.step}" if self.step else "before the first step", lambda: self._fit)
 
     def during_validation(self, step: int) -> AbstractContextManager[None]:
         """Return a context that turns a failed allocation during the validation after `step` into an `InputError`."""
-        return _errors(
-            lambda: f"in the validation after step {step}",
-            lambda: self._validation or Fit(self._run.division, section="eval"),
-        )
+        return _errors(lambda: f"in the validation after step {step}", lambda: self._validation)
 
 
 def _errors(moment: Callable[[], str], fit: Callable[[], Fit]) -> AbstractContextManager[None]:

@@ -67,8 +67,8 @@ class SkippedSteps:
         if limit is not None and self.in_a_row >= limit:
             begin = f" in a row, from step {step - self.in_a_row + 1}," if self.in_a_row > 1 else ""
             problem = f"{place}{counted(self.in_a_row, 'step')}{begin} had no finite gradient, "
-            bound = "as many as " if limit else "and ", Key("train.max_bad_steps", limit)
-            raise TooManySkipped(problem, *bound, f". {_ADVICE}")
+            bound = "as many as " if limit else "and "
+            raise TooManySkipped(problem, bound, Key("train.max_bad_steps", limit), f". {_ADVICE}")
         return finite
 
 
@@ -122,13 +122,10 @@ class EpochSums:
             sums: the metric sums; the sums of several steps are stacked along a first axis.
         """
         self._pending.append((steps, sums))
-        in_flight = 0
-        for chunk, chunk_sums in reversed(self._pending):
-            if in_flight >= _STEPS_IN_FLIGHT:
-                with phase("device"):
-                    jax.block_until_ready(chunk_sums.values)
-                break
-            in_flight += len(chunk)
+        before = (each for chunk, each in reversed(self._pending) if steps.stop - chunk.stop >= _STEPS_IN_FLIGHT)
+        if (latest := next(before, None)) is not None:
+            with phase("device"):
+                jax.block_until_ready(latest.values)
 
     def fetch(self) -> dict[str, float]:
         """Wait for all steps so far, and return the means of the last step.

@@ -8,7 +8,7 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -117,6 +117,26 @@ class Evaluator:
             for measure in self.extra:
                 metrics |= measure(state)
         return metrics, sets
+
+    def evaluate(
+        self, state: TrainState, begun: EvaluationRecord, notify: Callable[..., None], between: Callable[[], None]
+    ) -> EvaluationRecord:
+        """Evaluate a state, and return the record of the finished evaluation, with `count` among its metrics.
+
+        Args:
+            begun: the record before the first example.
+            notify: called as `notify("evaluation", record)` while the evaluation is in progress.
+            between: see `measure`.
+        """
+        begin = running_time()
+
+        def report(means: Mapping[str, float], seen: int) -> None:
+            # `seen == total` would mark the record as final, but after the last batch metrics are still computed.
+            seen, seconds = min(seen, begun.total - 1), running_time() - begin
+            notify("evaluation", replace(begun, metrics=means, seen=seen, seconds=seconds))
+
+        metrics, sets = self.measure(state, report, between)
+        return replace(begun, metrics=metrics, seen=begun.total, seconds=running_time() - begin, sets=sets)
 
 
 class SetSums:
@@ -232,31 +252,6 @@ def predicted(predictor: ImagePredictor, state: TrainState) -> PredictedImages |
     return None
 
 
-def evaluate(
-    evaluator: Evaluator,
-    state: TrainState,
-    begun: EvaluationRecord,
-    notify: Callable[[str, Any], None],
-    between: Callable[[], None],
-) -> EvaluationRecord:
-    """Evaluate a state, and return the record of the finished evaluation, with `count` among its metrics.
-
-    Args:
-        begun: the record before the first example.
-        notify: called as `notify("evaluation", record)` while the evaluation is in progress.
-        between: see `Evaluator.measure`.
-    """
-    begin = running_time()
-
-    def report(means: Mapping[str, float], seen: int) -> None:
-        # `seen == total` would mark the record as final, but after the last batch metrics are still computed.
-        seen, seconds = min(seen, begun.total - 1), running_time() - begin
-        notify("evaluation", replace(begun, metrics=means, seen=seen, seconds=seconds))
-
-    metrics, sets = evaluator.measure(state, report, between)
-    return replace(begun, metrics=metrics, seen=begun.total, seconds=running_time() - begin, sets=sets)
-
-
 @dataclass(frozen=True)
 class EarlyStopping:
     """The state of early stopping, a pure function of the run's validations in their order.
@@ -290,13 +285,12 @@ class EarlyStopping:
             return replace(self, best=mean.value, step=step, without_gain=0, mean=mean)
         return replace(self, without_gain=self.without_gain + 1, mean=mean)
 
-    def check(self, names: Iterable[str]) -> None:
+    def check(self, names: Collection[str]) -> None:
         """Check that the goal's metric is one of these `flat` metrics.
 
         The default goal is checked only if `stop_after` is set. Raises: InputError if the metric is missing. The error
         lists the metrics.
         """
-        names = list(names)
         default = Goal.default(averages=any(name.startswith(VAL_EMA) for name in names))
         if self.goal != default or self.stop_after is not None:
             self.goal.check(names)

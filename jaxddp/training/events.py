@@ -3,17 +3,13 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from jaxddp.config.goal import VAL
 from jaxddp.core.errors import Preempted, counted
 from jaxddp.core.user_code import describe_error
-
-if TYPE_CHECKING:
-    pass
-
 
 MAX_SHOWN = 1000
 """The largest number of images in a picture."""

@@ -17,7 +17,7 @@ from jaxddp.measure.cost import MeanCost
 from jaxddp.measure.profile import Profile
 from jaxddp.training.device_memory import Memory
 from jaxddp.training.epoch_sums import Clock, EpochSums, TooManySkipped
-from jaxddp.training.evaluation import evaluate, predicted
+from jaxddp.training.evaluation import predicted
 from jaxddp.training.listeners.notifier import Notifier
 from jaxddp.training.run import Chunk, Run
 
@@ -78,9 +78,8 @@ def fit(run: Run) -> TrainState:
         loop.notifier.fail(loop.run_end(events.status_of(error), events.reason_of(error), loop.used), error)
         raise
     status, reason = ("done", "") if done >= plan.total_steps else ("stopped", loop.stop_reason())
-    used = run.usage(loop.clock.rate(), loop.work.mean())
     with doing("finishing logs"):
-        loop.notifier.end(loop.run_end(status, reason, used))
+        loop.notifier.end(loop.run_end(status, reason, run.usage(loop.clock.rate(), loop.work.mean())))
     return run.way.result(state)
 
 
@@ -93,9 +92,8 @@ class _Loop:
         self.clock = Clock(run.plan.batch_size, saved.get("epoch_seconds", 0.0))
         self.way, limits = run.way, (run.plan.max_substituted, run.plan.max_bad_steps)
         self.sums = EpochSums(saved, *limits, self.way.stacked, self.way.fetch, self.peers)
-        self.memory = Memory(run)
+        self.memory, self.notifier = Memory(run), Notifier(run.listeners, self.peers)
         self.work, self._recent = MeanCost(), MeanCost()
-        self.notifier = Notifier(run.listeners, self.peers)
         self.early_stopping = run.early_stopping.restored(saved.get("judgement"))
         self.step, self.used, self.logged = int(run.state.step), events.UNKNOWN, saved.get("logged")
         # The metrics of the last validation by split, with `count`.
@@ -116,11 +114,9 @@ class _Loop:
 
     def begin(self, step: int, state: TrainState) -> TrainState:
         """Return the state for the first step. A resumed run first does points 5 and 6 of `fit` for its checkpoint."""
-        measured, saved = self.run.validated, self.run.progress
-        if measured is None:
-            measured = self.validate(step, state)
+        measured = self.validate(step, state) if self.run.validated is None else self.run.validated
         state = self.apply_validation(step, state, measured or None)
-        if self.early_stopping.stops and saved.get("total_steps") not in (None, self.plan.total_steps):
+        if self.early_stopping.stops and self.run.progress.get("total_steps") not in (None, self.plan.total_steps):
             self.early_stopping = replace(self.early_stopping, without_gain=0)
         return state
 
@@ -154,7 +150,7 @@ class _Loop:
 
         Before the first chunk, check that the program fits the devices' memory, also for the run's largest images.
         """
-        growth, first, feed = self.run.growth, self.memory.fit is None, chunk.feed
+        growth, first, feed = self.run.growth, not self.memory.is_checked, chunk.feed
         for needed in (feed, growth.largest(feed)) if first and growth else (feed,):
             if first or not self.run.program.is_ready(*needed):
                 # The steps that the devices still compute are training time; compiling is not.
@@ -222,14 +218,13 @@ class _Loop:
 
     def record(self, step: int, state: TrainState) -> None:
         metrics, images_per_second, data_wait = self.fetch(state)
-        plan, growth, epoch_end, rate = self.plan, self.run.growth, None, None
+        run, plan, epoch_end, rate = self.run, self.plan, None, None
         if plan.epochs.due(step):
             epoch_end = events.EpochMetrics(plan.epochs.count(step), self.sums.end_epoch(), self.clock.end_epoch())
-        if self.run.learning_rate is not None:
-            rate = float(self.run.learning_rate(step - 1)) * rate_factor(self.run.parts, state)
-        used, self._recent = self.run.usage(images_per_second, self._recent.mean()), MeanCost()
-        side = None if growth is None else growth.side(step - 1)
-        left = 0 if self.run.evaluator is None else plan.validations_from(step)
+        if run.learning_rate is not None:
+            rate = float(run.learning_rate(step - 1)) * rate_factor(run.parts, state)
+        used, self._recent = run.usage(images_per_second, self._recent.mean()), MeanCost()
+        side, left = run.growth and run.growth.side(step - 1), plan.validations_from(step) if run.evaluator else 0
         timing = rate, images_per_second, data_wait
         record = events.StepRecord(step, plan.epoch(step), metrics, *timing, epoch_end, used, side, left)
         # At the first record, listeners open files and import libraries, which takes seconds and is not training time.
@@ -258,7 +253,7 @@ class _Loop:
             checked = replace(evaluator, step=self.memory.checked(evaluator.step))
             for split, each in measured_states(whole, self.run.parts).items():
                 begun = events.EvaluationRecord(step, self.plan.epoch(step), {}, 0, evaluator.num_examples, 0.0, split)
-                records.append(evaluate(checked, each, begun, self.notifier.notify, stop_if_requested))
+                records.append(checked.evaluate(each, begun, self.notifier.notify, stop_if_requested))
         self.last = {record.split: record.metrics for record in records}
         measured = flat(self.last)
         # The user's metrics may differ between processes, but all processes must stop at the same step.
@@ -266,9 +261,9 @@ class _Loop:
         self.early_stopping.check(metrics)
         if self.early_stopping.after(step, metrics).stops:
             save()
-        predictions = predicted(self._predictor, whole) if self._predictor else None
-        if predictions is None:
-            self._predictor = None
+        predictions = self._predictor and predicted(self._predictor, whole)
+        # After a failure, no more images are predicted.
+        self._predictor = predictions and self._predictor
         records[-1] = replace(records[-1], predictions=predictions)
         for record in records:
             shown = {name: value for name, value in record.metrics.items() if name != "count"}
@@ -279,8 +274,7 @@ class _Loop:
 
     def apply_validation(self, step: int, state: TrainState, metrics: Mapping[str, float | None] | None) -> TrainState:
         """Update early stopping and the state with the metrics (point 6 of `fit`); return the next step's state."""
-        if metrics is None:
-            return state
-        self.early_stopping, following = self.early_stopping.after(step, metrics), self.run.follow(state, metrics)
-        self.clock.resume()
-        return following
+        if metrics is not None:
+            self.early_stopping, state = self.early_stopping.after(step, metrics), self.run.follow(state, metrics)
+            self.clock.resume()
+        return state

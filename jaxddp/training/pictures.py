@@ -4,7 +4,7 @@ import gc
 import io
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from matplotlib import colormaps
@@ -24,15 +24,6 @@ _COLOURS = {"train": TRAIN, "val": VAL, "val_ema": "#009E73"}
 SMALL = [("learning_rate", "learning rate"), ("images_per_second", "images/s"), ("data_wait_fraction", "data wait")]
 """The metrics of the small panels. A metric without values is left out, such as an unknown learning rate."""
 
-LABEL_GAP = 0.06
-"""The smallest distance between two labels, as a share of the panel's height."""
-
-
-_LUMA = np.array([0.299, 0.587, 0.114], np.float32)
-"""The weights of red, green and blue in a gray image, of ITU-R BT.601."""
-
-T = TypeVar("T")
-
 
 class Picture(Figure):
     """A figure that a notebook shows without pyplot."""
@@ -48,7 +39,7 @@ def png(picture: Figure) -> bytes:
     return file.getvalue()
 
 
-def draw_and_free(draw: Callable[[], T]) -> T:
+def draw_and_free(draw: Callable[[], Any]) -> Any:
     """Call a function that draws a figure, return its result, and free the figure's memory.
 
     The parts of a figure refer to each other, so only a garbage collection frees their several MB. With the many
@@ -133,9 +124,9 @@ def _label_ends(axes: Axes, ends: dict[str, tuple[float, float]], number: str) -
     """Write the name and last value of each line at the right edge, in the line's colour, without overlaps."""
     axes.get_ylim()  # makes matplotlib set the limits
     to_panel = axes.transScale + axes.transLimits
-    height = -1.0
+    height, gap = -1.0, 0.06
     for label, end in sorted(ends.items(), key=lambda item: item[1][1]):
-        height = max(float(to_panel.transform(end)[1]), height + LABEL_GAP)
+        height = max(float(to_panel.transform(end)[1]), height + gap)
         text = f"{label} {number.format(end[1])}"
         axes.text(1.01, height, text, transform=axes.transAxes, color=_COLOURS[label], fontsize=10, va="center")
 
@@ -163,11 +154,10 @@ def rate_figure(rates: np.ndarray, losses: Sequence[float], smoothed: np.ndarray
 
 def prediction_grid(predictions: PredictedImages) -> Picture:
     """Return a grid of images with predicted classes. A wrong prediction has a coloured caption with the true class."""
-    colours = [VAL if wrong else INK for wrong in predictions.wrong]
     images: Any = predictions.images
     if predictions.heat_maps is not None:
         images = [heat_map_over(image, heat) for image, heat in zip(images, predictions.heat_maps, strict=True)]
-    return _grid(images, predictions.captions, colours, columns=6, fontsize=9)
+    return _grid(images, predictions.captions, [VAL if wrong else INK for wrong in predictions.wrong], 6, fontsize=9)
 
 
 def heat_map_over(image: np.ndarray, heat: np.ndarray) -> np.ndarray:
@@ -176,7 +166,8 @@ def heat_map_over(image: np.ndarray, heat: np.ndarray) -> np.ndarray:
     The colours range from dark (0) to bright (the maximum of the map). A map without a positive value is dark.
     """
     drawable = to_drawable(image).astype(np.float32)
-    gray = drawable if drawable.ndim == 2 else drawable[..., :3] @ _LUMA
+    # The weights of red, green and blue are those of ITU-R BT.601.
+    gray = drawable if drawable.ndim == 2 else drawable[..., :3] @ np.array([0.299, 0.587, 0.114], np.float32)
     most = float(np.nanmax(heat, initial=0))
     shares = np.clip(np.nan_to_num(heat) / (most or 1), 0, 1)
     colours = colormaps["inferno"](shares)[..., :3] * 255
@@ -199,7 +190,7 @@ def input_grid(images: np.ndarray, titles: Sequence[str]) -> Picture:
     return _grid(images, titles, [INK] * len(titles), columns=8, fontsize=7)
 
 
-def _grid(images: Any, titles: Sequence[str], colours: Sequence[str], *, columns: int, fontsize: int) -> Picture:
+def _grid(images: Any, titles: Sequence[str], colours: Sequence[str], columns: int, fontsize: int) -> Picture:
     """Return a grid of images with at most `columns` in a row; the last row may have empty cells."""
     columns = min(columns, len(images))
     rows = math.ceil(len(images) / columns)

@@ -10,10 +10,6 @@ from jaxddp.core.errors import InputError, Key
 
 _MAX_STEPS = 2**31 - 1
 """The largest step that the state can hold: its step is an int32."""
-_WARMUP_STEPS = 3
-"""The number of steps before the profiled steps, if enough steps are left. The first step compiles, and the next two
-fill the queue of dispatched steps."""
-
 _NEVER = Cadence(Fraction(0), 1)
 
 
@@ -113,10 +109,11 @@ class Plan:
     def traced(self, done: int) -> range:
         """Return the steps, from 1, that are traced in a run that starts after `done` steps; the range may be empty.
 
-        They come after the first step, which compiles, and after up to two more steps if enough steps are left.
+        They come after the first step, which compiles, and, if enough steps are left, after two more steps, which fill
+        the queue of dispatched steps.
         """
         left = self.total_steps - done
-        begin = done + 1 + max(1, min(_WARMUP_STEPS, left - self.profile))
+        begin = done + 1 + max(1, min(3, left - self.profile))
         return range(begin, min(begin + self.profile, self.total_steps + 1))
 
     def is_last(self, step: int) -> bool:

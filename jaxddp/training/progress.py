@@ -21,8 +21,6 @@ SECONDS_BETWEEN_FRAMES = 0.1
 TRAIN_COLOUR, VAL_COLOUR, VAL_EMA_COLOUR = "#0072B2", "#D55E00", "#009E73"
 _STYLES = {"train": TRAIN_COLOUR, "val": VAL_COLOUR, "val_ema": VAL_EMA_COLOUR, r"^epoch +\d+": "bold"}
 """The styles of words in the lines that stay on a terminal."""
-Bar = tuple[str, int, int, str, str]
-"""A bar: its name, the work that is done, all work, its colour, and the text after it."""
 
 
 def progress(stream: TextIO | None = None) -> Listener:
@@ -39,17 +37,14 @@ def progress(stream: TextIO | None = None) -> Listener:
         return PlainLines(output)
     if output.isatty() and os.environ.get("TERM") not in (None, "", "dumb"):
         return LiveDisplay(TerminalScreen(output))
-    if output is sys.stdout and Console().is_jupyter:
-        return LiveDisplay(NotebookScreen())
-    return PlainLines(output)
+    return LiveDisplay(NotebookScreen()) if output is sys.stdout and Console().is_jupyter else PlainLines(output)
 
 
 def opening(run: RunStart) -> list[str]:
     """Return the first lines: the sizes of network and batch, the length, the work directory, the validation data."""
     devices = f"{run.devices} x {run.device_kind}" + (f" in {run.processes} processes" if run.processes > 1 else "")
     scale = [counted(count_parameters(run.params), "parameter"), counted(run.num_examples, "example")]
-    scale += [f"global batch {run.batch_size:,} on {devices}"]
-    epochs = total_epochs(run)
+    scale, epochs = [*scale, f"global batch {run.batch_size:,} on {devices}"], total_epochs(run)
     length = [f"{counted(run.total_steps, 'step')} ({_epochs(epochs)} {plural(epochs, 'epoch')})"]
     length += [f"resuming at step {run.start_step:,}"] if run.start_step else []
     length += [f"writing to {run.workdir}"] if run.workdir else []
@@ -132,10 +127,9 @@ class RunLines(Listener):
         self._pending_epoch: StepRecord | None = None
 
     def start(self, run: RunStart) -> None:
-        self._run, self._last = run, run.start_step
+        self._run, self._last, self._saved_before = run, run.start_step, phases.spent().get("save", 0.0)
         self._step_seconds = self._validation_seconds = 0.0
         self._last_validation: float | None = None
-        self._saved_before = phases.spent().get("save", 0.0)
         for line in opening(run):
             self._keep(line)
 
@@ -179,13 +173,12 @@ class RunLines(Listener):
         validation for each validation. Compiling is left out. Before the first validation, an image is assumed to take
         a third of its time in training, because there is no backward pass.
         """
-        run, done = self._run, record.step - self._run.start_step
         if not self._step_seconds:
             return None
-        saving = phases.spent().get("save", 0.0) - self._saved_before
-        step_seconds, validation = (self._step_seconds + saving) / done, self._last_validation
-        if validation is None:
-            validation = run.num_validation / run.batch_size * step_seconds / 3
+        run, saving = self._run, phases.spent().get("save", 0.0) - self._saved_before
+        step_seconds = (self._step_seconds + saving) / (record.step - run.start_step)
+        unknown = run.num_validation / run.batch_size * step_seconds / 3
+        validation = unknown if self._last_validation is None else self._last_validation
         return (run.total_steps - record.step) * step_seconds + record.validations_left * validation
 
 
@@ -294,11 +287,9 @@ class LiveDisplay(RunLines):
 
     def evaluation(self, record: EvaluationRecord) -> None:
         super().evaluation(record)
-        if record.final:
-            self._draw(at_once=True)
-        else:
-            done = f"{record.seen:,}/{record.total:,}  {format_metrics(record.metrics)}"
-            self._draw((record.split, record.seen, record.total, VAL_COLOUR, done))
+        done = f"{record.seen:,}/{record.total:,}  {format_metrics(record.metrics)}"
+        bar = record.split, record.seen, record.total, VAL_COLOUR, done
+        self._draw(*([] if record.final else [bar]), at_once=record.final)
 
     def end(self, run: RunEnd) -> None:
         self._activity_reports.close()
@@ -322,7 +313,8 @@ class LiveDisplay(RunLines):
         text = f"step {step:,}/{total:,}  {position(self._run, epoch)}  ETA {duration(remaining)}"
         self._training = "train", step, total, TRAIN_COLOUR, text
 
-    def _draw(self, *bars: Bar, at_once: bool = False) -> None:
+    def _draw(self, *bars: tuple[str, int, int, str, str], at_once: bool = False) -> None:
+        """Draw bars: for each its name, the work that is done, all work, its colour, and the text after it."""
         from rich.progress_bar import ProgressBar
         from rich.table import Column, Table
         from rich.text import Text

@@ -107,11 +107,11 @@ class Run:
 
     def usage(self, images_per_second: float | None, cost: Cost | None) -> Usage:
         """Return the utilization and the peak memory of the devices, given a speed and the cost of a step."""
-        memory, utilization = self.topology.peak_memory(), None
+        utilization, topology = None, self.topology
         if cost is not None and images_per_second:
             seconds = self.plan.batch_size / images_per_second
-            utilization = cost.utilization(seconds, self.topology.num_devices, self.topology.device_kind)
-        return Usage(None if cost is None else cost.flops, utilization, memory)
+            utilization = cost.utilization(seconds, topology.num_devices, topology.device_kind)
+        return Usage(cost and cost.flops, utilization, topology.peak_memory())
 
     def start(self) -> RunStart:
         """Return the record of the run's start for the listeners."""

@@ -268,8 +268,8 @@ def _best(directory: Path) -> str:
         validations = integrity.ValidationFile(directory / integrity.CHECKPOINTS, None)
     except InputError:
         return ""
-    step, metric = validations.best(validations.steps), validations.goal.metric
-    value = None if step is None else validations.of(step).get(metric)
+    step, metric = validations.best(validations.by_step), validations.goal.metric
+    value = None if step is None else validations.by_step[step].get(metric)
     return "" if value is None else f"; best: {metric} {figure(metric, value)} at step {step:,}"
 
 

@@ -72,7 +72,7 @@ class Session:
                 advice = "move it away to use the step before"
                 raise InputError(f"{place}: holds the state of step {step}", advice=advice)
             # Process 0 reads the metrics, because other hosts may not see its last writes yet.
-            metrics = self.checkpoints.validations.of(self.resume_step)
+            metrics = self.checkpoints.validations.by_step.get(self.resume_step, {})
             measured = json.loads(run.topology.peers.from_first("validated", lambda: json.dumps(metrics)))
             restored = {"state": state, "progress": progress, "validated": measured or None}
         self.checkpoints.validations.resume(self.resume_step or 0)

@@ -35,9 +35,7 @@ from jaxddp.recipe.sources import CONFIG_FILE
 
 CHECKPOINTS = "checkpoints"
 """The folder of checkpoints in a work directory."""
-MANIFEST = "manifest.json"
-INDEX = "manifests.json"
-DAMAGED_SUFFIX = ".damaged"
+MANIFEST, INDEX, DAMAGED_SUFFIX = "manifest.json", "manifests.json", ".damaged"
 """The suffix that the directory of a damaged step is given."""
 METADATA = "_CHECKPOINT_METADATA"
 """Orbax's metadata file of a step; Orbax reads the metadata of all steps when it opens the directory."""
@@ -66,8 +64,7 @@ _REQUIRED_FILES = (METADATA, "progress/metadata", "state/_METADATA", "state/mani
 """The files of Orbax that every restore needs."""
 _DAMAGES = (ValueError, KeyError, TypeError, AttributeError)
 """The errors of damaged JSON: content that cannot be parsed, lacks an entry or has other types."""
-_SEAL = "sha256"
-_THREADS = 4
+_SEAL, _THREADS = "sha256", 4
 
 
 @dataclass(frozen=True)
@@ -93,7 +90,8 @@ class RunIdentity:
         if not isinstance(run_id := flat.get(RUN_ID), str) or not run_id:
             return None
         compared = {key: _plain(value) for key, value in sorted(flat.items()) if key not in MAY_CHANGE}
-        return cls(run_id, _digest([*compared, flat.get("objects.jax")]), _digest([*compared.values()]))
+        both = [*compared, flat.get("objects.jax")], [*compared.values()]
+        return cls(run_id, *(sha256(json.dumps(each).encode())[:16] for each in both))
 
     @classmethod
     def in_workdir(cls, directory: Path) -> "RunIdentity | None":
@@ -109,10 +107,6 @@ class RunIdentity:
         if self.keys == config.keys and self.values != config.values:
             return f"its settings differ from {CONFIG_FILE}, which has changed; restore them"
         return None
-
-
-def _digest(values: list[Any]) -> str:
-    return hashlib.sha256(json.dumps(values).encode()).hexdigest()[:16]
 
 
 def _plain(value: Any) -> Any:
@@ -164,8 +158,7 @@ def sha256(data: bytes) -> str:
 
 def sealed(content: dict[str, Any]) -> bytes:
     """Return content as JSON, with the SHA-256 of the content as a further entry."""
-    seal = sha256(json.dumps(content).encode())
-    return (json.dumps({**content, _SEAL: seal}, indent=1) + "\n").encode()
+    return (json.dumps({**content, _SEAL: sha256(json.dumps(content).encode())}, indent=1) + "\n").encode()
 
 
 def unsealed(data: bytes) -> dict[str, Any]:
@@ -215,9 +208,8 @@ class Integrity:
         files.replace(folder / MANIFEST, content)
         with self._lock:
             # Drop the steps that Orbax has removed.
-            present = {str(each) for each in steps_in(self.directory)}
-            manifests = self._manifests | {str(step): sha256(content)}
-            self._manifests = {name: digest for name, digest in manifests.items() if name in present}
+            manifests, present = self._manifests | {str(step): sha256(content)}, map(str, steps_in(self.directory))
+            self._manifests = {name: manifests[name] for name in present if name in manifests}
             self._write_index()
 
     def forget(self, step: int) -> None:
@@ -373,8 +365,7 @@ def digests_of(folder: Path, names: list[str]) -> Iterator[tuple[str, str]]:
         yield from zip(names, pool.map(digest, names), strict=True)
 
 
-VALIDATION_FILE = "validation.json"
-_GOAL = "goal"
+VALIDATION_FILE, _GOAL = "validation.json", "goal"
 _ADVICE = "remove it; the best checkpoint is then unknown, so copy the best checkpoint first"
 _log = logging.getLogger("jaxddp.training")
 
@@ -389,6 +380,9 @@ class ValidationFile:
             because a network file system may show them an older version.
         goal: the goal of the run that writes the file; None takes the goal in the file, or the default goal.
 
+    Attributes:
+        by_step: the metrics of each validated step.
+
     Raises:
         InputError: the file cannot be read, or is damaged.
     """
@@ -397,29 +391,17 @@ class ValidationFile:
         self._path = directory / VALIDATION_FILE
         self._integrity = integrity
         self._content: bytes | None = None
-        self._known, self._written_goal = self._read()
+        self.by_step, self._written_goal = self._read()
         self.goal = goal or self._written_goal
-
-    def __contains__(self, step: int) -> bool:
-        return step in self._known
-
-    @property
-    def steps(self) -> list[int]:
-        """The steps that were validated, in order."""
-        return sorted(self._known)
-
-    def of(self, step: int) -> Metrics:
-        """Return the metrics of a step; empty if it was not validated."""
-        return self._known.get(step, {})
 
     def put(self, step: int, metrics: Mapping[str, float]) -> None:
         """Write the metrics of a step, null for a value that is not finite. Raises: InputError if this fails."""
-        self._known[step] = {name: float(value) if math.isfinite(value) else None for name, value in metrics.items()}
+        self.by_step[step] = {name: float(value) if math.isfinite(value) else None for name, value in metrics.items()}
         self._write()
 
     def forget(self, step: int) -> None:
         """Remove the metrics of a step that is about to be saved again. Raises: InputError if this fails."""
-        if self._known.pop(step, None) is not None:
+        if self.by_step.pop(step, None) is not None:
             self._write()
 
     def resume(self, step: int) -> None:
@@ -427,15 +409,15 @@ class ValidationFile:
 
         Raises: InputError if the file cannot be written.
         """
-        kept = {each: metrics for each, metrics in self._known.items() if each <= step}
-        if len(kept) < len(self._known) or (kept and self.goal != self._written_goal):
-            self._known = kept
+        kept = {each: metrics for each, metrics in self.by_step.items() if each <= step}
+        if len(kept) < len(self.by_step) or (kept and self.goal != self._written_goal):
+            self.by_step = kept
             self._write()
 
     def best(self, steps: Iterable[int]) -> int | None:
         """Return the best of these steps; the latest if several are equal, None if none was validated."""
-        goal = self.goal
-        measured = {step: value for step in self.steps if (value := self.of(step).get(goal.metric)) is not None}
+        goal, known = self.goal, sorted(self.by_step.items())
+        measured = {step: value for step, metrics in known if (value := metrics.get(goal.metric)) is not None}
         values = dict(zip(measured, goal.values(measured.values()), strict=True))
         validated = [step for step in sorted(steps) if step in values]
         return validated[goal.best([values[step] for step in validated])] if validated else None
@@ -443,20 +425,18 @@ class ValidationFile:
     def _write(self) -> None:
         if self._integrity is not None:
             goal = {} if self.goal == Goal() else {_GOAL: self.goal.plain()}
-            content = json.dumps({**goal, **self._known}, indent=2).encode()
+            content = json.dumps({**goal, **self.by_step}, indent=2).encode()
             self._integrity.expect_validations(content, self._content)
             files.replace(self._path, content)
             self._content, self._written_goal = content, self.goal
 
     def _read(self) -> tuple[dict[int, Metrics], Goal]:
-        try:
+        with files.reading(self._path, "make it readable"):
+            if not self._path.exists():
+                if self._integrity is not None and self._integrity.expects_validations():
+                    _log.warning(f"{self._path}: is missing; the best of the earlier checkpoints is unknown")
+                return {}, Goal()
             content = files.read(self._path)
-        except FileNotFoundError:
-            if self._integrity is not None and self._integrity.expects_validations():
-                _log.warning(f"{self._path}: is missing; the best of the earlier checkpoints is unknown")
-            return {}, Goal()
-        except OSError as error:
-            raise InputError(f"{self._path}: cannot be read ({error.strerror}); make it readable") from None
         try:
             entries = files.parse_json(content, dict)
             goal = Goal.from_plain(entries.pop(_GOAL)) if _GOAL in entries else Goal()

@@ -11,7 +11,6 @@ import os
 import re
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -32,9 +31,6 @@ from jaxddp.training.checkpoints.integrity import METADATA, Integrity, Validatio
 
 UNFINISHED_SUFFIX = ".orbax-checkpoint-tmp"
 """The usual suffix of directories that Orbax has not finished."""
-_STEPS = Range(0, 2**63 - 1)
-_DELETING_SECONDS = 0.3
-_CLOSE_SECONDS = 5.0
 # TensorStore, which writes the arrays, raises a ValueError whose text contains `_OS_ERROR`. If a file that it or
 # Orbax wrote is gone, the text starts with one of `_GONE`.
 _OS_ERROR = re.compile(r"os_error_code='(\d+)'")
@@ -79,7 +75,6 @@ class Checkpoints:
         self.integrity = Integrity(self.directory, Path(directory).parent)
         self.validations = ValidationFile(self.directory, self.integrity if peers.is_first else None, goal)
         self.last_saved: int | None = None
-        self._read_only = read_only
         self._writer = ThreadPoolExecutor(1, "manifest")
         self._manifest: Future[None] | None = None
         policies = [keep_policy.LatestN(n=keep), _Best(self.validations)]
@@ -120,7 +115,7 @@ class Checkpoints:
         Raises: InputError if there is no such checkpoint. The error lists the steps that have a checkpoint.
         """
         named = {"latest": self.latest(), "best": self.best()}
-        step = named[which] if which in named else whole(which, _STEPS)
+        step = named[which] if which in named else whole(which, Range(0, 2**63 - 1))
         if step not in (steps := self.steps()):
             known = ", ".join(map(str, steps))
             advice = f"give latest, best or one of the steps {known}" if steps else "the folder has no checkpoint"
@@ -171,10 +166,6 @@ class Checkpoints:
         place = self.directory / str(step)
         try:
             fault = self.integrity.check(step)
-            if fault is not None and self._read_only:
-                # A training run may be removing the checkpoint at this moment.
-                time.sleep(_DELETING_SECONDS)
-                fault = self.integrity.check(step)
         except FileNotFoundError:
             raise _removed(place) from None
         if fault is not None:
@@ -194,10 +185,8 @@ class Checkpoints:
         self.verify(step)
         with doing(f"restoring step {step:,}"), restoring(self.directory, step) as place:
             check_saved(self._manager.item_metadata(step)["state"], like, str(place))
-            items = ocp.args.Composite(
-                state=ocp.args.StandardRestore(jax.tree.map(_abstract, like)), progress=ocp.args.JsonRestore()
-            )
-            restored = self._manager.restore(step, args=items)
+            state, progress = ocp.args.StandardRestore(jax.tree.map(_abstract, like)), ocp.args.JsonRestore()
+            restored = self._manager.restore(step, args=ocp.args.Composite(state=state, progress=progress))
         return restored["state"], restored["progress"]
 
     @phase("restore")
@@ -258,7 +247,7 @@ class Checkpoints:
             # Orbax would wait for the other processes, which may not save. This process waits only a few seconds, and
             # can then report to the other processes why it ends.
             with contextlib.suppress(TimeoutError):
-                ThreadPoolExecutor(1, "close").submit(self.close).result(_CLOSE_SECONDS)
+                ThreadPoolExecutor(1, "close").submit(self.close).result(5.0)
 
 
 def _abstract(leaf: Any, sharding: jax.sharding.Sharding | None = None) -> jax.ShapeDtypeStruct:

@@ -9,49 +9,38 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 
 import jaxddp.core.files as files
+import jaxddp.training.events as events
 from jaxddp.config.goal import VAL, VAL_EMA
 from jaxddp.config.registry import LOGGERS
 from jaxddp.config.values import checked
 from jaxddp.core.errors import InputError, as_text, counted, figure, not_installed
 from jaxddp.core.peers import Peers
-from jaxddp.training.events import (
-    Columns,
-    EvaluationRecord,
-    Listener,
-    PredictedImages,
-    RunEnd,
-    RunStart,
-    Series,
-    StepRecord,
-)
-
-if TYPE_CHECKING:
-    from pandas import DataFrame
-
+from jaxddp.training.events import Columns, Series
 
 METRICS, RESULT = "metrics.jsonl", "result.json"
 CURVES, PARAMETERS, CONFUSION = "curves.png", "parameters.txt", "confusion.csv"
 Row = dict[str, Any]
 EPOCH_PREFIX = "epoch_"
-_NO_METRICS = ("step", "epoch", "split", "count", "seconds")
+NOT_MEASURED = ("step", "epoch", "split", "count", "seconds")
+"""Columns of a validation that are not metrics."""
 
 
-class RowListener(Listener):
+class RowListener(events.Listener):
     """A listener that receives a row for each logged step and each finished evaluation."""
 
-    def step(self, record: StepRecord) -> None:
+    def step(self, record: events.StepRecord) -> None:
         self.log(step_row(record))
 
-    def evaluation(self, record: EvaluationRecord) -> None:
+    def evaluation(self, record: events.EvaluationRecord) -> None:
         if record.final:
             self.log(evaluation_row(record), record.predictions)
 
-    def log(self, row: Row, predictions: PredictedImages | None = None) -> None:
+    def log(self, row: Row, predictions: events.PredictedImages | None = None) -> None:
         """Handle a row. The row of an evaluation may have predictions."""
         raise NotImplementedError
 
@@ -67,7 +56,7 @@ class JsonLines(RowListener):
     def __init__(self, directory: Path):
         self._metrics, self._result = directory / METRICS, directory / RESULT
 
-    def start(self, run: RunStart) -> None:
+    def start(self, run: events.RunStart) -> None:
         self._run = run
         files.create(self._metrics.parent)
         # If nothing more is trained or validated, the result of the run stays unchanged.
@@ -77,7 +66,7 @@ class JsonLines(RowListener):
         kept = _rewind(self._metrics, run)
         self._validations = {row["split"]: row for row in kept if row["split"] != "train"}
 
-    def log(self, row: Row, predictions: PredictedImages | None = None) -> None:
+    def log(self, row: Row, predictions: events.PredictedImages | None = None) -> None:
         self._previous_result, split = None, row["split"]
         # If a run ends after this line of a validation was written, but before its metrics were saved with the
         # checkpoint, the resumed run validates again. The line must not be written twice.
@@ -86,7 +75,7 @@ class JsonLines(RowListener):
         if split != "train":
             self._validations[split] = row
 
-    def end(self, run: RunEnd) -> None:
+    def end(self, run: events.RunEnd) -> None:
         if self._previous_result is not None and run.status in ("done", "stopped"):
             files.replace(self._result, self._previous_result)
             return
@@ -95,7 +84,7 @@ class JsonLines(RowListener):
         for split, validation in ((VAL, run.validation), (VAL_EMA, run.averaged)):
             # If a resumed run ends before its next validation, the last validation is in the kept lines of the file.
             if validation := validation or self._validations.get(split):
-                metrics = {name: value for name, value in validation.items() if name not in _NO_METRICS}
+                metrics = {name: value for name, value in validation.items() if name not in NOT_MEASURED}
                 result[split] = {name: None if value is None else float(value) for name, value in metrics.items()}
                 result[split]["count"] = int(validation.get("count") or 0)
         result |= {name: value for name, value in asdict(run.used).items() if value is not None}
@@ -103,7 +92,7 @@ class JsonLines(RowListener):
         files.replace(self._result, encode(result))
 
 
-def step_row(record: StepRecord) -> Row:
+def step_row(record: events.StepRecord) -> Row:
     """Return the row of a logged step, without unknown values. At the end of an epoch it has also `epoch_loss`, …"""
     row = {"step": int(record.step), "epoch": record.epoch, "split": "train", **record.metrics}
     row |= {"learning_rate": record.learning_rate, "image_size": record.image_size}
@@ -114,7 +103,7 @@ def step_row(record: StepRecord) -> Row:
     return _plain(row)
 
 
-def evaluation_row(record: EvaluationRecord) -> Row:
+def evaluation_row(record: events.EvaluationRecord) -> Row:
     """Return the row of a finished evaluation."""
     row = {"step": int(record.step), "epoch": record.epoch, "split": record.split, **record.metrics}
     return _plain(row | {"count": int(record.seen), "seconds": record.seconds})
@@ -143,12 +132,6 @@ def series(rows: Iterable[Row]) -> Series:
         if EPOCH_PREFIX + "seconds" in row
     ]
     return Series(*map(_columns, (steps, ends, val, val_ema)))
-
-
-def table(rows: list[Row]) -> Columns:
-    """Return all rows as columns: `step` int64[n], `epoch`, `split` (strings), and every other name of a row."""
-    columns = {"step": np.zeros(0, np.int64), "epoch": np.zeros(0)}
-    return columns | {"split": np.array([row["split"] for row in rows], object)} | _columns(rows)
 
 
 def _columns(rows: list[Row]) -> Columns:
@@ -181,7 +164,7 @@ def _finite(value: object) -> object:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _rewind(path: Path, run: RunStart) -> list[Row]:
+def _rewind(path: Path, run: events.RunStart) -> list[Row]:
     """Remove the lines after the run's first step from the file at `path`, and return the rows that stay.
 
     Raises: InputError if the rows have another loss for the last logged step than the checkpoint.
@@ -217,7 +200,7 @@ def _parse_line(path: Path, number: int, line: bytes) -> Row:
     raise InputError(f"{problem}: {line[:60].decode(errors='replace').strip()!r}", advice="fix or remove the line")
 
 
-class Curves(Listener):
+class Curves(events.Listener):
     """A listener that draws `curves.png` from `metrics.jsonl`, so the curves of a resumed run are complete.
 
     In the list of listeners it must come after `JsonLines`. It draws at the end of the run, and after evaluations.
@@ -227,12 +210,12 @@ class Curves(Listener):
     def __init__(self, metrics: Path, picture: Path):
         self._files, self._next_draw = (metrics, picture), 0.0
 
-    def evaluation(self, record: EvaluationRecord) -> None:
+    def evaluation(self, record: events.EvaluationRecord) -> None:
         if record.final and (begin := time.monotonic()) >= self._next_draw:
             draw(*self._files)
             self._next_draw = begin + 100 * (time.monotonic() - begin)
 
-    def end(self, run: RunEnd) -> None:
+    def end(self, run: events.RunEnd) -> None:
         draw(*self._files)
 
 
@@ -247,13 +230,13 @@ def draw(metrics: Path, picture: Path) -> None:
     files.replace(picture, draw_and_free(lambda: png(figure(series(row for _, row in parse(metrics))))))
 
 
-class ParameterOverview(Listener):
+class ParameterOverview(events.Listener):
     """A logger that writes `parameters.txt` at the start of a run. Raises: InputError if the file cannot be written."""
 
     def __init__(self, directory: Path):
         self._path = directory / PARAMETERS
 
-    def start(self, run: RunStart) -> None:
+    def start(self, run: events.RunStart) -> None:
         # Imported here, because only this logger needs clu.
         import jax
         from clu import parameter_overview
@@ -268,7 +251,7 @@ class ParameterOverview(Listener):
 LOGGERS.add("parameters")(lambda config, workdir: ParameterOverview(workdir))
 
 
-class ConfusionTable(Listener):
+class ConfusionTable(events.Listener):
     """A logger of `confusion.csv`, written after each validation: a row for each class; the first field holds the step.
 
     A row holds the class, its accuracy (empty for a class without images), its number of images, and how many of them
@@ -280,11 +263,11 @@ class ConfusionTable(Listener):
     def __init__(self, directory: Path, *, guard_formulas: bool = False):
         self._file, self._guard_formulas = directory / CONFUSION, guard_formulas
 
-    def start(self, run: RunStart) -> None:
+    def start(self, run: events.RunStart) -> None:
         self._names = tuple(map(as_text, run.class_names)) if self._guard_formulas else run.class_names
         files.create(self._file.parent)
 
-    def evaluation(self, record: EvaluationRecord) -> None:
+    def evaluation(self, record: events.EvaluationRecord) -> None:
         if record.final and record.split == "val" and "confusion" in record.sets:
             files.replace(self._file, confusion_csv(record.sets["confusion"], self._names, record.step))
 
@@ -314,8 +297,8 @@ class History(RowListener):
     directory; a run from step 0 starts with an empty history.
     """
 
-    def __init__(self) -> None:
-        self._rows: list[Row] = []
+    def __init__(self, rows: Iterable[Row] = ()) -> None:
+        self._rows = list(rows)
 
     @classmethod
     def read(cls, workdir: str | Path) -> "History":
@@ -327,16 +310,14 @@ class History(RowListener):
         path = Path(files.check_path(workdir, "workdir")) / METRICS
         if not path.exists():
             raise InputError(f"{path}: no such file; give the work directory of a run that was logged")
-        history = cls()
-        history._rows = [row for _, row in parse(path)]
-        return history
+        return cls(row for _, row in parse(path))
 
     train = property(lambda self: series(self._rows).train, doc="The logged steps: an array for each column.")
     epochs = property(lambda self: series(self._rows).epochs, doc="The means of each epoch: an array for each column.")
     val = property(lambda self: series(self._rows).val, doc="The validations: an array for each column.")
     val_ema = property(lambda self: series(self._rows).val_ema, doc="The validations of averaged parameters.")
 
-    def to_frame(self, part: Part | None = None) -> "DataFrame":
+    def to_frame(self, part: Part | None = None) -> Any:
         """Return the metrics as a pandas DataFrame, in the order in which they were logged.
 
         Without `part` it has all rows, with the columns of metrics.jsonl: `step` (int64), `epoch`, `split` ("train",
@@ -350,8 +331,10 @@ class History(RowListener):
             import pandas as pd
         except ImportError:
             raise InputError(f"history.to_frame(): {not_installed('pandas', 'pandas')}") from None
-        part = checked(part, Part | None, "part")
-        return pd.DataFrame(table(self._rows) if part is None else getattr(self, part))
+        if (part := checked(part, Part | None, "part")) is not None:
+            return pd.DataFrame(getattr(self, part))
+        columns = {"step": np.zeros(0, np.int64), "epoch": np.zeros(0)}
+        return pd.DataFrame(columns | {"split": [row["split"] for row in self._rows]} | _columns(self._rows))
 
     def plot(self) -> Any:
         """Return the curves as a matplotlib Figure."""
@@ -364,12 +347,12 @@ class History(RowListener):
         if not peers.is_alone:
             self._rows = json.loads(peers.from_first("history", lambda: json.dumps(self._rows)))
 
-    def start(self, run: RunStart) -> None:
+    def start(self, run: events.RunStart) -> None:
         if not self._rows and run.workdir is not None and (path := run.workdir / METRICS).exists():
             self._rows = [row for _, row in parse(path)]
         self._rows = [row for row in self._rows if row["step"] <= run.start_step] if run.start_step else []
 
-    def log(self, row: Row, predictions: PredictedImages | None = None) -> None:
+    def log(self, row: Row, predictions: events.PredictedImages | None = None) -> None:
         self._rows.append(row)
 
     def __repr__(self) -> str:

@@ -14,7 +14,6 @@ from jaxddp.core.phases import phase
 from jaxddp.training.events import EvaluationRecord, Listener, RunEnd, RunStart, StepRecord
 from jaxddp.training.listeners.jsonl import JsonLines
 
-_MAX_REASON_LENGTH = 300
 _log = logging.getLogger("jaxddp.training")
 
 
@@ -109,11 +108,10 @@ class OptionalLogger(Listener):
         except (Exception, SystemExit) as error:
             self._failed_logger, self._logger = self._logger, None
             error_type = "" if isinstance(error, JaxddpError) else f"{type(error).__name__}: "
-            reason = " ".join(f"{error_type}{error}".split())[:_MAX_REASON_LENGTH]
+            reason = " ".join(f"{error_type}{error}".split())[:300]
             _log.warning(f"the logger {self.name} failed at step {step} ({reason}) and is left out from here on")
 
 
 def _call(listener: Any, method: str, record: Any) -> None:
     """Call a method of a listener, if it has one."""
-    if (function := getattr(listener, method, None)) is not None:
-        function(record)
+    getattr(listener, method, lambda record: None)(record)

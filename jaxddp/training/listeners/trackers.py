@@ -30,11 +30,8 @@ from jaxddp.training.events import PredictedImages, RunEnd, RunStart, to_drawabl
 from jaxddp.training.listeners.jsonl import Row, RowListener, scalars
 from jaxddp.training.progress import count_parameters
 
-DEFAULT_SHOWN = 16
-"""The default number of images whose predictions a service shows."""
-PROJECT = "jaxddp"
-"""The default project, or experiment."""
-_PACKAGES = ("jaxddp", "jax", "jaxlib", "flax", "optax")
+DEFAULT_SHOWN, PROJECT = 16, "jaxddp"
+"""The default number of images whose predictions a service shows, and the default project, or experiment."""
 _ENDS = {
     **{"done": (0, "FINISHED"), "stopped": (0, "FINISHED"), "failed": (1, "FAILED")},
     **{"preempted": (75, "KILLED"), "interrupted": (130, "KILLED")},
@@ -49,8 +46,6 @@ _MLFLOW_ENVIRONMENT = {
     **{"MLFLOW_HTTP_REQUEST_TIMEOUT": "10", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_LOGGING_LEVEL": "WARNING"},
     **{"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true"},
 }
-_GIT_SECONDS = 5
-"""On a network file system git may take long, and a run should not wait for it."""
 
 
 class TrackingLogger(RowListener):
@@ -115,9 +110,10 @@ def provenance(run: RunStart, folder: Path | None = None) -> dict[str, Any]:
     """
     size = {"examples": run.num_examples, "steps": run.total_steps, "parameters": count_parameters(run.params)}
     machine = {"devices": run.devices, "device_kind": run.device_kind, "processes": run.processes}
-    versions = {package: installed_version(package) for package in _PACKAGES}
-    code = code_version(folder or Path.cwd())
-    return flatten({**run.config, "run": machine | size, "versions": versions, "code": code})
+    versions = {package: installed_version(package) for package in ("jaxddp", "jax", "jaxlib", "flax", "optax")}
+    return flatten(
+        {**run.config, "run": machine | size, "versions": versions, "code": code_version(folder or Path.cwd())}
+    )
 
 
 def code_version(folder: Path) -> dict[str, Any]:
@@ -127,14 +123,15 @@ def code_version(folder: Path) -> dict[str, Any]:
     """
 
     def git(*arguments: str) -> str:
-        # `git status` must not lock a repository in which somebody works.
+        # `git status` must not lock a repository in which somebody works. On a network file system git may take long,
+        # and a run should not wait for it.
         environment, command = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}, ["git", "-C", str(folder), *arguments]
-        quiet = {"stderr": subprocess.DEVNULL, "text": True, "timeout": _GIT_SECONDS}
+        quiet = {"stderr": subprocess.DEVNULL, "text": True, "timeout": 5}
         return subprocess.check_output(command, env=environment, **quiet).strip()
 
     try:
-        commit = git("rev-parse", "HEAD")
-        return {"commit": commit, "dirty": git("status", "--porcelain", "--untracked-files=no") != ""}
+        is_dirty = git("status", "--porcelain", "--untracked-files=no") != ""
+        return {"commit": git("rev-parse", "HEAD"), "dirty": is_dirty}
     except (OSError, subprocess.SubprocessError):
         return {}
 
@@ -150,7 +147,6 @@ class WandB(TrackingLogger):
     """
 
     library = "wandb"
-    _run: Any = None
 
     def open(self, saved_id: str | None, recorded: Mapping[str, Any]) -> str:
         import wandb
@@ -222,12 +218,9 @@ class MLflow(TrackingLogger):
     """
 
     library = "mlflow"
-    _client: Any = None
-    _id = ""
-    _last_sent = 0.0
 
     def open(self, saved_id: str | None, recorded: Mapping[str, Any]) -> str:
-        self._unsent: list[Any] = []
+        self._unsent, self._last_sent = list[Any](), 0.0
         for name, value in _MLFLOW_ENVIRONMENT.items():
             os.environ.setdefault(name, value)
         from mlflow import MlflowClient
@@ -237,7 +230,7 @@ class MLflow(TrackingLogger):
         self._client = MlflowClient()
         if saved_id is not None:
             self._client.update_run(saved_id, status="RUNNING")
-        self._id = saved_id or self._create(recorded.get("code.commit"))
+        self._id: str = saved_id or self._create(recorded.get("code.commit"))
         return self._id
 
     def finish_open(self, recorded: Mapping[str, Any]) -> str:
@@ -308,9 +301,8 @@ class TensorBoard(RowListener):
 
     def start(self, run: RunStart) -> None:
         files.create(self._directory)
-        if run.start_step == 0:
-            for path in self._directory.glob("events.out.tfevents.*"):
-                files.remove(path)
+        for path in self._directory.glob("events.out.tfevents.*") if run.start_step == 0 else ():
+            files.remove(path)
 
     def log(self, row: Row, predictions: PredictedImages | None = None) -> None:
         # These modules of tensorboard do not import TensorFlow. Its own writer of event files does, for seconds.
