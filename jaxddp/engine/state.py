@@ -6,7 +6,7 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
-from jaxddp.core.errors import InputError, show
+from jaxddp.core.errors import InputError, counted, show
 from jaxddp.models.interface import path_of
 
 EVAL_PARAMS = "eval_params"
@@ -34,6 +34,12 @@ class TrainState(flax.struct.PyTreeNode):
     opt_state: Any
     parts: dict[str, Any] = flax.struct.field(default_factory=dict)
     """The arrays of the step's optional parts, by name; see `jaxddp.engine.parts.part.Part`."""
+
+    def __repr__(self) -> str:
+        """Describe the parameters by their number, without arrays."""
+        leaves = [leaf for leaf in jax.tree.leaves(self.params) if hasattr(leaf, "size")]
+        count = counted(sum(leaf.size for leaf in leaves), "parameter")
+        return f"TrainState({count} in {counted(len(leaves), 'array')})"
 
     @property
     def eval_params(self) -> Any:
