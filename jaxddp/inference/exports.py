@@ -30,20 +30,8 @@ import yaml
 from jaxddp.config.goal import VAL_EMA, by_split, of_exported
 from jaxddp.config.registry import effective_settings
 from jaxddp.config.values import checked, flatten
-from jaxddp.core import files, libraries
-from jaxddp.core.errors import (
-    InputError,
-    JaxddpError,
-    choices,
-    counted,
-    figure,
-    first_line,
-    is_share,
-    not_installed,
-    show,
-    size,
-    some,
-)
+from jaxddp.core import errors, files, libraries
+from jaxddp.core.errors import InputError, JaxddpError, counted, first_line, not_installed, some
 from jaxddp.core.libraries import installed_version
 from jaxddp.core.peers import ALONE, Peers
 from jaxddp.data.batch import Batch
@@ -95,11 +83,11 @@ def export_program(run: TrainedRun, out: str | Path, form: str | None = None) ->
         JaxddpError: the program's logits differ from the network's.
     """
     if not isinstance(run, TrainedRun):
-        raise InputError(f"run={show(run)}: give what jaxddp.load_run returns")
+        raise InputError(f"run={errors.show(run)}: give what jaxddp.load_run returns")
     out, writers = files.check_out(Path(files.check_path(out, "out"))), {"stablehlo": _stablehlo, "onnx": _onnx}
     form = str(checked(form, str | None, "form") or out.suffix[1:].lower())
     if form not in writers:
-        raise InputError(f"{out}: its extension names no format; {choices(form, writers)}, or give form=")
+        raise InputError(f"{out}: its extension names no format; {errors.choices(form, writers)}, or give form=")
     function, write = logits_of(run), writers[form]
     content, program = write(function, run.signature)
     rng, shape, dtype = np.random.default_rng(0), (_NUM_TEST_IMAGES, *run.signature.image_shape), run.signature.dtype
@@ -116,10 +104,8 @@ def export_program(run: TrainedRun, out: str | Path, form: str | None = None) ->
     files.remove(out)
     files.replace(Path(f"{out}.json"), (json.dumps(_description(run, form), indent=2) + "\n").encode())
     files.replace(out, content)
-    return (
-        f"{out}: {size(len(content))}, step {run.step} of {run.directory}; logits within {difference:.1g} of the "
-        f"network's; classes and sizes in {out}.json"
-    )
+    within = f"logits within {difference:.1g} of the network's; classes and sizes in {out}.json"
+    return f"{out}: {errors.size(len(content))}, step {run.step} of {run.directory}; {within}"
 
 
 def logits_of(run: TrainedRun) -> Logits:
@@ -395,7 +381,7 @@ class PublishedRun:
         }
         if self.base is not None and not self.base.startswith("torchvision/"):
             front["base_model"] = HubFile.parse(self.base).repo if self.base.startswith("hf://") else self.base
-        shares = {key: value for key, value in self.metrics.items() if is_share(key)}
+        shares = {key: value for key, value in self.metrics.items() if errors.is_share(key)}
         if shares:
             results = {
                 "task": {"type": "image-classification", "name": "Image classification"},
@@ -418,7 +404,7 @@ class PublishedRun:
     def _results(self) -> str:
         if not self.metrics:
             return f"## Results\n\nThese are the weights after step {self.step:,}. They were not validated."
-        table = _table("metric", ((name, figure(name, v)) for name, v in self.metrics.items() if name != _COUNT))
+        table = _table("metric", ((name, errors.figure(name, v)) for name, v in self.metrics.items() if name != _COUNT))
         images = f" on {counted(int(self.metrics[_COUNT]), 'image')}" if _COUNT in self.metrics else ""
         averaged = VAL_EMA in by_split(self.measured)
         of_which = " of the averaged parameters, which this repository holds," if averaged else ""

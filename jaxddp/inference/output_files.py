@@ -22,6 +22,7 @@ from typing import BinaryIO
 import numpy as np
 from PIL import Image
 
+import jaxddp.inference.predictions as predictions
 from jaxddp.config.values import flatten
 from jaxddp.core import files
 from jaxddp.core.errors import InputError, as_text, counted
@@ -29,17 +30,6 @@ from jaxddp.core.phases import moved
 from jaxddp.data.source import SourceTable, labels_of
 from jaxddp.data.table import ExampleTable
 from jaxddp.engine.predictions import Pool
-from jaxddp.inference.predictions import (
-    FeatureColumns,
-    FeatureFormat,
-    OutputRow,
-    PredictionFormat,
-    Predictions,
-    column_names,
-    parquet_library,
-    write_feature_rows,
-    write_prediction_rows,
-)
 from jaxddp.inference.trained import BatchOutputs, TrainedRun, images_at_once
 from jaxddp.setup.identity import checksums
 from jaxddp.training.checkpoints.integrity import MAY_CHANGE
@@ -79,8 +69,8 @@ class RowFile:
     def complete(
         self,
         outputs: Callable[[SourceTable, int], Iterable[BatchOutputs]],
-        rows_of: Callable[[BatchOutputs], Iterable[OutputRow]],
-        write: Callable[[BinaryIO, Iterator[OutputRow]], None],
+        rows_of: Callable[[BatchOutputs], Iterable[predictions.OutputRow]],
+        write: Callable[[BinaryIO, Iterator[predictions.OutputRow]], None],
         progress: OnProgress,
     ) -> int:
         """Compute the rows that are not in the partial file yet, write the file, and return the number of errors.
@@ -156,7 +146,7 @@ class RowFile:
         files.append(self.path, self._header)
         return 0
 
-    def _rows(self, expected: int | None = None) -> Iterator[OutputRow]:
+    def _rows(self, expected: int | None = None) -> Iterator[predictions.OutputRow]:
         """Yield all rows, in order. Raises: InputError if a line is no row, or their number is not as expected."""
         with files.reading(self.path, "predict again"), files.open_regular(self.path) as file:
             next(file)
@@ -184,7 +174,7 @@ def write_predictions(
     run: TrainedRun,
     table: ExampleTable,
     out: Path,
-    form: PredictionFormat,
+    form: predictions.PredictionFormat,
     *,
     top: int = 5,
     guard_formulas: bool = False,
@@ -209,13 +199,13 @@ def write_predictions(
     """
     peers = run.topology.peers
     if form == "parquet":
-        parquet_library()
+        predictions.parquet_library()
     options = {"out": out, "top": top, "format": form, "explain": explain, "guard-formulas": guard_formulas}
     peers.agree({f"--{name}": str(value) for name, value in options.items()})
     top = min(top, len(run.class_ids))
-    columns = column_names(top)
+    columns = predictions.column_names(top)
 
-    def rows_of(batch: BatchOutputs) -> Iterator[OutputRow]:
+    def rows_of(batch: BatchOutputs) -> Iterator[predictions.OutputRow]:
         ids = [str(table.record(row).id) for row in range(batch.start, batch.start + batch.size)]
         faults = {row - batch.start: error for row, error in batch.errors.items()}
         probabilities = batch.values
@@ -224,11 +214,11 @@ def write_predictions(
             for row, (image_id, *picture) in enumerate(zip(ids, images, maps, strict=True)):
                 if row not in faults:
                     _write_heat_map(heat_map_path(explain, len(table), batch.start + row, image_id), *picture)
-        return Predictions(ids, probabilities, run.class_ids, run.class_names, faults).rows(top)
+        return predictions.Predictions(ids, probabilities, run.class_ids, run.class_names, faults).rows(top)
 
-    def write(file: BinaryIO, rows: Iterator[OutputRow]) -> None:
+    def write(file: BinaryIO, rows: Iterator[predictions.OutputRow]) -> None:
         guarded = ({column: as_text(cell) for column, cell in row.items()} for row in rows)
-        write_prediction_rows(file, form, columns, guarded if guard_formulas else rows, table)
+        predictions.write_prediction_rows(file, form, columns, guarded if guard_formulas else rows, table)
 
     if explain is not None:
         peers.from_first("the folder", lambda: str(files.create(explain)))
@@ -241,7 +231,7 @@ def write_features(
     run: TrainedRun,
     table: SourceTable,
     out: Path,
-    form: FeatureFormat,
+    form: predictions.FeatureFormat,
     *,
     layer: str | None = None,
     pool: Pool = "mean",
@@ -260,22 +250,22 @@ def write_features(
             arguments.
     """
     if form == "parquet":
-        parquet_library()
+        predictions.parquet_library()
     run.topology.peers.agree({"--out": str(out), "--format": form, "--layer": str(layer), "--pool": pool})
     shape = run.feature_shape(layer, pool)
 
-    def rows_of(batch: BatchOutputs) -> Iterator[OutputRow]:
+    def rows_of(batch: BatchOutputs) -> Iterator[predictions.OutputRow]:
         values = np.ascontiguousarray(batch.values, _STORED).reshape(batch.size, -1)
         for row, features in enumerate(values, batch.start):
             error = batch.errors.get(row) or (None if np.isfinite(features).all() else _NOT_FINITE)
             yield {"features": base64.b64encode(features.tobytes()).decode(), "error": error}
 
-    def write(file: BinaryIO, rows: Iterator[OutputRow]) -> None:
+    def write(file: BinaryIO, rows: Iterator[predictions.OutputRow]) -> None:
         ids = [str(table.record(row).id) for row in range(len(table))]
         network = f"{run.directory.resolve()} step {run.step}"
-        columns = FeatureColumns(ids, labels_of(table), shape, layer or "", network)
+        columns = predictions.FeatureColumns(ids, labels_of(table), shape, layer or "", network)
         decoded = ((np.frombuffer(base64.b64decode(str(row["features"])), _STORED), row["error"]) for row in rows)
-        write_feature_rows(file, form, columns, decoded)
+        predictions.write_feature_rows(file, form, columns, decoded)
 
     # Features depend on the settings of the images, of the network and of the precision.
     flat = flatten(run.config.to_dict()).items()

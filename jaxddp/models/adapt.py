@@ -20,8 +20,8 @@ from jax.typing import DTypeLike
 
 from jaxddp.config.layers import NO_LAYERS, Layers
 from jaxddp.core.errors import InputError, Key, kind_of
+from jaxddp.models import interface
 from jaxddp.models.interface import (
-    BY_POSITION,
     MODE_ARGUMENTS,
     Keys,
     Model,
@@ -29,14 +29,9 @@ from jaxddp.models.interface import (
     call_mode,
     cast,
     check_call,
-    check_mode,
-    check_signature,
-    freeze_norms,
     like,
     name_of,
-    path_of,
     signature,
-    takes_example_keys,
 )
 from jaxddp.models.ops.layers import Convolution, Operations
 from jaxddp.platforms import platform_named
@@ -259,8 +254,8 @@ def adapt(model: Any) -> Model:
     if isinstance(model, tuple | list) and len(model) == 2 and all(map(callable, model)):
         return FunctionModel.of(*model)
     if isinstance(model, Model) and not isinstance(model, type):
-        check_signature(model.init, 2, (), "init(key, example)")
-        check_signature(model.apply, 3, ("train", "key"), "apply(params, model_state, images, *, train, key)")
+        interface.check_signature(model.init, 2, (), "init(key, example)")
+        interface.check_signature(model.apply, 3, ("train", "key"), "apply(params, model_state, images, *, train, key)")
         return model
     kind = f"the class {name_of(model)}" if isinstance(model, type) else f"of type {name_of(type(model))}"
     raise InputError(f"model is {kind}; give {ACCEPTED}")
@@ -297,7 +292,7 @@ class LinenModel:
     def apply(
         self, params: Tree, model_state: Tree, images: jax.Array, *, train: bool, key: Keys, example_keys: Keys = None
     ) -> tuple[jax.Array, Tree]:
-        keywords: dict[str, Any] = {"example_keys": example_keys} if takes_example_keys(self) else {}
+        keywords: dict[str, Any] = {"example_keys": example_keys} if interface.takes_example_keys(self) else {}
         logits, updated = self.run(
             params, model_state, images, train=train, mutable=[*model_state], rngs=_linen_streams(key), **keywords
         )
@@ -312,7 +307,7 @@ class LinenModel:
         variables, images = {"params": cast(params, self.dtype), **model_state}, cast(images, self.dtype)
         with contextlib.ExitStack() as stack:
             if self.settled:
-                stack.enter_context(freeze_norms(self.settled))
+                stack.enter_context(interface.freeze_norms(self.settled))
             if self.convolution is not None:
                 stack.enter_context(with_grouped_convolution(self.convolution))
             module = _in_mode(self.module, train, call_arguments)
@@ -332,14 +327,14 @@ class LinenModel:
             # A leaf may be a box of `nn.with_partitioning`, which has its array as "value".
             for path, leaf in jax.tree_util.tree_leaves_with_path(own):
                 # The module within a transformation returns before the transformed one.
-                found.setdefault("/".join((*module.path, path_of(path))), (leaf.shape, module))
+                found.setdefault("/".join((*module.path, interface.path_of(path))), (leaf.shape, module))
             return result
 
         example = jax.ShapeDtypeStruct((1, *image_shape), jnp.float32)
         with nn.intercept_methods(record):
             # A new function: JAX would reuse an earlier trace of `self.init`, which calls no module.
             params, _ = jax.eval_shape(lambda image: self.init(jax.random.key(0), image), example)
-        shapes = {path_of(path): leaf.shape for path, leaf in jax.tree_util.tree_leaves_with_path(params)}
+        shapes = {interface.path_of(path): leaf.shape for path, leaf in jax.tree_util.tree_leaves_with_path(params)}
         return {name: (shape, *found.get(name, (shape, None))) for name, shape in shapes.items()}
 
 
@@ -377,16 +372,15 @@ class FunctionModel:
 
     @classmethod
     def of(cls, init: Callable[..., Any], apply: Callable[..., Any]) -> "FunctionModel":
-        check_signature(init, 2, (), "init(key, example)")
-        check_mode(apply)
+        interface.check_signature(init, 2, (), "init(key, example)")
+        interface.check_mode(apply)
         parameters = signature(apply).parameters.values()
         by_keyword = {p.name for p in parameters} & {"key", "example_keys", *MODE_ARGUMENTS}
-        required = [
-            p for p in parameters if p.kind in BY_POSITION and p.default is p.empty and p.name not in by_keyword
-        ]
+        by_position = [p for p in parameters if p.kind in interface.BY_POSITION and p.default is p.empty]
+        required = [p for p in by_position if p.name not in by_keyword]
         has_state = len(required) >= 3
         shapes = "apply(params, images) or apply(params, state, images), either with train and key by keyword"
-        check_signature(apply, 3 if has_state else 2, by_keyword, shapes)
+        interface.check_signature(apply, 3 if has_state else 2, by_keyword, shapes)
         return cls(init, apply, has_state)
 
     def init(self, key: jax.Array, example: jax.Array) -> tuple[Tree, Tree]:

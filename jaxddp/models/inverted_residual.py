@@ -15,17 +15,9 @@ from typing import Any
 import flax.linen as nn
 import jax
 
+import jaxddp.models.ops.layers as ops
 from jaxddp.models.network import Naming, Network, head_init, naming
-from jaxddp.models.ops.layers import (
-    Activation,
-    ConvNorm,
-    ModuleFactory,
-    SqueezeExcitation,
-    add_branch,
-    branch_factors,
-    dropout,
-    nearest_multiple,
-)
+from jaxddp.models.ops.layers import Activation, ConvNorm, ModuleFactory, SqueezeExcitation
 
 
 @dataclass(frozen=True)
@@ -113,7 +105,7 @@ class InvertedResidual(nn.Module):
             return self.layer(last)(y)
         if factors is None and last == "project":
             return self.layer(last)(y, residual=x)
-        return add_branch(x, self.layer(last)(y), factors)
+        return ops.add_branch(x, self.layer(last)(y), factors)
 
     def layer(self, name: str) -> Any:
         """Return a layer by its name in `Block.layers`."""
@@ -166,7 +158,7 @@ class InvertedResidualNetwork(Network):
         """
         architecture, count = self.architecture, len(self.architecture.blocks)
         rate = self.drop_path * (count - 1) / count if train else 0
-        factors = branch_factors(rate, count, 1, example_keys)
+        factors = ops.branch_factors(rate, count, 1, example_keys)
         conv, norm = self.layers(train, momentum=architecture.momentum, epsilon=architecture.epsilon)
         gates: dict[str, Any] = {"activation": architecture.squeeze, "gate": architecture.gate}
         squeeze = functools.partial(SqueezeExcitation, **gates, **self.dtypes)
@@ -179,7 +171,7 @@ class InvertedResidualNetwork(Network):
         if architecture.hidden:
             x = architecture.activation(self.dense(architecture.hidden, "hidden", **settings)(x))
         if train and self.dropout:
-            x = dropout(x, self.dropout, example_keys)
+            x = ops.dropout(x, self.dropout, example_keys)
         return self.dense(self.num_classes, "head", **settings)(x)
 
 
@@ -227,7 +219,7 @@ def _mobilenet_v3(stem: int, *rows: tuple[int, int, int, bool, bool, int]) -> In
     """Return the network of a table: kernel, expanded features, features, squeeze, hard swish (or ReLU), stride."""
     inputs, blocks = [stem, *(row[2] for row in rows)], []
     for number, (kernel, expanded, features, has_squeeze, is_swish, stride) in enumerate(rows, start=1):
-        squeeze = nearest_multiple(expanded // 4) if has_squeeze else 0
+        squeeze = ops.nearest_multiple(expanded // 4) if has_squeeze else 0
         activation = nn.hard_swish if is_swish else nn.relu
         block = Block(inputs[number - 1], expanded, features, kernel, stride, squeeze, activation)
         blocks.append((f"block{number}", block))
