@@ -27,12 +27,10 @@ import jax.numpy as jnp
 import numpy as np
 import yaml
 
-from jaxddp.config.goal import VAL_EMA, by_split, of_exported
-from jaxddp.config.registry import effective_settings
+from jaxddp.config import goal, registry
 from jaxddp.config.values import checked, flatten
 from jaxddp.core import errors, files, libraries
 from jaxddp.core.errors import InputError, JaxddpError, counted, first_line, not_installed, some
-from jaxddp.core.libraries import installed_version
 from jaxddp.core.peers import ALONE, Peers
 from jaxddp.data.batch import Batch
 from jaxddp.inference.trained import TrainedRun
@@ -40,8 +38,7 @@ from jaxddp.mesh import Topology
 from jaxddp.models.interface import Model
 from jaxddp.recipe.file import RUN_ID
 from jaxddp.recipe.sources import CONFIG_FILE
-from jaxddp.setup.recipe import model_of
-from jaxddp.setup.user_objects import objects_of_hooks
+from jaxddp.setup import recipe, user_objects
 from jaxddp.training.checkpoints.integrity import CHECKPOINTS, LOCATION_KEYS, Integrity, ValidationFile
 from jaxddp.training.listeners.jsonl import CURVES
 from jaxddp.weights.download import HubFile, upload
@@ -241,7 +238,7 @@ def weights_of_run(directory: Path, which: str) -> tuple[int, Model, dict[str, n
     file = recipe_of_run(directory)
     file.check_network("write its weights in Python with jaxddp.export_weights(state, setup, FILE)")
     step, arrays = read_run(directory, which, Topology.create(1))
-    return step, model_of(file.config, _ANY_CLASSES, objects_of_hooks(file.hooks)), arrays
+    return step, recipe.model_of(file.config, _ANY_CLASSES, user_objects.objects_of_hooks(file.hooks)), arrays
 
 
 def export_run(directory: Path, which: str, out: Path) -> str:
@@ -333,7 +330,7 @@ class PublishedRun:
         self.config, self.hooks, self.signature = file.config, sorted(file.hooks), Signature.read(directory)
         self.measured = ValidationFile(checkpoints, Integrity(checkpoints)).by_step.get(self.step, {})
         # The metrics of the published parameters, which may be averages of the trained ones.
-        self.metrics = {name: value for name, value in of_exported(self.measured).items() if value is not None}
+        self.metrics = {name: value for name, value in goal.of_exported(self.measured).items() if value is not None}
         self.title = place.name if isinstance(place, Path) else place.repo.partition("/")[2]
         name = self.config.data.name or PurePosixPath(self.config.data.path or "data").name
         self.data_set = re.sub(r"[^\w.-]+", "-", name).strip("-.") or "data"
@@ -395,7 +392,7 @@ class PublishedRun:
         names = () if self.signature is None else self.signature.class_names
         listed = some(names, _SHOWN_CLASSES)
         classes = f" It classifies images into {counted(len(names), 'class')}: {listed}." if names else ""
-        release = f"jaxddp {installed_version('jaxddp') or ''}".rstrip()
+        release = f"jaxddp {libraries.installed_version('jaxddp') or ''}".rstrip()
         network = "of the recipe" if "get_model" in self.hooks else self.config.model.name
         count = sum(array.size for path, array in self.arrays.items() if path.startswith("params/"))
         trained = f"The network {network}, with {count:,} parameters, was trained on {self.data_set} with {release}."
@@ -406,7 +403,7 @@ class PublishedRun:
             return f"## Results\n\nThese are the weights after step {self.step:,}. They were not validated."
         table = _table("metric", ((name, errors.figure(name, v)) for name, v in self.metrics.items() if name != _COUNT))
         images = f" on {counted(int(self.metrics[_COUNT]), 'image')}" if _COUNT in self.metrics else ""
-        averaged = VAL_EMA in by_split(self.measured)
+        averaged = goal.VAL_EMA in goal.by_split(self.measured)
         of_which = " of the averaged parameters, which this repository holds," if averaged else ""
         return f"## Results\n\nThe validation{of_which} after step {self.step:,}{images}:\n\n{table}"
 
@@ -432,7 +429,7 @@ class PublishedRun:
     def _training(self) -> str:
         hidden = {"model.weights"} if self.base is None else set()
         hidden |= {"model.name"} if "get_model" in self.hooks else set()
-        settings = effective_settings(type(self.config), flatten(self.config.to_dict()), self.hooks)
+        settings = registry.effective_settings(type(self.config), flatten(self.config.to_dict()), self.hooks)
         shown = [(key, settings.get(key)) for key in _SETTINGS if key not in hidden]
         table = _table("key", ((key, value) for key, value in shown if value is not None))
         fetch = "" if isinstance(self.place, Path) else f"hf download {self.place.repo} config.json --local-dir .\n"

@@ -21,8 +21,7 @@ import numpy as np
 from jaxddp.config.values import checked
 from jaxddp.core import files
 from jaxddp.core.errors import InputError, choices, counted, figure, not_installed, some
-from jaxddp.data.formats.array_files import as_input_errors
-from jaxddp.data.formats.numpy_files import unpack_array
+from jaxddp.data.formats import array_files, numpy_files
 from jaxddp.data.source import Labels, Table
 
 Item = TypeVar("Item")
@@ -314,7 +313,7 @@ def read_features(path: Path) -> LabelledFeatures:
         InputError: the file cannot be read, is no such file, or its images have no label or several.
     """
     read = {"npz": _read_npz, "parquet": _read_parquet}[format_of(path, FeatureFormat)]
-    with as_input_errors(path, _ADVICE):
+    with array_files.as_input_errors(path, _ADVICE):
         with files.open_regular(path) as file:
             arrays = read(path, file)
         if missing := [name for name in ("features", "layer", "network") if name not in arrays]:
@@ -375,7 +374,7 @@ def _write_parquet(file: BinaryIO, schema: Any, rows: Iterable[dict[str, Any]], 
 def _read_npz(path: Path, file: BinaryIO) -> dict[str, Any]:
     with zipfile.ZipFile(file) as archive:
         names = {name.removesuffix(".npy") for name in archive.namelist()} - {"ids", "errors"}
-    return {name: unpack_array(path, name) for name in names}
+    return {name: numpy_files.unpack_array(path, name) for name in names}
 
 
 def _read_parquet(path: Path, file: BinaryIO) -> dict[str, Any]:

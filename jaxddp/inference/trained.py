@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxddp import losses, platforms
 from jaxddp.augment.preprocess import Preprocess
 from jaxddp.config import Config, DataConfig, Precision
 from jaxddp.config.goal import flat
@@ -29,32 +30,24 @@ from jaxddp.data.arrays import ArrayTable
 from jaxddp.data.opening import chosen_images, open_inputs
 from jaxddp.data.order import EvalOrder, Shard
 from jaxddp.data.source import Labels, Source, Substitutes, check_labelled, check_source, id_of, image_dtype
-from jaxddp.engine.initial_state import replace_by_weights
+from jaxddp.engine import initial_state, programs
 from jaxddp.engine.objective import Objective, example_loss
 from jaxddp.engine.parts.part import measured_states
 from jaxddp.engine.predictions import LayerProgram, Pool, make_classify, make_explain, make_features
-from jaxddp.engine.programs import make_eval_step
 from jaxddp.engine.state import TrainState
 from jaxddp.inference.predictions import Outcome, Predictions
-from jaxddp.losses import sigmoid_cross_entropy, softmax_cross_entropy
 from jaxddp.mesh import Topology
 from jaxddp.models.activations import find_layer, heat_map_layer
 from jaxddp.models.adapt import NNXModel, adapt, for_platform
 from jaxddp.models.interface import Model, by_path, trees_of
-from jaxddp.platforms import platform_named
 from jaxddp.recipe.file import RecipeFile
-from jaxddp.setup.feed import eval_batches, limit_batch_size
+from jaxddp.setup import feed, network_checks, run_setup
 from jaxddp.setup.initial_weights import WeightsTarget, state_of_weights
-from jaxddp.setup.network_checks import check_eval_size, in_precision
 from jaxddp.setup.recipe import check_normalization, model_of
 from jaxddp.setup.resources import TrainingData, join_and_resolve, open_validation, open_validation_alone, steps_of
-from jaxddp.setup.run_setup import settings
 from jaxddp.setup.user_objects import ObjectSource, losses_of, metrics_of, objects_of_hooks, parts_of
-from jaxddp.training.checkpoints.integrity import CHECKPOINTS
-from jaxddp.training.checkpoints.manager import Checkpoints
-from jaxddp.training.evaluation import Evaluator
-from jaxddp.training.events import MAX_SHOWN, PredictedImages
-from jaxddp.training.plan import Plan
+from jaxddp.training import evaluation, events, plan
+from jaxddp.training.checkpoints import integrity, manager
 from jaxddp.workdir.claim import check_evaluation
 from jaxddp.workdir.saved_state import agreed_step, recipe_of_run, restore_state
 from jaxddp.workdir.signature import NORMALIZED, SIGNATURE_FILE, Signature
@@ -296,8 +289,8 @@ class TrainedRun:
         self._check_one_label()
         chosen = np.asarray(rows).reshape(-1)
         is_row = (chosen >= 0) & (chosen < len(source)) if np.issubdtype(chosen.dtype, np.integer) else np.zeros(1)
-        if not (is_row.all() and 0 < len(is_row) <= MAX_SHOWN):
-            advice = f"give numbers of rows of the source, 0 to {len(source) - 1}, at most {MAX_SHOWN} of them"
+        if not (is_row.all() and 0 < len(is_row) <= events.MAX_SHOWN):
+            advice = f"give numbers of rows of the source, 0 to {len(source) - 1}, at most {events.MAX_SHOWN} of them"
             raise InputError(f"rows={show(rows)}: {advice}")
         images = chosen_images(source, self.data_of(source), chosen)
         labels = np.asarray(source.labels)[chosen]
@@ -306,7 +299,7 @@ class TrainedRun:
         values = jax.tree.map(lambda *arrays: np.concatenate(arrays), *batches)
         probabilities, maps = values[:2] if explain else (values, None)
         best = probabilities.argmax(-1), probabilities.max(-1)
-        return prediction_grid(PredictedImages(images, labels, *best, self.class_names, maps))
+        return prediction_grid(events.PredictedImages(images, labels, *best, self.class_names, maps))
 
     def source(self, images: Images) -> Source:
         """Convert images that `predict` accepts to a source. Raises: InputError."""
@@ -362,7 +355,7 @@ class TrainedRun:
     def objective(self, model: Model) -> Objective:
         """Return the objective of evaluation of a model, with the default loss for the labels."""
         labels = self.signature.labels
-        loss = example_loss(sigmoid_cross_entropy if labels.several else softmax_cross_entropy, labels)
+        loss = example_loss(losses.sigmoid_cross_entropy if labels.several else losses.softmax_cross_entropy, labels)
         return Objective(model, loss, self.preprocess, views=self.config.eval.views)
 
     def _check_one_label(self) -> None:
@@ -420,7 +413,7 @@ def restore_run(
     if signature is None:
         raise InputError(f"{place}: has no {SIGNATURE_FILE}, which a run writes at its start; restore the file")
     if model is not None:
-        network = in_precision(adapt(model), signature.image_shape, config.train.precision)
+        network = network_checks.in_precision(adapt(model), signature.image_shape, config.train.precision)
     else:
         file.check_network("give model= too")
         network = model_of(config, len(signature.class_ids), objects_of_hooks(file.hooks), signature.image_shape)
@@ -441,7 +434,7 @@ def network_of_weights(config: Config, source: Source, topology: Topology) -> Tr
     if config.model.weights is None:
         raise InputError(Key("model.weights"), ": is not set", advice="give a file of weights")
     if config.train.precision is None:
-        config = config.replace(train={"precision": platform_named(topology.platform).precision})
+        config = config.replace(train={"precision": platforms.platform_named(topology.platform).precision})
     model = model_of(config, NUM_CLASSES, objects_of_hooks({}))
     data = config.data.of_evaluation
     shape = source.image_shape(data)
@@ -466,7 +459,7 @@ def fitted(network: Model, saved: TrainState, image_shape: tuple[int, int, int],
                 f"{place}: the checkpoint is of another architecture: {path} is {found} in the checkpoint and "
                 f"{expected} in the model; give the model that was trained"
             )
-    params, model_state = replace_by_weights(*trees, arrays)
+    params, model_state = initial_state.replace_by_weights(*trees, arrays)
     return TrainState(saved.step, params, model_state, ())
 
 
@@ -485,7 +478,7 @@ def evaluate(file: RecipeFile, directory: Path, which: str = "latest") -> dict[s
     topology, config = join_and_resolve(file)
     check_evaluation(directory, config)
     # Opening the data takes longer, so check first that the checkpoint exists and is undamaged.
-    with Checkpoints(directory / CHECKPOINTS, topology.peers, read_only=True) as checkpoints:
+    with manager.Checkpoints(directory / integrity.CHECKPOINTS, topology.peers, read_only=True) as checkpoints:
         agreed_step(checkpoints, which)
     train, val = open_validation(config, topology)
     signature = Signature.read(directory)
@@ -493,14 +486,14 @@ def evaluate(file: RecipeFile, directory: Path, which: str = "latest") -> dict[s
         raise InputError(f"{directory}: the data have other classes than the run was trained on; give the run's data")
     data, user_object = TrainingData.of(train, config.data), objects_of_hooks(file.hooks)
     model = model_of(config, data.num_classes, user_object, data.image_shape)
-    check_eval_size(config.data, model, data)
+    network_checks.check_eval_size(config.data, model, data)
     evaluator = _evaluator(config, user_object, model, data, val, topology)
     # Choose the checkpoint again: a training run may have saved another one since.
     saved = restore_state(directory, which, topology)
     # A part without arrays in the checkpoint has no parameters to evaluate.
-    steps = steps_of(config, Plan.of(config, data.num_examples))
+    steps = steps_of(config, plan.Plan.of(config, data.num_examples))
     parts = [part for part in parts_of(config, steps, user_object) if part.name in saved.parts]
-    shape, folder = data.image_shape, directory / CHECKPOINTS
+    shape, folder = data.image_shape, directory / integrity.CHECKPOINTS
     states = {split: fitted(model, state, shape, folder) for split, state in measured_states(saved, parts).items()}
     return {"step": int(saved.step), **flat({split: evaluator(state) for split, state in states.items()})}
 
@@ -539,7 +532,7 @@ def _with_weights(
     val = open_validation_alone(config, topology, of_all=of_all)
     data = TrainingData.of(val, config.data)
     model = model_of(config, data.num_classes, user_object, data.image_shape)
-    check_eval_size(config.data, model, data)
+    network_checks.check_eval_size(config.data, model, data)
     initialize = user_object("initialize", config, data.images)
     if config.model.weights is None and initialize is None and not isinstance(model, NNXModel):
         raise InputError(Key("model.weights"), ": is not set", advice="name the weights to evaluate")
@@ -552,12 +545,12 @@ def _with_weights(
 
 def _evaluator(
     config: Config, user_object: ObjectSource, model: Model, data: TrainingData, val: Source, topology: Topology
-) -> Evaluator:
+) -> evaluation.Evaluator:
     check_normalization(config.data, data.image_shape)
     (_, loss), metrics = losses_of(config, data, user_object), metrics_of(config, data, user_object)
-    network, size = for_platform(model, topology.platform), limit_batch_size(config.eval.batch_size, val, topology)
-    topology.peers.agree(settings())
+    network, size = for_platform(model, topology.platform), feed.limit_batch_size(config.eval.batch_size, val, topology)
+    topology.peers.agree(run_setup.settings())
     topology.connect()
     objective = Objective(network, loss, Preprocess.of(config), metrics, config.eval.views)
-    batches = lambda: zip(eval_batches(val, config.data, size, topology))  # noqa: E731
-    return Evaluator(make_eval_step(objective, topology), batches, len(val), metrics=metrics)
+    batches = lambda: zip(feed.eval_batches(val, config.data, size, topology))  # noqa: E731
+    return evaluation.Evaluator(programs.make_eval_step(objective, topology), batches, len(val), metrics=metrics)

@@ -21,9 +21,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.typing import DTypeLike
 
-from jaxddp.config import ModelConfig
-from jaxddp.config.model_section import WeightInit
-from jaxddp.config.registry import MODELS
+from jaxddp.config import ModelConfig, model_section, registry
 from jaxddp.core.errors import InputError, Key, choices
 from jaxddp.models.network import Naming, Network, head_init, naming, stage_blocks
 from jaxddp.models.ops.layers import WEIGHT_INITS, Layer, ModuleFactory, Operations, SqueezeExcitation, nearest_multiple
@@ -317,7 +315,7 @@ def build(
     """
     if settings.name not in ARCHITECTURES:
         raise InputError(f"unknown model {settings.name!r}; {choices(settings.name, ARCHITECTURES)}")
-    architecture, options = ARCHITECTURES[settings.name], MODELS.settings(settings)
+    architecture, options = ARCHITECTURES[settings.name], registry.MODELS.settings(settings)
     check_groups(architecture, options.width)
     if num_classes < 1:
         raise InputError(f"{settings.name}: num_classes is {num_classes}; give a positive number")
@@ -342,7 +340,7 @@ def check_groups(architecture: Architecture, width: int) -> None:
 _WITH_DEVIATION = {"normal": nn.initializers.normal, "truncated_normal": nn.initializers.truncated_normal}
 
 
-def _kernel_init(chosen: WeightInit) -> nn.initializers.Initializer:
+def _kernel_init(chosen: model_section.WeightInit) -> nn.initializers.Initializer:
     """Return the initializer of a network's kernels. "glorot" and "xavier" are two names of the same initializers."""
     if chosen.deviation is not None:
         return _WITH_DEVIATION[chosen.name](chosen.deviation)
