@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -240,7 +241,9 @@ def test_the_command_prints_a_table_and_returns_1_after_a_failed_check(tmp_path,
 def test_two_processes_print_one_table(tmp_path):
     launcher = [sys.executable, "-m", "jaxddp", "launch", "--processes", "2", "--logs", str(tmp_path / "logs")]
     command = [*launcher, "--", "doctor", "--workdir", str(tmp_path / "w")]
-    completed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)
+    # Pytest's own readline sets COLUMNS to 80, where the paths do not fit.
+    environ = os.environ | {"COLUMNS": "400"}
+    completed = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=200)
     assert completed.returncode == 0, completed.stdout + completed.stderr
     rows = [line for line in completed.stdout.splitlines() if " ok " in line]
     assert all(line.startswith("[0] ") for line in rows)

@@ -40,7 +40,6 @@ from jaxddp.core.peers import Peers, joined
 from jaxddp.core.phases import doing
 from jaxddp.core.tpu import local_chips
 from jaxddp.core.user_code import describe_error
-from jaxddp.data.batch import Batch
 from jaxddp.data.opening import labelled_and_unlabelled, open_tables
 from jaxddp.data.order import EvalOrder, SampleOrder
 from jaxddp.data.source import Source
@@ -302,7 +301,7 @@ def step(setup: RunSetup) -> Finding:
     """
     program = setup.compiled_steps(resident=False)
     begin = time.perf_counter()
-    feed, division = (abstract_batch(setup), setup.key), setup.layout.division
+    feed, division = (setup.feed.abstract_batch(), setup.key), setup.layout.division
     program.prepare(setup.state, *feed)
     cost = program.cost
     assert cost is not None
@@ -312,12 +311,6 @@ def step(setup: RunSetup) -> Finding:
     fit = Fit.of(division, [MemoryReport.of(needs, setup.topology, setup.state)])
     fit.check()
     return Finding(f"{work}; {fit}")
-
-
-def abstract_batch(setup: RunSetup) -> Batch:
-    """Return the shapes and dtypes of a placed training batch, without allocating memory for the batch."""
-    batch, sharded = setup.feed.abstract_batch(), setup.topology.sharded
-    return jax.tree.map(lambda column: jax.ShapeDtypeStruct(column.shape, column.dtype, sharding=sharded), batch)
 
 
 def checkpoint_bytes(state: TrainState, keep: int) -> int:
