@@ -20,9 +20,8 @@ from jaxddp.data.formats.csv_listing import read_csv
 from jaxddp.data.formats.folders import read_folders
 from jaxddp.data.formats.ilsvrc import train_solutions
 from jaxddp.data.formats.numpy_files import read_numpy
-from jaxddp.data.formats.packed_records import read_packed
+from jaxddp.data.formats.packed_records import MANIFEST, read_packed
 from jaxddp.data.storage.root import CATALOG_VARIABLE, resolve
-from jaxddp.training.checkpoints.integrity import MANIFEST
 
 CELL = pa.struct([("bytes", pa.binary())])
 ALIKE = {
