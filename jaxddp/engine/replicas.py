@@ -212,7 +212,7 @@ class SelfTest:
         self._first_examples = self._jit(
             lambda *feed: self._examples(first_batch(*feed)), out_shardings=way.topology.replicated
         )
-        self._averaged: dict[tuple[int, ...], Any] = {}
+        self._gradient = self._jit(self._way.gradient(objective), out_shardings=way.topology.replicated)
         self.operations: int | None = None
         self._tolerance = 0.0
         self._compare = functools.cache(self._make_comparison)
@@ -227,15 +227,10 @@ class SelfTest:
         if self._mode == "never" or (self._mode == "auto" and len(jax.tree.leaves(state.params)) > MOST_PARAMETERS):
             return
         arguments = state.replace(opt_state=(), parts={}), self._first_examples(*feed)
-        # The image size differs between calls if a run with growing images is resumed.
-        shape = arguments[1].image.shape
-        if shape not in self._averaged:
-            self._averaged[shape] = self._compile(*arguments)
-        averaged = self._averaged[shape]
-        if averaged is None:
+        if not self._is_small(*arguments):
             self._mode = "never"
             return
-        local = jax.tree.map(lambda array: array.addressable_data(0), (averaged(*arguments), *arguments))
+        local = jax.tree.map(lambda array: array.addressable_data(0), (self._gradient(*arguments), *arguments))
         comparison, peers, message = self._compare(False)(local), self._topology.peers, ""
         # If a network normalizes by the batch in evaluation, too, the gradient depends on the slices. So one device
         # computes each slice separately.
@@ -248,23 +243,22 @@ class SelfTest:
                 f"self-test: the gradient of the first examples is {comparison.norm:g}, so the test proves nothing"
             )
 
-    def _compile(self, *arguments: Any) -> Any:
-        """Compile the averaged gradient. Return None if the program is too large or the model fails in evaluation."""
+    def _is_small(self, *arguments: Any) -> bool:
+        """Trace the averaged gradient. Return False if it is too large or the model fails in evaluation."""
         try:
-            averaged = self._way.gradient(self._objective)
-            traced = self._jit(averaged, out_shardings=self._topology.replicated).trace(*arguments)
+            traced = self._gradient.trace(*arguments)
         except Exception:
             # A validation would fail, too, but a run without validation can train.
             if self._mode == "always":
                 raise
-            return None
+            return False
         operations = list(operations_in(traced.jaxpr))
         # The number is the same on all processes, so all processes make the same decision.
         self.operations = len(operations)
         if self._mode == "auto" and self.operations > MOST_OPERATIONS:
-            return None
+            return False
         self._tolerance = max(_tolerances(operations, self._topology.platform))
-        return traced.lower().compile()
+        return True
 
     def _examples(self, batch: Batch) -> Batch:
         """Return the first examples of each device's slice. At most `MOST_DEVICES` devices have unmasked examples."""
