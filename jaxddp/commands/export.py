@@ -44,8 +44,7 @@ def run(arguments: list[str]) -> None:
         print((write_folder if form == "hub" else export_run)(options.run, options.step, options.out))
         return
     # On a CPU, onnxruntime supports few operations in bfloat16.
-    precision = "float32" if form == "onnx" else None
-    trained = restore_run(options.run, options.step, Topology.create(1), precision=precision)
+    net = restore_run(options.run, options.step, Topology.create(1), precision="float32" if form == "onnx" else None)
     with doing(f"making the program {options.out}"):
-        summary = export_program(trained, options.out, form)
+        summary = export_program(net, options.out, form)
     print(summary)

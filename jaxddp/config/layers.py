@@ -53,10 +53,9 @@ class Layers:
 
     def selects(self, *names: str) -> bool:
         """Return whether an object with one or more names is selected by any of them."""
-        if any(has_prefix(prefix, name) for prefix in self.additional for name in names):
-            return True
+        more = any(has_prefix(prefix, name) for prefix in self.additional for name in names)
         matches = any(has_prefix(prefix, name) for prefix in self.prefixes for name in names)
-        return bool(self.prefixes) and matches != self.inverted
+        return more or (bool(self.prefixes) and matches != self.inverted)
 
     def check(self, names: Iterable[str], key: str) -> None:
         """Raise `InputError` if a prefix matches none of the parameters' names."""
