@@ -22,16 +22,9 @@ import jax
 import jax.numpy as jnp
 from jax import P, lax
 
+import jaxddp.engine.gradients as gradients
 from jaxddp.config.layers import NO_LAYERS, Layers
 from jaxddp.data.batch import Batch
-from jaxddp.engine.gradients import (
-    Averaging,
-    Contribution,
-    Gradients,
-    compute_after,
-    differentiate_in_order,
-    fill_in_order,
-)
 from jaxddp.engine.programs import RESIDENT_FEED, TrainStep, gather_batch
 from jaxddp.engine.state import TrainState, all_finite
 from jaxddp.engine.step import Phases
@@ -75,13 +68,15 @@ class Sharded(Way):
             specs = self.specs(state)
             of_slices = replace(phases, gradients=self.gradients_of(specs))
 
-            def gradient(state: TrainState, batch: Batch, key: jax.Array | None) -> tuple[Contribution, jax.Array]:
+            def gradient(
+                state: TrainState, batch: Batch, key: jax.Array | None
+            ) -> tuple[gradients.Contribution, jax.Array]:
                 contribution = of_slices.gradient(state, batch, key)
                 finite = lax.pmin(all_finite(contribution.undivided).astype(jnp.int32), AXIS)
                 return contribution._replace(undivided=None), finite
 
             in_specs = specs.replace(opt_state=()), P(AXIS), P()
-            averages = Contribution(without_frozen(specs.params, self.gradients.frozen), P(), P())  # pyright: ignore
+            averages = gradients.Contribution(without_frozen(specs.params, self.gradients.frozen), P(), P())  # pyright: ignore
             out_specs: Any = averages, P()
             on_devices = jax.shard_map(gradient, mesh=self.mesh, in_specs=in_specs, out_specs=out_specs)
             contribution, finite = on_devices(state.replace(opt_state=()), batch, key)
@@ -98,7 +93,7 @@ class Sharded(Way):
         in_specs = *RESIDENT_FEED, P()
         return jax.shard_map(gather_batch, mesh=self.mesh, in_specs=in_specs, out_specs=P(AXIS))
 
-    def gradients_of(self, specs: Any) -> Gradients:
+    def gradients_of(self, specs: Any) -> gradients.Gradients:
         """Return the computation of each device's slices of the averages, for a state with these specs."""
         average, trained = self.gradients.averaging, without_frozen(specs.params, self.gradients.frozen)
         axes = map(axis_of, jax.tree.leaves(trained, is_leaf=lambda node: isinstance(node, P)))
@@ -145,7 +140,7 @@ def sharded_specs(state: TrainState, devices: int, frozen: Layers = NO_LAYERS) -
 
 
 @dataclass(frozen=True)
-class Scattering(Averaging):
+class Scattering(gradients.Averaging):
     """The settings and functions that gather parameters, and average gradients by reduce-scatters.
 
     Attributes:
@@ -154,11 +149,11 @@ class Scattering(Averaging):
 
     axes: tuple[int | None, ...] = ()
 
-    def gathered(self, params: Any) -> tuple[Any, Averaging]:
+    def gathered(self, params: Any) -> tuple[Any, gradients.Averaging]:
         """Return whole parameters from slices, and the settings that differentiate them, for several microbatches."""
         leaves, structure = jax.tree.flatten(params)
         whole = jax.tree.unflatten(structure, self._gather(leaves, range(len(leaves))))
-        return whole, Averaging(self.buckets, self.dtype, self.ravels)
+        return whole, gradients.Averaging(self.buckets, self.dtype, self.ravels)
 
     def differentiate(self, loss: Callable[[Any], Any], params: Any) -> tuple[Any, Any, Sequence[int]]:
         """Differentiate `loss` at the parameters whose slices are `params`; see `Averaging.differentiate`.
@@ -172,13 +167,13 @@ class Scattering(Averaging):
             for leaf, axis in zip(slices, self.axes, strict=True)
         ]
         whole = jax.tree.unflatten(structure, varying(zeros))
-        return differentiate_in_order(loss, whole, lambda order: self._gather(slices, order))
+        return gradients.differentiate_in_order(loss, whole, lambda order: self._gather(slices, order))
 
     def _gather(self, slices: list[jax.Array], order: Sequence[int]) -> list[jax.Array]:
         """Gather arrays in the reverse of `order`, in which their gradients are ready."""
         whole, previous = list(slices), None
         divided = [index for index in order if self.axes[index] is not None]
-        for bucket in reversed(fill_in_order(slices, divided, self.buckets)):
+        for bucket in reversed(gradients.fill_in_order(slices, divided, self.buckets)):
             axes: Any = [self.axes[index] for index in bucket]
             arrays, previous = self._all_gather([slices[index] for index in bucket], axes, previous)
             for index, array in zip(bucket, arrays, strict=True):
@@ -202,7 +197,7 @@ class Scattering(Averaging):
         """Return buckets of gradients that are scattered, and a last bucket of gradients that every device needs."""
         divided = [index for index in order if self.axes[index] is not None]
         whole = [index for index in order if self.axes[index] is None]
-        return [early, *fill_in_order(leaves, divided, self.buckets), *([whole] if whole else [])]
+        return [early, *gradients.fill_in_order(leaves, divided, self.buckets), *([whole] if whole else [])]
 
     def _mean(
         self, bucket: list[int], leaves: list[jax.Array], dtype: str | None, previous: jax.Array | None
@@ -228,7 +223,7 @@ class Scattering(Averaging):
 
 
 def _all_after(arrays: list[jax.Array], previous: jax.Array | None) -> list[jax.Array]:
-    return arrays if previous is None else [compute_after(array, previous) for array in arrays]
+    return arrays if previous is None else [gradients.compute_after(array, previous) for array in arrays]
 
 
 def _scaled(shape: tuple[int, ...], axis: int, factor: int) -> tuple[int, ...]:
