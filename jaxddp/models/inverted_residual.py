@@ -17,7 +17,7 @@ import jax
 
 import jaxddp.models.ops.layers as ops
 from jaxddp.models.network import Naming, Network, head_init, naming
-from jaxddp.models.ops.layers import Activation, ConvNorm, ModuleFactory, SqueezeExcitation
+from jaxddp.models.ops.layers import Activation, ConvNorm, ModuleFactory, SqueezeExcitation, branch_factors
 
 
 @dataclass(frozen=True)
@@ -158,7 +158,7 @@ class InvertedResidualNetwork(Network):
         """
         architecture, count = self.architecture, len(self.architecture.blocks)
         rate = self.drop_path * (count - 1) / count if train else 0
-        factors = ops.branch_factors(rate, count, 1, example_keys)
+        factors = branch_factors(rate, count, 1, example_keys)
         conv, norm = self.layers(train, momentum=architecture.momentum, epsilon=architecture.epsilon)
         gates: dict[str, Any] = {"activation": architecture.squeeze, "gate": architecture.gate}
         squeeze = functools.partial(SqueezeExcitation, **gates, **self.dtypes)
