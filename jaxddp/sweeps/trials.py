@@ -140,12 +140,12 @@ def space_of(key: str, hint: Any, texts: Sequence[str]) -> Space | None:
     if not is_split(key, hint):
         return Choices(tuple(texts)) if len(texts) > 1 else None
     if kind in (int, float) and (found := _INTERVAL.fullmatch(text)):
-        low, high = (read(word, hint, key) for word in found.groups()[:2])
+        low, high = (read(word, hint, key) for word in found.group(1, 2))
         if not low < high or (found[3] and low <= 0):
             raise InputError(Key(key, text), ": an interval A..B has A below B, and above 0 with :log")
         return Interval(low, high, kind is int, bool(found[3]))
     if kind is int and (found := _INTEGERS.fullmatch(text)):
-        start, stop = map(int, found.groups())
+        start, stop = map(int, found.group(1, 2))
         if not start < stop <= start + MOST_TRIALS:
             advice = f"A:B are the numbers from A to B - 1, 1 to {MOST_TRIALS:,} numbers"
             raise InputError(Key(key, text), ": is no range", advice=advice)

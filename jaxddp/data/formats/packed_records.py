@@ -74,8 +74,8 @@ def _manifest(root: Path) -> dict:
     with as_input_errors(file, _PACK_AGAIN):
         manifest = files.parse_json(files.read(file), dict)
         ids, names = (manifest["classes"][key] for key in ("ids", "names"))
-        sizes = [size for split in manifest["splits"].values() for size in split["files"].values()]
-        are_typed = {*map(type, (*ids, *names))} <= {str} and {*map(type, sizes)} <= {int}
+        num_bytes = [size for split in manifest["splits"].values() for size in split["files"].values()]
+        are_typed = {*map(type, (*ids, *names))} <= {str} and {*map(type, num_bytes)} <= {int}
         if not are_typed or len(ids) != len(names):
             raise ValueError("its classes or its files have other values than `jaxddp data pack` writes")
         check_names(ids, lambda place: f"class {place}")

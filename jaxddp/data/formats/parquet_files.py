@@ -61,7 +61,7 @@ def read_parquet(place: Place, folder: Folder, split: Split, shards: dict[Split,
     example_id, path_of_row, offset = record_columns(in_folder, [len(file_cells) for file_cells in labels])
     if (total := sum(folder.state(file.path)[0] for file in cells)) > tables.MAX_CACHED:
         memory = f"{size(tables.MAX_CACHED)} of the column {columns.image} stay in memory"
-        others = "other images are read with their row groups; a copy by `jaxddp data pack` is faster"
+        others = "other images are read with the rows around them; a copy by `jaxddp data pack` is faster"
         _log.warning(f"{folder.name()}: the files hold {size(total)}; {memory}, and {others}")
     store = tables.ParquetFiles(folder, columns.image)
     return ExampleTable(store, example_id, path_of_row, np.concatenate(labels), classes.names, offset=offset)

@@ -218,10 +218,10 @@ class Objects:
         """
 
         def look(folder: bytes, rows: dict[bytes, int]) -> dict[int, str | None]:
-            sizes = {os.fsencode(path): size for path, (size, _) in self.states(os.fsdecode(folder)).items()}
-            if not sizes:
+            num_bytes = {os.fsencode(path): size for path, (size, _) in self.states(os.fsdecode(folder)).items()}
+            if not num_bytes:
                 raise FileNotFoundError
-            found = {row: sizes.get(bytes(paths[row])) for row in rows.values()}
+            found = {row: num_bytes.get(bytes(paths[row])) for row in rows.values()}
             return {row: None if size else "the image is empty" for row, size in found.items() if size is not None}
 
         return faults_by_folder(paths, look) if self.can_list else []

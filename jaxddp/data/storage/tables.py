@@ -83,9 +83,9 @@ class ParquetFiles(ShardStore):
         if path not in self._layouts:
             # Two threads may compute the same lists at the same time, which does no harm.
             self._layouts[path] = self._layout(path)
-        starts, sizes = self._layouts[path]
+        starts, lengths = self._layouts[path]
         number = bisect_right(starts, offset) - 1
-        cell = self._group(path, number, sizes[number])[offset - starts[number]].as_py()
+        cell = self._group(path, number, lengths[number])[offset - starts[number]].as_py()
         if not cell or not cell["bytes"]:
             fault = f"{self.column!r} holds no bytes; write the images into the file"
             raise InputError(f"{self.name(path, offset)}: {fault}")
