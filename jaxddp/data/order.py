@@ -64,10 +64,11 @@ class Shard(NamedTuple):
             values = values.reshape(self.microbatches, self.shares, -1).swapaxes(0, 1).reshape(-1)
         ends = size // unit * np.cumsum(self._sizes)[self._own]
         lengths = size // unit * np.array(self._sizes)[self._own]
-        slots = np.full((len(ends), self.slots(size) // len(ends)), padding, values.dtype)
-        for slot, end, length in zip(slots, ends, lengths, strict=True):
-            slot[:length] = values[end - length : end]
-        return slots.reshape(-1)
+        width = self.slots(size) // len(ends)
+        slots = [values[end - length : end] for end, length in zip(ends, lengths, strict=True)]
+        return np.concatenate(
+            [slot if len(slot) == width else np.append(slot, [padding] * (width - len(slot))) for slot in slots]
+        ).astype(values.dtype, copy=False)
 
     def slots(self, batch_size: int) -> int:
         """Return the length of the result of `of` for a batch of this size, with padding."""
