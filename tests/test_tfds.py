@@ -152,7 +152,8 @@ def test_a_set_is_found_by_its_version_or_its_config(prepared: Path, tmp_path: P
     assert read_tfds("tiny_gray:1.0.0", "val", prepared / "tfrecord").fingerprint == plain.fingerprint
     prepare(WithConfig, tmp_path, config="fancy")
     monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path))
-    assert len(read_tfds("with_config/fancy:1.0.0", "val")) == len(read_tfds("with_config/fancy", "val")) == 7
+    for name in ("with_config/fancy:1.0.0", "with_config/fancy", "with_config"):
+        assert len(read_tfds(name, "val")) == 7
     assert "did you mean 'with_config/fancy'" in fault("with_config/fanci", "val")
     assert "prepared there: with_config/fancy;" in fault("with_config/plain", "val")
 

@@ -105,8 +105,10 @@ def _open_builder(name: str, data_dir: Path | str | None) -> Any:
     folders = [file.parent for depth in ("*/*", "*/*/*") for file in home.glob(f"{depth}/features.json")]
     folders.sort(key=lambda folder: (folder.parent, [*map(int, re.findall("[0-9]+", folder.name))]))
     versions = {f"{folder.parent.relative_to(home).as_posix()}:{folder.name}": folder for folder in folders}
-    found = [folder for version, folder in versions.items() if name in (version, version.rpartition(":")[0])]
-    if not found:
+    # A name without a config opens the only config that is prepared.
+    forms = {version: (version, version.rpartition(":")[0], version.partition("/")[0]) for version in versions}
+    found = [folder for version, folder in versions.items() if name in forms[version]]
+    if len({folder.parent for folder in found}) != 1:
         prepared = [*dict.fromkeys(one if ":" in name else one.rpartition(":")[0] for one in versions)]
         hint = f"prepared there: {', '.join(prepared)}" if prepared else "nothing is prepared there"
         fault = f"{home}: no prepared data set {show(name)}{nearest(name, prepared)}; {hint}"
