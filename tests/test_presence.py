@@ -108,6 +108,20 @@ def test_a_process_that_may_wait_forever_ends_after_its_work_directory_is_remove
     assert code == 2 and reason.startswith(f"{workdir}: was removed, moved or replaced while the run")
 
 
+@pytest.mark.parametrize("complete", [1, 2])
+def test_a_checkpoint_that_was_complete_before_the_removal_is_kept_in_a_copy(complete, tmp_path):
+    workdir = tmp_path / "run"
+    (workdir / "checkpoints" / "2").mkdir(parents=True)
+    entries = presence.Presence(workdir)
+    entries.saves = lambda: (2, complete)
+    entries.check()
+    workdir.rename(tmp_path / "elsewhere")
+    entries.saves = lambda: (2, 2)
+    (workdir / "checkpoints" / "2").mkdir(parents=True)
+    entries.remove_recreated()
+    assert workdir.exists() == (complete == 2)
+
+
 def test_a_check_reads_only_the_directory_while_its_entries_are_unchanged(tmp_path, monkeypatch):
     workdir = tmp_path / "run"
     (workdir / "checkpoints").mkdir(parents=True)

@@ -103,7 +103,7 @@ def session(
             # Damaged checkpoints are renamed first, because Orbax would count them among the latest ones to keep.
             peers.from_first("whole checkpoints", lambda: rename_damaged(place))
         with Checkpoints(place, peers, keep=keep, goal=goal) as checkpoints, stop_on_sigterm() as stop:
-            presence.last_saved = lambda: checkpoints.last_saved
+            presence.saves = lambda: (checkpoints.last_saved, checkpoints.last_complete)
 
             def should_stop(step: int) -> bool:
                 # If the directory was removed, Orbax would make it again and save there.
@@ -213,12 +213,13 @@ class Presence:
     """The device and inode of a work directory, of its folder of checkpoints and of its config.json.
 
     Attributes:
-        last_saved: returns the last step that this process saved; None if there is none.
+        saves: returns the last step that this process saved, and the last complete one; None where there is none.
         kept_open: closes the directories that the object keeps open.
     """
 
     def __init__(self, directory: Path):
-        self.last_saved: Callable[[], int | None] = lambda: None
+        self.saves: Callable[[], tuple[int | None, int | None]] = lambda: (None, None)
+        self._complete: int | None = None
         self._paths = (directory, directory / integrity.CHECKPOINTS, directory / CONFIG_FILE)
         self._identities: dict[Path, tuple[int, int]] = {}
         self._checked_state: tuple[int, int, int] | None = None
@@ -240,6 +241,7 @@ class Presence:
             if (fault := self.fault()) is not None:
                 raise InputError(fault)
             self._checked_state = state
+        _, self._complete = self.saves()
 
     def fault(self) -> str | None:
         """Return an error message about a removed or replaced path; None if all paths are unchanged or unreachable."""
@@ -280,8 +282,10 @@ class Presence:
         directory, checkpoints, config = self._paths
         for _ in range(_REMOVALS):
             with contextlib.suppress(OSError):
-                # A checkpoint beside a config.json is a copy of the user.
-                known = {integrity.INDEX, integrity.VALIDATION_FILE, "" if config.exists() else str(self.last_saved())}
+                known, (saved, _) = {integrity.INDEX, integrity.VALIDATION_FILE}, self.saves()
+                # A checkpoint that was complete before the removal, or one beside a config.json, is a copy of the user.
+                if saved != self._complete and not config.exists():
+                    known.add(str(saved))
                 names = {name for name in os.listdir(checkpoints) if UNFINISHED_SUFFIX not in name}
                 if self._is_new(checkpoints) and names <= known:
                     shutil.rmtree(checkpoints, ignore_errors=True)

@@ -63,6 +63,7 @@ class Checkpoints:
         integrity: the manifests of the checkpoints.
         validations: the metrics of the checkpoints, by which the best one is chosen.
         last_saved: the last step that process 0 saved; None if there is none, or on another process.
+        last_complete: the last of these steps that has a manifest.
 
     Raises:
         InputError: a file of the directory cannot be read or written.
@@ -75,6 +76,7 @@ class Checkpoints:
         self.integrity = Integrity(self.directory, Path(directory).parent)
         self.validations = ValidationFile(self.directory, self.integrity if peers.is_first else None, goal)
         self.last_saved: int | None = None
+        self.last_complete: int | None = None
         self._writer = ThreadPoolExecutor(1, "manifest")
         self._manifest: Future[None] | None = None
         policies = [keep_policy.LatestN(n=keep), _Best(self.validations)]
@@ -224,6 +226,7 @@ class Checkpoints:
         except Exception:
             return  # `wait` and `close` raise the error again, in the thread that trains.
         self.integrity.write(step)
+        self.last_complete = step
 
     def _finish_manifest(self) -> None:
         """Wait for the manifest of the last checkpoint. Raises: InputError if the manifest cannot be written."""
