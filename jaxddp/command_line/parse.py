@@ -5,13 +5,12 @@ import itertools
 import operator
 import re
 import shlex
-import typing
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import redirect_stderr
 from dataclasses import MISSING, field, fields, make_dataclass, replace
 from io import StringIO
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_type_hints
+from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 import tyro
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec
@@ -225,8 +224,8 @@ def _spec_of(kind: Any) -> PrimitiveConstructorSpec | None:
     Tyro turns a union of a dataclass and None into subcommands.
     """
     inner: Any = bare(kind)
-    several, optional = typing.get_origin(inner) is tuple, type(None) in typing.get_args(kind)
-    parts = [bare(part) for part in typing.get_args(inner)] if several else [inner]
+    several, optional = get_origin(inner) is tuple, type(None) in get_args(kind)
+    parts = [bare(part) for part in get_args(inner)] if several else [inner]
     if not parts or parts[0] not in (int, float, Duration, Path):
         return None
     name, many = parts[0].__name__.upper(), several and parts[-1] is ...

@@ -5,11 +5,10 @@ The script contains all words, so that completing a word starts no program.
 
 import re
 import sys
-import typing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args, get_origin
 
 import tyro
 
@@ -111,7 +110,7 @@ def _values(key: str, hint: Any) -> list[str]:
     if is_flag(hint):
         return ["true", "false"]
     kind = bare(hint)
-    return [*map(str, typing.get_args(kind))] if typing.get_origin(kind) is Literal else []
+    return [*map(str, get_args(kind))] if get_origin(kind) is Literal else []
 
 
 def _cases(cases: Iterable[tuple[str, Iterable[str]]]) -> str:

@@ -1,7 +1,6 @@
 """`jaxddp eval RUN|WEIGHTS`: measure a checkpoint, or published weights, on the validation split."""
 
-import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from jaxddp.command_line.parse import ConfigOfRecipe, parse_recipe, parse_weights, workdir_of
@@ -68,11 +67,11 @@ def parse_eval(arguments: list[str]) -> tuple[Eval, RecipeFile]:
         raise InputError(f"{key}: {weights or name} is no run, and has no checkpoints; leave it out")
     if has_weights and weights is None:
         options, file = parse_weights(Eval, "jaxddp eval", arguments)
-        return dataclasses.replace(options, step=_INITIAL), file
+        return replace(options, step=_INITIAL), file
     may_be_run = step != _INITIAL and weights is None
     may_be_run &= workdir is not None or name in HELP or workdir_of(recipe_path(name)).is_dir()
     options, file = parse_recipe(Eval, "jaxddp eval", arguments, measures=may_be_run)
     if not options.workdir.is_dir() if may_be_run else step is None and file.config.model.weights is None:
         advice = ("check --workdir, or name weights to evaluate (", Key("model.weights"), ")")
         raise InputError(f"{options.workdir}: no such work directory", advice=advice)
-    return options if may_be_run or step is not None else dataclasses.replace(options, step=_INITIAL), file
+    return options if may_be_run or step is not None else replace(options, step=_INITIAL), file

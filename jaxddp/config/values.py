@@ -9,11 +9,10 @@ import itertools
 import numbers
 import textwrap
 import types
-import typing
 from collections.abc import Callable, Iterable, Iterator
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, cast
+from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from jaxddp.core.duration import Duration
 from jaxddp.core.errors import InputError, Key, about, nearest, plural
@@ -110,9 +109,9 @@ def is_tree(hint: Any) -> bool:
 
 def notes(hint: Any, kind: type[T]) -> list[T]:
     """Return the annotations of one kind in the type of a key: `Range` or `Requires`."""
-    if typing.get_origin(hint) not in (Annotated, typing.Union, types.UnionType):
+    if get_origin(hint) not in (Annotated, Union, types.UnionType):
         return []
-    first, *more = typing.get_args(hint)
+    first, *more = get_args(hint)
     return [*(note for note in more if isinstance(note, kind)), *notes(first, kind)]
 
 
@@ -130,13 +129,13 @@ def descriptions(tree: type) -> dict[str, str]:
 
 def bare(hint: Any) -> Any:
     """Return the type of a key without annotations and without None."""
-    is_wrapped = typing.get_origin(hint) in (Annotated, typing.Union, types.UnionType)
-    return bare(typing.get_args(hint)[0]) if is_wrapped else hint
+    is_wrapped = get_origin(hint) in (Annotated, Union, types.UnionType)
+    return bare(get_args(hint)[0]) if is_wrapped else hint
 
 
 @functools.cache
 def _hints(node: type) -> dict[str, Any]:
-    return typing.get_type_hints(node, include_extras=True)
+    return get_type_hints(node, include_extras=True)
 
 
 def checked(value: Any, hint: Any, key: str, whole_hint: Any = None) -> Any:
@@ -149,7 +148,7 @@ def checked(value: Any, hint: Any, key: str, whole_hint: Any = None) -> Any:
     Raises:
         InputError: the value is invalid. The message names the key, the value, and what is expected.
     """
-    origin, args, whole_hint = typing.get_origin(hint), typing.get_args(hint), whole_hint or hint
+    origin, args, whole_hint = get_origin(hint), get_args(hint), whole_hint or hint
     if origin is Annotated:
         for convert in filter(callable, args[1:]):
             value = convert(value)
@@ -158,7 +157,7 @@ def checked(value: Any, hint: Any, key: str, whole_hint: Any = None) -> Any:
             if isinstance(bounds, Range) and value not in bounds:
                 raise InputError(Key(key, value), f": expected {bounds}")
         return value
-    if origin in (types.UnionType, typing.Union):
+    if origin in (types.UnionType, Union):
         return None if value is None else checked(value, args[0], key)
     if origin is Literal and value in args:
         return value
@@ -203,14 +202,14 @@ def converted(content: str | list[str], hint: Any) -> Any:
     `checked` then raises the error.
     """
     kind: Any = bare(hint)
-    if typing.get_origin(kind) is tuple:
-        kind = typing.get_args(kind)[0]
+    if get_origin(kind) is tuple:
+        kind = get_args(kind)[0]
         # A list of names can be a single name: `to: jsonl`.
         content = [content] if isinstance(content, str) and kind is str else content
     if isinstance(content, list):
         return tuple(converted(word, kind) for word in content)
-    if typing.get_origin(kind) is Literal:
-        return next((choice for choice in typing.get_args(kind) if str(choice) == content), content)
+    if get_origin(kind) is Literal:
+        return next((choice for choice in get_args(kind) if str(choice) == content), content)
     with contextlib.suppress(ValueError):
         return TRUTHS.get(content.lower(), content) if kind is bool else _READERS.get(kind, str)(content)
     return content
@@ -218,7 +217,7 @@ def converted(content: str | list[str], hint: Any) -> Any:
 
 def _description(hint: Any, *, several: bool = False) -> str:
     """Describe a type with its range for a message: `a whole number, 1 to 4,096`."""
-    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    origin, args = get_origin(hint), get_args(hint)
     if origin is Annotated:
         bounds = [f", {each}" for each in args[1:] if isinstance(each, Range)]
         return "".join([_description(args[0], several=several), *bounds])

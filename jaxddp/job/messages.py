@@ -21,9 +21,8 @@ import os
 import re
 import secrets
 import socket
-import typing
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, get_args, get_origin, get_type_hints
 
 from jaxddp.core.errors import InputError, on_screen
 from jaxddp.core.ranges import Range, whole
@@ -155,7 +154,7 @@ def decode(content: bytes) -> Message:
 
 @functools.cache
 def _types(kind: type) -> dict[str, Any]:
-    hints = typing.get_type_hints(kind, include_extras=True)
+    hints = get_type_hints(kind, include_extras=True)
     return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
 
 
@@ -165,10 +164,10 @@ def _is_valid(value: Any, hint: Any) -> bool:
         return isinstance(value, str) and not _UNPAIRED.search(value)
     if hint is bool:
         return type(value) is bool
-    if typing.get_origin(hint) is dict:
-        _, inner = typing.get_args(hint)
+    if get_origin(hint) is dict:
+        _, inner = get_args(hint)
         return isinstance(value, dict) and all(_is_valid(k, str) and _is_valid(v, inner) for k, v in value.items())
-    number, bounds = typing.get_args(hint)
+    number, bounds = get_args(hint)
     # `isinstance(True, int)` is true, so the exact type is compared.
     return type(value) is number and value in bounds
 

@@ -13,14 +13,13 @@ the recipe. A recipe that is loaded by name (`load("cifar10")`) comes from the i
 A recipe file can also be YAML or JSON (`jaxddp.recipe.text`). Its `base` is loaded like a recipe by `load`.
 """
 
-import contextlib
 import functools
 import hashlib
 import inspect
 import os
 import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import chdir, contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -136,7 +135,7 @@ def check_parameters(function: Callable[..., Any], where: str, name: str, argume
         raise InputError(f"{where}: {name}{signature} is called as {name}({arguments}): {error}") from None
 
 
-@contextlib.contextmanager
+@contextmanager
 def errors_name_line(path: Path, subject: str) -> Iterator[None]:
     """Turn an error of a recipe file into an `InputError` that names the file and the line.
 
@@ -147,7 +146,7 @@ def errors_name_line(path: Path, subject: str) -> Iterator[None]:
         subject: the text after the line number in the message, such as "get_model: ".
     """
     try:
-        with contextlib.chdir(Path.cwd()):
+        with chdir(Path.cwd()):
             yield
     except KeyboardInterrupt:
         raise
@@ -327,7 +326,7 @@ def _is_of_run(path: Path) -> bool:
     """Return whether a file is the config.json of a run, or a copy of one under another name."""
     content: Any = None
     if path.suffix == ".json":
-        with contextlib.suppress(OSError, ValueError):
+        with suppress(OSError, ValueError):
             content = files.parse_json(files.read(path))
     return path.name == CONFIG_FILE or (isinstance(content, dict) and not content.keys().isdisjoint(BESIDE_CONFIG))
 

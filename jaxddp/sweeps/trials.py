@@ -7,12 +7,11 @@ import hashlib
 import itertools
 import math
 import re
-import typing
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_origin
 
 from jaxddp.config.registry import NAMES
 from jaxddp.config.values import bare, read
@@ -161,7 +160,7 @@ def space_of(key: str, hint: Any, texts: Sequence[str]) -> Space | None:
 def is_split(key: str, hint: Any) -> bool:
     """Return whether the text of a key is split at commas. Other texts, such as `model.freeze`, may contain commas."""
     kind = bare(hint)
-    return key in _SPLIT_TEXTS or not (kind is str or typing.get_origin(kind) is tuple)
+    return key in _SPLIT_TEXTS or not (kind is str or get_origin(kind) is tuple)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ torchvision's files are kept in the cache folder, and verified by their SHA-256.
 `huggingface_hub`, which reads HF_ENDPOINT, HF_TOKEN, HF_HUB_CACHE and HF_HUB_OFFLINE.
 """
 
-import dataclasses
 import hashlib
 import os
 import re
@@ -13,7 +12,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any
@@ -33,7 +32,7 @@ RETRY_POLICY = RetryPolicy(deadline=3600.0, read_timeout=20.0, tries=5)
 """The bounds of a download. A file may have a gigabyte, and a server 1 MB/s."""
 LOG_IN = "check the name, or log in with `hf auth login` or set HF_TOKEN if it is private or gated"
 # huggingface_hub itself repeats a request five times, in 23 seconds.
-_RETRY_POLICY = dataclasses.replace(RETRY_POLICY, tries=1)
+_RETRY_POLICY = replace(RETRY_POLICY, tries=1)
 _ADVICE = f"check the network, or set {URL_VARIABLE} to the address of a mirror"
 _FOLDER = "weights"
 _REPO = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w.-]+))?(?:/(?P<file>[^@]+))?")

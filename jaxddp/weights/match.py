@@ -4,10 +4,9 @@ The network defines the names in a state dict (`jaxddp.models.network`). The ord
 array, and some shapes depend on the size and the channels of the images.
 """
 
-import dataclasses
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -161,7 +160,7 @@ def _stored_grid(shape: tuple[int, ...], grid: PositionGrid, known: PositionGrid
     count = shape[1] - grid.class_tokens if len(shape) == 3 else -1
     if known is None:
         side = math.isqrt(max(count, 0))
-        known = dataclasses.replace(grid, rows=side, columns=side)
+        known = replace(grid, rows=side, columns=side)
     return known if known.rows * known.columns == count > 0 else None
 
 

@@ -4,7 +4,6 @@ The directory must be visible to all processes of the run, and no other run may 
 removed, moved or replaced, so that it does not save into a wrong directory.
 """
 
-import contextlib
 import errno
 import json
 import logging
@@ -14,7 +13,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -95,7 +94,7 @@ def session(
     check_shared(files.create(directory), peers)
     place = directory / integrity.CHECKPOINTS
     with (
-        locked(directory) if peers.is_first else contextlib.nullcontext(),
+        locked(directory) if peers.is_first else nullcontext(),
         remove_failed_start(directory, before, peers),
         watch_workdir(directory, peers) as presence,
     ):
@@ -188,7 +187,7 @@ def remove_failed_start(directory: Path, before: set[str] | None, peers: Peers) 
     try:
         yield
     except InputError:
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             written = {*os.listdir(directory)} - (before or set())
             if is_new and written <= _INITIAL_FILES and not os.listdir(directory / integrity.CHECKPOINTS):
                 for entry in (directory / name for name in written):
@@ -223,7 +222,7 @@ class Presence:
         self._paths = (directory, directory / integrity.CHECKPOINTS, directory / CONFIG_FILE)
         self._identities: dict[Path, tuple[int, int]] = {}
         self._checked_state: tuple[int, int, int] | None = None
-        self.kept_open = contextlib.ExitStack()
+        self.kept_open = ExitStack()
         self.fault()
 
     def check(self) -> None:
@@ -234,7 +233,7 @@ class Presence:
         thread of `watch_workdir` finds a change.
         """
         state = None
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             status = os.stat(self._paths[0])
             state = status.st_dev, status.st_ino, status.st_mtime_ns
         if state is None or state != self._checked_state:
@@ -253,7 +252,7 @@ class Presence:
             else:
                 if place not in self._identities:
                     # File systems such as gcsfuse give a directory a new inode when no process has it open.
-                    with contextlib.suppress(OSError):
+                    with suppress(OSError):
                         self.kept_open.callback(os.close, os.open(place, os.O_RDONLY | os.O_DIRECTORY))
                 is_gone = self._identities.setdefault(place, identity) != identity
             if is_gone:
@@ -281,7 +280,7 @@ class Presence:
         """
         directory, checkpoints, config = self._paths
         for _ in range(_REMOVALS):
-            with contextlib.suppress(OSError):
+            with suppress(OSError):
                 known, (saved, _) = {integrity.INDEX, integrity.VALIDATION_FILE}, self.saves()
                 # A checkpoint that was complete before the removal, or one beside a config.json, is a copy of the user.
                 if saved != self._complete and not config.exists():
@@ -289,7 +288,7 @@ class Presence:
                 names = {name for name in os.listdir(checkpoints) if UNFINISHED_SUFFIX not in name}
                 if self._is_new(checkpoints) and names <= known:
                     shutil.rmtree(checkpoints, ignore_errors=True)
-            with contextlib.suppress(OSError):
+            with suppress(OSError):
                 if self._is_new(directory) and {*os.listdir(directory)} <= _OF_A_RUN:
                     shutil.rmtree(directory)
             time.sleep(_REMOVAL_INTERVAL)
