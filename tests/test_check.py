@@ -22,8 +22,7 @@ from support.images import EOI, before_scan, chunks, encode, picture, png, segme
 
 from jaxddp.cli import main
 from jaxddp.core.errors import InputError
-from jaxddp.curate.check import CheckedSplit, check, examine_file, manifest_path
-from jaxddp.curate.pack import PackOptions, packed_image
+from jaxddp.curate import CheckedSplit, PackOptions, check, examine_file, manifest_path, packed_image
 from jaxddp.data.arrays import ArrayTable
 from jaxddp.data.formats.ilsvrc import train_solutions, val_solutions
 

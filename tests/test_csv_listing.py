@@ -8,7 +8,7 @@ from PIL import Image
 
 from jaxddp.config import DataConfig
 from jaxddp.core.errors import InputError
-from jaxddp.curate.pack import PackOptions, pack
+from jaxddp.curate import PackOptions, pack
 from jaxddp.data.formats.csv_listing import read_csv
 from jaxddp.data.opening import open_splits, open_tables
 from jaxddp.data.table import ExampleTable

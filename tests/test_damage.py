@@ -16,7 +16,7 @@ from support.images import EOI, PNGS, chunks, encode, passes, picture, png, ycck
 
 from jaxddp.config import DataConfig
 from jaxddp.core.errors import InputError
-from jaxddp.curate.check import check, examine_file
+from jaxddp.curate import check, examine_file
 from jaxddp.data.formats.ilsvrc import train_solutions
 from jaxddp.data.images import DHT, MAX_LEFT_OVER, PNG_START, verify, without_stray_bytes
 from jaxddp.data.order import EvalOrder

@@ -15,7 +15,7 @@ from support.images import PNGS, chunks, encode, picture, png
 from jaxddp.cli import main
 from jaxddp.config import DataConfig
 from jaxddp.core.errors import InputError
-from jaxddp.curate.pack import PackOptions, pack
+from jaxddp.curate import PackOptions, pack
 from jaxddp.data.formats.ilsvrc import train_solutions
 from jaxddp.data.order import EvalOrder, SampleOrder
 from jaxddp.data.source import Labels, Substitutes

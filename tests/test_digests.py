@@ -20,7 +20,7 @@ import jaxddp.data.stream.pipeline as graph
 from jaxddp.config import Config, DataConfig
 from jaxddp.core.errors import InputError
 from jaxddp.core.files import CACHE_VARIABLE
-from jaxddp.curate.check import check, write_manifest
+from jaxddp.curate import check, write_manifest
 from jaxddp.data.images import sound_image
 from jaxddp.data.opening import labelled_and_unlabelled, open_splits, open_tables
 from jaxddp.data.order import EvalOrder, SampleOrder

@@ -14,7 +14,7 @@ from support.forms import CLASSES, FORMS, Pictures, example_tables, pictures, wr
 
 from jaxddp.config import DataConfig
 from jaxddp.core.errors import InputError, Unreachable
-from jaxddp.curate.check import check
+from jaxddp.curate import check
 from jaxddp.data.opening import open_splits, open_tables
 from jaxddp.data.order import SampleOrder
 from jaxddp.data.table import ExampleTable

@@ -15,7 +15,7 @@ from support.images import encode
 from jaxddp.cli import main
 from jaxddp.config import DataConfig
 from jaxddp.core.errors import InputError
-from jaxddp.curate.pack import PackOptions, pack, packed_image
+from jaxddp.curate import PackOptions, pack, packed_image
 from jaxddp.data.formats.folders import read_folders
 from jaxddp.data.formats.ilsvrc import train_solutions, val_solutions
 from jaxddp.data.formats.packed_records import holds_packed, read_packed
@@ -77,7 +77,7 @@ def test_the_shorter_side_has_the_requested_size():
 
 
 def test_a_copy_of_several_files_is_read_completely(tables, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("jaxddp.curate.pack.SHARD_BYTES", 3000)
+    monkeypatch.setattr("jaxddp.curate.SHARD_BYTES", 3000)
     manifest = pack(tables, tmp_path / "copy", PackOptions(short_side=48))
     assert len(manifest["splits"]["train"]["files"]) > 2
     table = read_packed(tmp_path / "copy", "train")

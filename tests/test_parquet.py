@@ -19,7 +19,7 @@ from support.forms import example_tables
 
 from jaxddp.config import DataConfig
 from jaxddp.core.errors import InputError
-from jaxddp.curate.check import check
+from jaxddp.curate import check
 from jaxddp.data.opening import open_splits, open_tables
 from jaxddp.data.order import SampleOrder
 from jaxddp.data.storage.store import LocalFiles

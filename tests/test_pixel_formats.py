@@ -13,8 +13,7 @@ from PIL import Image
 
 import jaxddp.data.stream.decode as decode
 from jaxddp.core.errors import InputError
-from jaxddp.curate.check import examine_file
-from jaxddp.curate.pack import PackOptions, packed_image
+from jaxddp.curate import PackOptions, examine_file, packed_image
 from jaxddp.data.batch import PixelFormat
 from jaxddp.data.images import ImageHeader, parse_header, verify
 from jaxddp.data.stream.decode import Pixels

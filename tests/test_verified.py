@@ -13,7 +13,7 @@ from jaxddp.cli import main
 from jaxddp.config import DataConfig
 from jaxddp.core.errors import InputError
 from jaxddp.core.files import CACHE_VARIABLE, cache_folder
-from jaxddp.curate.pack import PackOptions, pack
+from jaxddp.curate import PackOptions, pack
 from jaxddp.data.formats.ilsvrc import train_solutions
 from jaxddp.data.formats.packed_records import read_packed
 from jaxddp.data.order import WHOLE, SampleOrder, Shard

@@ -18,7 +18,7 @@ from support.forms import CLASSES, FORMS, add_to_tar, example_tables, pictures
 from jaxddp.config import DataConfig
 from jaxddp.core.errors import InputError
 from jaxddp.core.files import CACHE_VARIABLE, in_turn
-from jaxddp.curate.check import check
+from jaxddp.curate import check
 from jaxddp.data.formats.splits import expand
 from jaxddp.data.opening import open_splits, open_tables
 from jaxddp.data.order import SampleOrder

@@ -16,7 +16,7 @@ from jaxddp.augment.geometry import Side
 from jaxddp.augment.preprocess import Preprocess, check_augmentation
 from jaxddp.config import AugmentConfig, DataConfig
 from jaxddp.core.errors import InputError
-from jaxddp.curate.check import examine
+from jaxddp.curate import examine
 from jaxddp.data.arrays import ArrayTable
 from jaxddp.data.opening import open_tables
 from jaxddp.data.source import Source

@@ -32,7 +32,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from benchmarks.common.harness import Figures, alternate, compare, machine, table
 from benchmarks.input.crops import AREA, BATCH, SIZE, WORKERS
 from jaxddp.config import DataConfig
-from jaxddp.curate.pack import PackOptions, pack
+from jaxddp.curate import PackOptions, pack
 from jaxddp.data.formats.ilsvrc import train_solutions
 from jaxddp.data.formats.packed_records import read_packed
 from jaxddp.data.order import EvalOrder, SampleOrder

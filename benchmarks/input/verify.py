@@ -28,7 +28,7 @@ from benchmarks.common.harness import machine
 from jaxddp.config import DataConfig
 from jaxddp.core.errors import InputError
 from jaxddp.core.files import CACHE_VARIABLE
-from jaxddp.curate.check import CheckedSplit, CheckReport, examine, write_manifest
+from jaxddp.curate import CheckedSplit, CheckReport, examine, write_manifest
 from jaxddp.data.formats.ilsvrc import train_solutions
 from jaxddp.data.images import SOS, bytes_left_over, joined, verify
 from jaxddp.data.manifest import ImageManifest

@@ -14,7 +14,7 @@ from jaxddp.config.values import HELP
 from jaxddp.core.errors import InputError, choices, counted, on_screen, size
 from jaxddp.core.phases import counting_images, doing
 from jaxddp.core.ranges import Count, Range
-from jaxddp.curate.pack import PackOptions, pack
+from jaxddp.curate import PackOptions, check, manifest_path, pack, write_manifest
 
 if TYPE_CHECKING:
     from jaxddp.data.faults import Refuse
@@ -102,8 +102,6 @@ def run(arguments: list[str]) -> int | None:
 
 def _check(arguments: list[str]) -> int:
     options = parse(CheckData, CheckData(), "jaxddp data check", arguments)
-    from jaxddp.curate.check import check, manifest_path, write_manifest
-
     faults = list[str]()
 
     def report_fault(fault: str) -> None:

@@ -6,7 +6,7 @@ tests/test_private_names.py checks the list.
 
 import functools
 import gc
-import importlib.metadata
+import importlib
 import inspect
 import logging
 import pkgutil
@@ -20,9 +20,12 @@ _log = logging.getLogger("jaxddp.libraries")
 
 def installed_version(package: str) -> str | None:
     """Return the version of a package; None if it is not installed."""
+    # Commands that print no version start faster without this import.
+    from importlib.metadata import PackageNotFoundError, version
+
     try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
+        return version(package)
+    except PackageNotFoundError:
         return None
 
 

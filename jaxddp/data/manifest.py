@@ -1,6 +1,6 @@
 """The manifest of `jaxddp data check`, and the comparison of images with it.
 
-A manifest is a JSON Lines file, written by `jaxddp.curate.check`. The first line describes the data set, and
+A manifest is a JSON Lines file, written by `jaxddp.curate`. The first line describes the data set, and
 each further line describes one image.
 """
 

@@ -21,8 +21,7 @@ from jaxddp.config import DataConfig
 from jaxddp.config.registry import FORMATS
 from jaxddp.core.errors import InputError
 from jaxddp.core.files import CACHE_VARIABLE
-from jaxddp.curate.check import check, write_manifest
-from jaxddp.curate.pack import PackOptions, pack
+from jaxddp.curate import PackOptions, check, pack, write_manifest
 from jaxddp.data.arrays import ArrayTable
 from jaxddp.data.opening import open_splits, open_tables
 from jaxddp.data.order import EvalOrder, SampleOrder, Shard

@@ -15,7 +15,7 @@ import numpy as np
 from PIL import Image
 
 from jaxddp.config import DataConfig
-from jaxddp.curate.pack import PackOptions, pack
+from jaxddp.curate import PackOptions, pack
 from jaxddp.data.opening import open_splits
 from jaxddp.data.table import ExampleTable
 from support.ilsvrc import IMAGES, synset, write_csv, write_tree

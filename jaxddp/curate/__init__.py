@@ -1,1 +1,0 @@
-"""The commands that maintain a data set: check, show and pack."""
