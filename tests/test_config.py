@@ -256,7 +256,7 @@ def test_load_finds_every_config_by_name_and_by_path():
 @pytest.mark.parametrize(("name", "nearest"), [("cifar11", "cifar10"), ("configs/digit.py", "digits")])
 def test_a_missing_config_gets_the_nearest_name_as_a_suggestion(name, nearest):
     with pytest.raises(
-        InputError, match=f"config '{name}': does not exist; did you mean '{nearest}'[?] there are: .*digits"
+        InputError, match=f"config '{name}' does not exist; did you mean '{nearest}'[?] there are: .*digits"
     ):
         load(name)
 

@@ -26,8 +26,8 @@ from jaxddp.core.errors import (
     joined,
     with_keys_of_file,
 )
-from jaxddp.core.files import reading
 from jaxddp.mesh import Topology
+from jaxddp.training.checkpoints.manager import reading
 
 RECIPE = """from jaxddp.config import Config
 

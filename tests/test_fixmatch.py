@@ -304,8 +304,8 @@ def test_labelled_and_unlabelled_images_grow_at_the_same_steps():
         ({"unlabelled": None}, "objective=fixmatch needs images without labels; give unlabelled"),
         ({"unlabelled": 3}, "unlabelled=3: give a table of open_data(PATH), an ArrayTable(images, labels, class_names) "
          "or another source"),
-        ({"unlabelled": random_table(40, image=8)}, "unlabelled data: images of (8, 8, 3), and (6, 6, 3) in the "
-         "training data; give both the same shape"),
+        ({"unlabelled": random_table(40, image=8)}, "unlabelled data: images of (8, 8, 3), and images of (6, 6, 3) in "
+         "the training data; give both the same shape"),
         ({"objective": 3}, "objective=3: give a function of the supervised objective, or a name"),
         ({"metrics": {"pseudo_labels": lambda logits, labels: logits[:, 0]}}, "objective=fixmatch already "
          "measures pseudo_labels; give the metric another name"),

@@ -198,14 +198,14 @@ def test_an_imported_helper_is_not_a_hook(folder):
 @pytest.mark.slow
 def test_a_name_without_its_ending_gets_the_file_as_a_suggestion(folder):
     write(folder)
-    with pytest.raises(InputError, match="config 'mine': does not exist; did you mean the file 'mine.py'"):
+    with pytest.raises(InputError, match="config 'mine' does not exist; did you mean the file 'mine.py'"):
         read_recipe("mine")
     # A recipe that loads a file beside itself without the ending .py gets the suggestion too.
     (folder / "deep").mkdir()
     (folder / "deep" / "base.py").write_text(CONFIG)
     loads = "from jaxddp.config import load\ndef get_config():\n    return load('base')\n"
     (folder / "deep" / "child.py").write_text(loads)
-    with pytest.raises(InputError, match="config 'base': does not exist; did you mean the file 'base.py'"):
+    with pytest.raises(InputError, match="config 'base' does not exist; did you mean the file 'base.py'"):
         read_recipe("deep/child.py")
 
 

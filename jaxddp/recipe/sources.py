@@ -29,9 +29,9 @@ def recipe_path(name_or_path: str | Path, folder: Path = Path()) -> Path:
         path /= CONFIG_FILE
     is_file = (folder / f"{name}.py").is_file()
     other = f"did you mean the file {name + '.py'!r}?" if is_file else choices(Path(name).stem, config_names())
-    with files.reading(
-        f"config {show(name)}", "give a Python file with get_config()", missing=f"does not exist; {other}"
-    ):
+    if not os.path.exists(path):
+        raise InputError(f"config {show(name)} does not exist; {other}")
+    with files.reading(f"config {show(name)}", "give a Python file with get_config()"):
         files.open_regular(path).close()
     return path
 

@@ -25,7 +25,6 @@ from jaxddp.engine.ways.unequal import Unequal, UnequalStep, device_arrays
 from jaxddp.mesh import Device, Topology
 from jaxddp.recipe.file import RUN_ID
 from jaxddp.setup.run_setup import RunSetup
-from jaxddp.weights.match import listed
 
 SIMILAR = 0.1
 """Speeds that differ by at most this fraction count as equal: equal slices need one program and no padding."""
@@ -145,14 +144,14 @@ def settle_shares(setup: RunSetup, workdir: Path | None = None, run_id: str = ""
             speeds, division = measure_shares(setup), setup.layout.division
             arguments = speeds, peers.process_count, division.batch_size, division.unit_of_slice
             shares = peers.from_first("shares", lambda: shares_of(*arguments))
-            origin = f"measured {listed([f'{speed:.3g}' for speed in speeds], ' and ')} images/s"
+            origin = f"measured {_listed([f'{speed:.3g}' for speed in speeds])} images/s"
             if file is not None and peers.is_first:
                 files.replace(file, (json.dumps(content | {"shares": shares}, indent=2) + "\n").encode())
-        origin = f"{listed([f'{weight:g}' for weight in Shares.parse(shares).weights], ' and ')}, {origin}"
+        origin = f"{_listed([f'{weight:g}' for weight in Shares.parse(shares).weights])}, {origin}"
         setup = setup.changed(config=setup.config.replace(parallel={"shares": shares}))
     if peers.is_first:
         sizes = [rows.stop - rows.start for _, rows in setup.slices]
-        _log.info(f"shares: {origin}; slices of {listed(map(str, sizes), ' and ')} images")
+        _log.info(f"shares: {origin}; slices of {_listed([*map(str, sizes)])} images")
     return setup
 
 
@@ -170,3 +169,11 @@ def _saved(file: Path, expected: Mapping[str, Any]) -> tuple[str, str]:
     if saved | {"shares": ""} != expected:
         return "", "the devices have changed" if saved[RUN_ID] == expected[RUN_ID] else f"{file} is of another run"
     return saved["shares"], ""
+
+
+def _listed(values: Sequence[str]) -> str:
+    """Return the values as text, such as "192 and 64"; at most eight of them."""
+    *first, last = values
+    if len(values) > 8:
+        first, last = first[:8], f"{len(values) - 8} more"
+    return f"{', '.join(first)} and {last}" if first else last

@@ -217,7 +217,7 @@ def open_validation_alone(config: Config, topology: Topology, *, of_all: bool) -
     data = _data_of_process(config, topology)
     val = opening.open_validation_split(replace(data, classes=None) if of_all else data)
     if of_all and data.classes is not None:
-        val = val.rows(labels_of(val).select(data.classes, val.name(0))[1])
+        val = val.rows(labels_of(val).select(data.classes, val.name(0))[0])
     if config.eval.limit is not None:
         val = val.take(config.eval.limit)
     with doing("looking for the images"):

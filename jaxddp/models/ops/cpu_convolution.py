@@ -227,6 +227,8 @@ def _images_gradient(
     # The transposed kernel, [k, k, F / groups, C].
     by_group = kernel.reshape(size, size, inputs, groups, features // groups)
     kernel = by_group.transpose(0, 1, 4, 3, 2).reshape(size, size, features // groups, shape[-1])
+    if stride == 1 and padding < size:
+        return product(grads, kernel[::-1, ::-1], stride=1, padding=size - 1 - padding)
     outputs = [-(-side // stride) for side in shape[1:3]]
 
     def pixels(*offsets: int) -> jax.Array:
