@@ -16,8 +16,7 @@ from jaxddp.cli import main
 from jaxddp.config.goal import Goal
 from jaxddp.core.errors import InputError
 from jaxddp.reports.charts import curves
-from jaxddp.reports.run_files import read_runs
-from jaxddp.reports.tables import SeedGroup, run_table, runs_below, seed_table
+from jaxddp.reports.tables import SeedGroup, read_runs, run_table, runs_below, seed_table
 from jaxddp.training.checkpoints.integrity import Integrity, ValidationFile
 from jaxddp.workdir.lock import LOCK_FILE, is_locked, locked
 

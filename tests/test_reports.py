@@ -20,15 +20,16 @@ from jaxddp.inference.predictions import Outcome
 from jaxddp.reports.charts import MOST_POINTS, Chart, curves
 from jaxddp.reports.classes import accuracy_tables, predict_validation_images, run_classes
 from jaxddp.reports.compose import page_of, render, with_classes
-from jaxddp.reports.run_files import RunFiles, read_runs
 from jaxddp.reports.tables import (
     Cell,
+    RunFiles,
     TextTable,
     changes,
     differences,
     group_names,
     mean_curve,
     number,
+    read_runs,
     run_table,
     seed_groups,
     speed_table,

@@ -14,7 +14,7 @@ from support.shared import sgd, shared
 import jaxddp
 from jaxddp.cli import main
 from jaxddp.core.errors import InputError
-from jaxddp.reports.run_files import read_runs
+from jaxddp.reports.tables import read_runs
 from jaxddp.training.checkpoints.integrity import Integrity, RunIdentity
 
 TABLE, VAL = random_table(24), random_table(9, seed=1)

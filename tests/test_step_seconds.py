@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-import jaxddp.training.listeners.step_seconds as slow_processes
+import jaxddp.training.listeners.jsonl as slow_processes
 from jaxddp.cluster.doctor import slow_processes as check
 from jaxddp.core.errors import InputError
 from jaxddp.core.peers import Peers, Spent
 from jaxddp.training.events import RunStart, StepRecord
-from jaxddp.training.listeners.step_seconds import FILE, SlowProcesses, StepSeconds
+from jaxddp.training.listeners.jsonl import FILE, SlowProcesses, StepSeconds
 
 FAST = {"input": 0.01, "dispatch": 0.001, "device": 0.08, "save": 0.0, "training": 0.001, "listeners": 0.001}
 

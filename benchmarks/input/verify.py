@@ -10,7 +10,6 @@ and without a manifest (`data.verify`); turns alternate, and medians are printed
 million images."""
 
 import argparse
-import dataclasses
 import os
 import random
 import re
@@ -31,9 +30,9 @@ from jaxddp.core.files import CACHE_VARIABLE
 from jaxddp.curate import CheckedSplit, CheckReport, examine, write_manifest
 from jaxddp.data.formats.ilsvrc import train_solutions
 from jaxddp.data.images import SOS, bytes_left_over, joined, verify
-from jaxddp.data.manifest import ImageManifest
+from jaxddp.data.manifest import ImageManifest, compare_with_manifest
 from jaxddp.data.order import SampleOrder
-from jaxddp.data.table import ExampleTable
+from jaxddp.data.source import SourceTable
 
 sys.path.append(str(Path(__file__).parents[2] / "tests"))
 from support.damage import (  # pyright: ignore[reportMissingImports]: the line above
@@ -79,7 +78,7 @@ def measure_damage(data: list[bytes], times: int) -> None:
             print(f"{kind:34} {found:6} of {len(tried):6} found" if tried else f"{kind:34} not tried")
 
 
-def read(table: ExampleTable) -> float:
+def read(table: SourceTable) -> float:
     """Return the images per second of one epoch, without its first batch. Workers continue with the next epoch."""
     steps = len(table) // 32
     batches = iter(table.train_batches(SampleOrder(len(table), 32, seed=0), DATA, range(2 * steps)))
@@ -90,11 +89,11 @@ def read(table: ExampleTable) -> float:
 
 
 def measure_streams(root: Path, manifest: ImageManifest) -> None:
-    def open_table(*, is_verified: bool, has_manifest: bool) -> ExampleTable:
+    def open_table(*, is_verified: bool, has_manifest: bool) -> SourceTable:
         table = train_solutions(root).take(1600)
         if is_verified:
             table.check(DATA)
-        return dataclasses.replace(table, digests=manifest.digests(table)) if has_manifest else table
+        return compare_with_manifest({"train": table}, manifest, DATA)["train"] if has_manifest else table
 
     speeds: dict[str, list[float]] = defaultdict(list)
     read(here := open_table(is_verified=True, has_manifest=False))

@@ -29,8 +29,8 @@ def main(begin: float, name: str, workdir: str, overrides: list[str]) -> None:
 
     from jaxddp.command_line.parse import parse
     from jaxddp.commands.train import Train
+    from jaxddp.data import opening
     from jaxddp.recipe.file import read_recipe
-    from jaxddp.setup import resources
     from jaxddp.setup.feed import Feed
     from jaxddp.setup.run_setup import open_recipe
     from jaxddp.setup.run_training import train
@@ -38,7 +38,7 @@ def main(begin: float, name: str, workdir: str, overrides: list[str]) -> None:
     file = read_recipe(name)
     options = parse(Train, Train(file.config, Path(workdir)), "start", overrides)
     seconds["imports"] = time.monotonic() - since
-    resources.open_tables = with_tensorflow(resources.open_tables)
+    opening.open_tables = with_tensorflow(opening.open_tables)
     Feed.batches = time_first(Feed.batches)
     jax.monitoring.register_event_duration_secs_listener(note_duration)
     jax.monitoring.register_event_listener(lambda event, **_: compiled.update([event.rpartition("/")[2]]))

@@ -50,7 +50,7 @@ from jaxddp.mesh import AXIS, Topology
 from jaxddp.recipe.file import RecipeFile
 from jaxddp.setup.resources import join_job
 from jaxddp.setup.run_setup import RunSetup, initialize, open_recipe
-from jaxddp.training.listeners.step_seconds import FILE, StepSeconds
+from jaxddp.training.listeners.jsonl import FILE, StepSeconds
 from jaxddp.training.progress import count_parameters
 from jaxddp.workdir.session import check_shared
 

@@ -11,8 +11,7 @@ import tyro
 from jaxddp.command_line.parse import parse
 from jaxddp.command_line.terminal import print_table
 from jaxddp.core.errors import InputError, on_screen
-from jaxddp.reports.run_files import read_runs
-from jaxddp.reports.tables import run_table, runs_below
+from jaxddp.reports.tables import read_runs, run_table, runs_below
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from jaxddp.core.log import say
 from jaxddp.core.phases import doing
 from jaxddp.core.ranges import Range, Seed
 from jaxddp.recipe.sources import is_built_in, recipe_path
-from jaxddp.reports.run_files import is_run
+from jaxddp.reports.tables import is_run
 from jaxddp.sweeps.folder import RESULTS, SweepFolder, report, seed_table, table, write_results
 from jaxddp.sweeps.queues import GridQueue, Search, SearchQueue
 from jaxddp.sweeps.runner import Runner, describe, slots

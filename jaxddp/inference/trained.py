@@ -18,7 +18,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxddp import losses, platforms
+import jaxddp.losses as losses
+import jaxddp.platforms as platforms
 from jaxddp.augment.preprocess import Preprocess
 from jaxddp.config import Config, DataConfig, Precision
 from jaxddp.config.goal import flat

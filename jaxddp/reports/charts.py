@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxddp.reports.run_files import NOT_MEASURED, RunFiles
-from jaxddp.reports.tables import SeedGroup, is_share, mean_curve
+from jaxddp.reports.tables import NOT_MEASURED, RunFiles, SeedGroup, is_share, mean_curve
 
 # The palette of Okabe and Ito, without black and yellow, which are invisible on a dark or a white page.
 # https://jfly.uni-koeln.de/color/

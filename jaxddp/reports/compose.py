@@ -16,8 +16,7 @@ from jaxddp.core.errors import InputError, counted, not_installed, size
 from jaxddp.core.user_code import describe_error
 from jaxddp.reports import tables
 from jaxddp.reports.charts import COLOURS, Chart, Positions, curves, run_positions, seed_curves
-from jaxddp.reports.run_files import RunFiles, read_runs
-from jaxddp.reports.tables import Cell, SeedGroup, TextTable
+from jaxddp.reports.tables import Cell, RunFiles, SeedGroup, TextTable, read_runs
 from jaxddp.training.events import is_wide
 
 if TYPE_CHECKING:

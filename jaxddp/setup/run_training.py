@@ -34,8 +34,8 @@ from jaxddp.setup.run_setup import RunSetup, check_state, initialize
 from jaxddp.setup.user_objects import check_listeners, check_requested_metrics, objects_of_hooks
 from jaxddp.training.checkpoints.integrity import RunIdentity
 from jaxddp.training.evaluation import Evaluator, Measure
+from jaxddp.training.listeners.jsonl import SlowProcesses
 from jaxddp.training.listeners.notifier import make_loggers
-from jaxddp.training.listeners.step_seconds import SlowProcesses
 from jaxddp.training.loop import fit
 from jaxddp.training.run import Run
 from jaxddp.workdir.claim import Claim, claim, describe_end

@@ -18,8 +18,7 @@ import numpy as np
 from jaxddp.core import files
 from jaxddp.core.errors import InputError, Option, as_text, duration, show
 from jaxddp.reports.compose import write_report
-from jaxddp.reports.run_files import Best, RunFiles, is_run, json_object, read_runs
-from jaxddp.reports.tables import NOTHING, number, seed_groups, spread
+from jaxddp.reports.tables import NOTHING, Best, RunFiles, is_run, json_object, number, read_runs, seed_groups, spread
 from jaxddp.sweeps.trials import Trial, short_names
 from jaxddp.training.listeners.jsonl import RESULT
 from jaxddp.workdir.lock import is_locked

@@ -31,7 +31,7 @@ from jaxddp.recipe.file import COPY_FOLDER
 from jaxddp.recipe.sources import CONFIG_FILE
 from jaxddp.setup.measured_shares import SHARES_FILE
 from jaxddp.training.checkpoints.manager import UNFINISHED_SUFFIX, Checkpoints
-from jaxddp.training.listeners import jsonl, step_seconds
+from jaxddp.training.listeners import jsonl
 from jaxddp.training.run import Run
 from jaxddp.workdir.lock import LOCK_FILE, locked
 from jaxddp.workdir.signature import SIGNATURE_FILE
@@ -203,7 +203,7 @@ _EXIT_SECONDS = 10.0
 _REMOVING_SECONDS = 1.0
 _REMOVALS, _REMOVAL_INTERVAL = 5, 0.05
 """The number of attempts to remove a directory, which other threads may make again, and the seconds between them."""
-_OF_A_RUN = frozenset((jsonl.METRICS, jsonl.RESULT, jsonl.CURVES, jsonl.CONFUSION, step_seconds.FILE))
+_OF_A_RUN = frozenset((jsonl.METRICS, jsonl.RESULT, jsonl.CURVES, jsonl.CONFUSION, jsonl.FILE))
 """Files that a run may write again after a removal, and that are useless without its other files."""
 _GONE = frozenset((errno.ENOENT, errno.ENOTDIR))
 

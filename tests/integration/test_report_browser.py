@@ -10,7 +10,7 @@ from support.reports import HOSTILE, hostile_page, outcome_of_noise, write_run
 
 from jaxddp.reports.classes import accuracy_tables, feature_map, run_classes
 from jaxddp.reports.compose import page_of, render
-from jaxddp.reports.run_files import read_runs
+from jaxddp.reports.tables import read_runs
 
 pytestmark = pytest.mark.ci
 

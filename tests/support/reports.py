@@ -13,7 +13,7 @@ from jaxddp.data.arrays import ArrayTable
 from jaxddp.inference.predictions import Outcome
 from jaxddp.reports.classes import ValidationImages, accuracy_tables, run_classes
 from jaxddp.reports.compose import Page, page_of
-from jaxddp.reports.run_files import read_runs
+from jaxddp.reports.tables import read_runs
 from jaxddp.workdir.lock import LOCK_FILE
 from support.data import random_table
 
