@@ -11,6 +11,7 @@ import os
 import re
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -168,6 +169,10 @@ class Checkpoints:
         place = self.directory / str(step)
         try:
             fault = self.integrity.check(step)
+            if fault is not None:
+                # A training run may be removing the checkpoint at this moment.
+                time.sleep(0.3)
+                fault = self.integrity.check(step)
         except FileNotFoundError:
             raise _removed(place) from None
         if fault is not None:
