@@ -36,6 +36,8 @@ class ExampleTable:
     """int64[N], the position of the image's record in its file; None if each file has one image."""
     digests: Digests | None = None
     """The checksums with which files are compared when they are read; None if there are no checksums."""
+    reading: str = ""
+    """How the images and labels were found, for the start of a run: "class folders in seg_train/"."""
 
     pixel_shape = None
 
