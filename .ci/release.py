@@ -16,8 +16,8 @@ import tempfile
 from pathlib import Path
 
 from jaxddp.cli import main as jaxddp
+from jaxddp.data.storage.web import sha256_of
 from jaxddp.recipe.sources import CONFIG_FILE
-from jaxddp.weights.download import sha256_of
 from jaxddp.weights.places import is_local
 
 KEPT_FILES = ("checkpoints", "recipe", "metrics.jsonl", "result.json")

@@ -1,6 +1,6 @@
-"""ResNet-18 with the small stem on CIFAR-10 (JPEG in the ILSVRC layout), 30 epochs.
+"""ResNet-18 with the small stem on CIFAR-10, 30 epochs.
 
-    jaxddp train cifar10 --data.path DIR
+    jaxddp data get cifar10 --out DIR && jaxddp train cifar10 --data.path DIR
 
 Batch norm is `local`: one device normalizes 256 images together. The recipe has no source. At width 16 and with 10
 epochs it reached 81.8% top-1 on JPEG files of CIFAR-10 (benchmarks/RESULTS.md). At width 64 it has not been run.

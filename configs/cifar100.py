@@ -1,9 +1,10 @@
 """ResNet-18 with the small stem on CIFAR-100 (the binary version), 200 epochs.
 
+    jaxddp data get cifar100 --out DIR
     jaxddp launch --processes 2 --gpus 0 -- train cifar100 --data.path DIR
     jaxddp train cifar100 --data.path DIR
 
-The first command divides each batch between two processes. Network, learning rate and schedule are those of
+The second command divides each batch between two processes. Network, learning rate and schedule are those of
 github.com/weiaicunzai/pytorch-cifar100, which also rotates images by up to 15 degrees. The source applies batch norm to
 the whole batch of 128 images, and weight decay to batch norm and biases too. Here `--model.batch-norm local` does so on
 one device; on two, use `--model.batch-norm sync`.

@@ -1,6 +1,6 @@
 """A small network on CIFAR-10 in 8 epochs, with Muon and test-time augmentation: 0.28 PFLOP in total.
 
-    jaxddp train cifar10_fast --data.path DIR
+    jaxddp data get cifar10 --out DIR && jaxddp train cifar10_fast --data.path DIR
 
 Jordan 2024, "94% on CIFAR-10 in 3.29 seconds on a single GPU" (arXiv:2404.00498), in its later variant with Muon
 (github.com/KellerJordan/cifar10-airbench). The settings are those of the source. `cifar10_fast_sgd` is the recipe in

@@ -1,6 +1,6 @@
 """ResNet-18 with the small stem on Fashion-MNIST (IDX files as published, 28x28 gray), 10 epochs of plain SGD.
 
-    jaxddp train fashion_mnist --data.path DIR
+    jaxddp data get fashion_mnist --out DIR && jaxddp train fashion_mnist --data.path DIR
 
 The recipe is that of "Dive into Deep Learning", "Concise Implementation for Multiple GPUs" (d2l.djl.ai): weights from a
 normal distribution with standard deviation 0.01, 1x1 shortcuts without batch norm, pixels from 0 to 1, no augmentation,
@@ -9,8 +9,8 @@ effect before batch norm. The source normalizes the 256 images of a GPU together
 
 The chapter reports a test accuracy of 0.91 on one GPU (batch 256, rate 0.1) and 0.87 on two (batch 512, rate 0.2). On
 4,699 images of the set, this config reached 81.4% top-1, and 65.0% with batch 512 and rate 0.2 (means of two seeds).
-The accuracy varies strongly between epochs (benchmarks/RESULTS.md): the learning rate does not decay. DIR can contain
-the names of the classes in classes.txt.
+The accuracy varies strongly between epochs (benchmarks/RESULTS.md): the learning rate does not decay. MNIST (`data get
+mnist`) has images of the same size.
 """
 
 from jaxddp.config import Config, load

@@ -22,7 +22,7 @@ from support.images import encode, picture
 from support.published import weights
 from support.runs import fails
 
-import jaxddp.weights.download as download_module
+import jaxddp.data.storage.web as web
 import jaxddp.weights.download as hub_module
 from jaxddp.cli import main
 from jaxddp.command_line.parse import parse_recipe
@@ -56,8 +56,7 @@ def hub(server: Hub, tmp_path, monkeypatch) -> Hub:
         content.clear()
     server.delay = 0.0
     use(server, tmp_path / "cache", monkeypatch)
-    for module in (download_module, hub_module):
-        name = "RETRY_POLICY" if module is download_module else "_RETRY_POLICY"
+    for module, name in ((web, "RETRY_POLICY"), (hub_module, "_RETRY_POLICY")):
         monkeypatch.setattr(module, name, RetryPolicy(deadline=30, tries=2))
     return server
 

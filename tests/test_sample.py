@@ -1,16 +1,26 @@
-"""`jaxddp data sample` writes complete data or nothing, and overwrites nothing."""
+"""`jaxddp data sample` and `jaxddp data get` write complete files or none, and overwrite nothing."""
 
 import errno
+import gzip
+import hashlib
+import importlib.util
+import io
 import os
+import tarfile
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
+from support.forms import write_cifar, write_idx
+from support.hub import serving
 from support.runs import fails
 
 import jaxddp
 from jaxddp.cli import main
+from jaxddp.data import published
+from jaxddp.data.storage import web
+from jaxddp.data.storage.objects import RetryPolicy
 
 
 @pytest.fixture(scope="module")
@@ -68,3 +78,65 @@ def test_a_full_disk_leaves_no_file(tmp_path, capfd, monkeypatch):
     line = fails(["data", "sample", "digits", "--out", str(out)], capfd)
     assert line == f"jaxddp: {out}: cannot be written (No space left on device); free some space there"
     assert not [*tmp_path.iterdir()]
+
+
+@pytest.fixture
+def served(tmp_path, monkeypatch):
+    """A server with small files in place of the published ones, whose list has the names of the published list."""
+    write_idx(tmp_path / "idx")
+    archive = io.BytesIO()
+    with tarfile.open(fileobj=archive, mode="w:gz") as tar:
+        tar.add(write_cifar(tmp_path / "cifar-10-batches-bin"), "cifar-10-batches-bin")
+    contents = {f"{file.name}.gz": gzip.compress(file.read_bytes()) for file in (tmp_path / "idx").iterdir()}
+    contents |= {"cifar-10-binary.tar.gz": archive.getvalue()}
+    with serving() as hub:
+        hub.files |= contents
+        lines = ["name,url,size,sha256,unpacked"]
+        for name, files in published.published_sets().items():
+            for file in files:
+                if content := contents.get(file.name):
+                    facts = len(content), hashlib.sha256(content).hexdigest()
+                    lines.append(f"{name},{hub.url}/models/{file.name},{facts[0]},{facts[1]},{file.unpacked}")
+        (tmp_path / "list.csv").write_text("\n".join(lines))
+        monkeypatch.setattr(published, "LIST", tmp_path / "list.csv")
+        monkeypatch.setattr(web, "RETRY_POLICY", RetryPolicy(deadline=30, tries=2))
+        yield hub
+
+
+@pytest.mark.parametrize(
+    ("name", "fetched", "first"),
+    [("mnist", 4, "0"), ("fashion_mnist", 4, "T-shirt/top"), ("cifar10", 1, "ant")],
+)
+def test_a_published_set_is_fetched_once_and_opens(served, tmp_path, name, fetched, first, capsys):
+    for _ in range(2):
+        assert main(["data", "get", name, "--out", str(tmp_path / "got")]) == 0
+        assert capsys.readouterr().out == f"data.path: {tmp_path / 'got'}\n"
+    assert served.requests.total() == fetched
+    train, val = jaxddp.open_data(tmp_path / "got")
+    assert len(train) and len(val) and train.class_names[0] == first
+
+
+def test_only_a_verified_file_gets_its_name(served, tmp_path, capfd):
+    out, archive = tmp_path / "got", served.files["cifar-10-binary.tar.gz"]
+    command, path = ["data", "get", "cifar10", "--out", str(out)], "/models/cifar-10-binary.tar.gz"
+    served.damaged.extend([path] * 2)
+    line = fails(command, capfd, code=1)
+    assert "is not the published file: its SHA-256 begins with" in line
+    assert line.endswith(f" kB) elsewhere, and save it in {out}")
+    assert [*out.iterdir()] == []
+    # A file from a browser is used, and nothing is fetched.
+    (out / "cifar-10-binary.tar.gz").write_bytes(archive)
+    before = served.requests.total()
+    assert main(command) == 0 and served.requests.total() == before
+    assert [file.name for file in out.iterdir()] == ["cifar-10-batches-bin"]
+    line = fails(["data", "get", "mnist", "--out", str(out)], capfd)
+    assert line == f"jaxddp: {out}: holds 'cifar-10-batches-bin', which is no file of mnist; give a new folder"
+    line = fails(["data", "get", "cifar", "--out", str(out)], capfd)
+    assert line.startswith("jaxddp: 'cifar': no such published data set; did you mean 'cifar10'? there are: cifar10, ")
+
+
+def test_the_list_states_the_facts_of_tensorflow_datasets():
+    facts = Path(importlib.util.find_spec("tensorflow_datasets").origin).parent / "url_checksums"
+    for name, files in published.published_sets().items():
+        lines = [line.split("\t")[:3] for line in (facts / f"{name}.txt").read_text().splitlines()]
+        assert [[file.url, str(file.size), file.sha256] for file in files] == lines

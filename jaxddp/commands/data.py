@@ -1,4 +1,4 @@
-"""`jaxddp data check|show|pack|sample`: check a data set, draw training images, pack a copy, write sample data."""
+"""`jaxddp data check|show|pack|get|sample`: check a data set, draw images, pack a copy, fetch or write a small set."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,6 +79,19 @@ class PackData(PackOptions, DataOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
+class GetData:
+    """Fetch a small published data set, and verify its files. Files that are there already are not fetched again.
+
+    Example: jaxddp data get cifar10 --out data/cifar10
+    """
+
+    name: tyro.conf.Positional[str] = tyro.MISSING
+    """The data set: "mnist" (12 MB), "fashion_mnist" (31 MB), "cifar10" (170 MB) or "cifar100" (169 MB)."""
+    out: Path = tyro.MISSING
+    """The directory of the files; give it as data.path to train on it."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class SampleData:
     """Write a small sample data set, without a download."""
 
@@ -90,10 +103,10 @@ class SampleData:
 
 def run(arguments: list[str]) -> int | None:
     """Run a subcommand, and return the exit code. Raises: InputError."""
-    commands = {"check": _check, "show": _show, "pack": _pack, "sample": _sample}
+    commands = {"check": _check, "show": _show, "pack": _pack, "get": _get, "sample": _sample}
     command, *rest = arguments or [""]
     if command in HELP:
-        print("usage: jaxddp data check|show|pack|sample ...; each command has its own --help")
+        print("usage: jaxddp data check|show|pack|get|sample ...; each command has its own --help")
         return 0
     if command not in commands:
         raise InputError(f"data: unknown command {command!r}; {choices(command, commands)}")
@@ -138,6 +151,13 @@ def _pack(arguments: list[str]) -> None:
         files = f"{size(sum(written['files'].values()))} in {counted(len(written['files']), 'file')}"
         print(f"{split}: {counted(written['examples'], 'image')}, {files}")
     print(f"data.path: {options.out}")
+
+
+def _get(arguments: list[str]) -> None:
+    options = parse(GetData, GetData(), "jaxddp data get", arguments)
+    from jaxddp.data.published import get_published
+
+    print(f"data.path: {get_published(options.name, options.out)}")
 
 
 def _sample(arguments: list[str]) -> None:

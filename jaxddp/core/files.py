@@ -259,7 +259,7 @@ def whole_folder(path: Path) -> Iterator[Path]:
     """
     temporary = create(path.parent) / f".{path.name}.tmp"
     with readable_errors(path):
-        handle = _locked_folder(temporary, path)
+        handle = locked_folder(temporary, path)
         try:
             if remains := [*temporary.iterdir()]:
                 _log.warning(f"{temporary}: the remains of an earlier command, which was ended; they are removed")
@@ -272,7 +272,7 @@ def whole_folder(path: Path) -> Iterator[Path]:
             os.close(handle)
 
 
-def _locked_folder(folder: Path, path: Path) -> int:
+def locked_folder(folder: Path, path: Path) -> int:
     """Create and lock a folder; return its descriptor. Raises: InputError if another process has the lock."""
     while True:
         folder.mkdir(exist_ok=True)

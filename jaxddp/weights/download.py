@@ -4,32 +4,25 @@ torchvision's files are kept in the cache folder, and verified by their SHA-256.
 `huggingface_hub`, which reads HF_ENDPOINT, HF_TOKEN, HF_HUB_CACHE and HF_HUB_OFFLINE.
 """
 
-import hashlib
 import os
 import re
 import time
-import urllib.error
-import urllib.request
-from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
-import jaxddp.core.files as files
 from jaxddp.core.errors import InputError, Key, Unreachable, Words, first_line, not_installed, show
 from jaxddp.core.files import cache_folder, one_at_a_time
 from jaxddp.core.phases import doing, moved
-from jaxddp.data.storage.objects import IncompleteResponse, RetryPolicy, TemporaryFailure
+from jaxddp.data.storage.objects import IncompleteResponse, TemporaryFailure
+from jaxddp.data.storage.web import RETRY_POLICY, fetch_file, is_intact, sha256_of
 
 SCHEME = "hf://"
 ENDPOINT_VARIABLE = "HF_ENDPOINT"
 URL_VARIABLE = "JAXDDP_TORCHVISION_URL"
 """Environment variable for the address of a mirror of torchvision's files."""
 PUBLISHED_AT = "https://download.pytorch.org/models"
-RETRY_POLICY = RetryPolicy(deadline=3600.0, read_timeout=20.0, tries=5)
-"""The bounds of a download. A file may have a gigabyte, and a server 1 MB/s."""
 LOG_IN = "check the name, or log in with `hf auth login` or set HF_TOKEN if it is private or gated"
 # huggingface_hub itself repeats a request five times, in 23 seconds.
 _RETRY_POLICY = replace(RETRY_POLICY, tries=1)
@@ -38,7 +31,6 @@ _FOLDER = "weights"
 _REPO = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w.-]+))?(?:/(?P<file>[^@]+))?")
 _FORBIDDEN = (401, 403)
 _WRITES = "log in with `hf auth login`, or set HF_TOKEN to a token that may write to this repository"
-_CHUNK = 1 << 20
 
 
 def weights_folder() -> Path:
@@ -62,64 +54,13 @@ def download(name: str, digest: str, *, offline: bool = False) -> Path:
         Unreachable: the server does not answer, or its file is damaged.
     """
     path, url = weights_folder() / name, f"{os.environ.get(URL_VARIABLE) or PUBLISHED_AT}/{name}"
-    with host_lock(name), doing(f"fetching {url}"):
-        if path.is_file() and sha256_of(path).startswith(digest):
-            return path
-        if offline:
+    with host_lock(name):
+        if offline and not is_intact(path, digest):
             raise InputError(
                 f"{path}: no such file, or it is damaged, and nothing is fetched offline; fetch {url} on a machine "
                 "with a network, and save it there"
             )
-        files.create(path.parent)
-        RETRY_POLICY.call(url, lambda until: files.replace(path, _chunks(url, digest, until)), _ADVICE)
-    return path
-
-
-def sha256_of(path: Path) -> str:
-    """Return the SHA-256 of a file as hex. Raises: InputError if the file cannot be read."""
-    digest = hashlib.sha256()
-    with files.reading(path, "make it readable, or remove it"), files.open_regular(path) as file:
-        while chunk := file.read(_CHUNK):
-            digest.update(chunk)
-            moved()
-    return digest.hexdigest()
-
-
-def _chunks(url: str, digest: str, until: float) -> Iterator[bytes]:
-    """Yield the content of a URL.
-
-    Args:
-        until: the time, as of time.monotonic(), at which the download ends.
-
-    Raises:
-        RuntimeError: the status of the answer, from which `RetryPolicy` decides.
-        IncompleteResponse: the download ended early, or the file is not the published one.
-        TemporaryFailure: the server did not answer.
-    """
-    actual, count, length = hashlib.sha256(), 0, -1
-    try:
-        with urllib.request.urlopen(url, timeout=RETRY_POLICY.read_timeout) as response:
-            length = int(response.headers.get("Content-Length") or -1)
-            while chunk := response.read(_CHUNK):
-                actual.update(chunk)
-                count += len(chunk)
-                moved()
-                if time.monotonic() > until:
-                    raise IncompleteResponse(f"only {count:,} of {length:,} bytes arrived in time")
-                yield chunk
-    except urllib.error.HTTPError as error:
-        raise RuntimeError(f"status code: {error.code} {error.reason}") from None
-    except (OSError, HTTPException) as error:
-        reason = str(getattr(error, "reason", None) or error)
-        if count:
-            raise IncompleteResponse(f"cut short: {count:,} of {length:,} bytes arrived ({reason})") from None
-        raise TemporaryFailure(reason) from None
-    if count < length:
-        raise IncompleteResponse(f"cut short: {count:,} of {length:,} bytes arrived")
-    if not actual.hexdigest().startswith(digest):
-        raise IncompleteResponse(
-            f"is not the published file: its SHA-256 begins with {actual.hexdigest()[: len(digest)]}, not {digest}"
-        )
+        return fetch_file(url, path, digest, _ADVICE)
 
 
 _SHA256_DIGITS = 64
