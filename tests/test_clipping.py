@@ -13,10 +13,10 @@ from support.shared import sgd
 
 from jaxddp.config import Config
 from jaxddp.core.errors import InputError
-from jaxddp.engine.parts.configured import configured_parts
 from jaxddp.engine.parts.guard import GradientNorm, Guard, LossScale
 from jaxddp.engine.parts.part import Part
-from jaxddp.setup.user_objects import check_name, check_parts
+from jaxddp.schedules import Steps
+from jaxddp.setup.user_objects import check_name, objects_of_arguments, parts_of
 
 TABLE = random_table(50)
 CLIP = 0.25
@@ -60,7 +60,7 @@ class Doubled(Part):
 
 def test_the_reported_norm_is_computed_before_any_part_changes_the_gradient():
     config = Config().replace(optimizer={"clip_norm": CLIP}, train={"max_bad_steps": 0})
-    parts = check_parts([Doubled()], "parts", configured_parts(config, 10))
+    parts = parts_of(config, Steps(10, 0), objects_of_arguments(parts=[Doubled()]))
     assert parts == (GradientNorm(CLIP), parts[1])
     setups = [make_setup(chosen) for chosen in (parts, (GradientNorm(),))]
     before = jax.device_get(setups[0].state.params["weight"])

@@ -26,7 +26,7 @@ from jaxddp.engine.ways.way import Way
 from jaxddp.losses import binary_cross_entropy, sigmoid_cross_entropy
 from jaxddp.mesh import Topology
 from jaxddp.models.adapt import adapt
-from jaxddp.setup.user_objects import configured_metrics, losses_of, objects_of_arguments
+from jaxddp.setup.user_objects import losses_of, metrics_of, objects_of_arguments
 
 NAMES = tuple("abcde")
 SEVERAL = LabelKind(5, several=True)
@@ -154,11 +154,11 @@ def test_config_names_for_one_label_raise_a_one_line_error():
         losses_of(config, data, objects_of_arguments())
     assert losses_of(config.replace(loss={"name": "bce"}), data, objects_of_arguments())[0].labels.several
     with pytest.raises(InputError, match="eval.metrics: top1 takes one label per image, but the data have several; "):
-        configured_metrics(config, SEVERAL)
+        metrics_of(config, SEVERAL, objects_of_arguments())
     multi_label_config = config.replace(eval={"metrics": METRIC_NAMES})
-    assert tuple(configured_metrics(multi_label_config, SEVERAL)) == METRIC_NAMES
+    assert tuple(metrics_of(multi_label_config, SEVERAL, objects_of_arguments())) == METRIC_NAMES
     with pytest.raises(InputError, match="eval.metrics: exact_match takes several labels per image, but the data have"):
-        configured_metrics(multi_label_config, LabelKind(5))
+        metrics_of(multi_label_config, LabelKind(5), objects_of_arguments())
 
 
 def test_the_titles_of_shown_inputs_list_all_their_labels():

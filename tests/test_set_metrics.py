@@ -25,7 +25,8 @@ from jaxddp.core.errors import InputError
 from jaxddp.data.source import LabelKind
 from jaxddp.engine.objective import compute_contributions, finish_metrics
 from jaxddp.metrics import CalibrationError, average_precision
-from jaxddp.setup.user_objects import with_user_metrics
+from jaxddp.setup.user_objects import metrics_of as make_metrics
+from jaxddp.setup.user_objects import objects_of_arguments
 from jaxddp.training.evaluation import SetSums
 
 NAMES = ("mean_class_accuracy", "confusion", "ece", "map", "f1")
@@ -240,12 +241,12 @@ def test_padding_with_nan_outputs_is_not_counted():
 
 @pytest.mark.slow
 def test_a_custom_metric_is_added_or_replaces_the_metric_of_its_name():
-    top1, top5, ece = map(METRICS.get, ("top1", "top5", "ece"))
-    metrics = with_user_metrics({"ece": ece}, {"mine": Mean(), "top1": top1}, "metrics", LabelKind(4))
-    assert set(metrics) == {"ece", "mine", "top1"}
-    assert with_user_metrics(metrics, {"top1": top5}, "metrics", LabelKind(9))["top1"] is top5
+    config, given = Config().replace(eval={"metrics": ("top1", "ece")}), {"mine": Mean(), "top1": METRICS.get("top5")}
+    metrics = make_metrics(config, LabelKind(9), objects_of_arguments(metrics=given))
+    assert set(metrics) == {"ece", "mine", "top1"} and metrics["top1"] is given["top1"]
+    twice = objects_of_arguments(metrics={"mine": Mean(), "other": Mean()})
     with pytest.raises(InputError, match=r"^metrics: mine and other both measure '\w+'; rename one of them$"):
-        with_user_metrics({}, {"mine": Mean(), "other": Mean()}, "metrics", LabelKind(4))
+        make_metrics(config, LabelKind(4), twice)
 
 
 @pytest.mark.parametrize(
@@ -269,4 +270,4 @@ def test_a_custom_metric_is_added_or_replaces_the_metric_of_its_name():
 )
 def test_an_invalid_metric_over_a_set_raises_a_one_line_error(methods, message):
     with pytest.raises(InputError, match=message):
-        with_user_metrics({}, {"mine": metric_with(**methods)}, "metrics", LabelKind(4))
+        make_metrics(Config(), LabelKind(4), objects_of_arguments(metrics={"mine": metric_with(**methods)}))

@@ -487,7 +487,7 @@ def evaluate(file: RecipeFile, directory: Path, which: str = "latest") -> dict[s
         raise InputError(f"{directory}: the data have other classes than the run was trained on; give the run's data")
     data, user_object = TrainingData.of(train, config.data), objects_of_hooks(file.hooks)
     model = model_of(config, data.num_classes, user_object, data.image_shape)
-    network_checks.check_eval_size(config.data, model, data)
+    network_checks.check_sizes(config.data, model, data)
     evaluator = _evaluator(config, user_object, model, data, val, topology)
     # Choose the checkpoint again: a training run may have saved another one since.
     saved = restore_state(directory, which, topology)
@@ -533,7 +533,7 @@ def _with_weights(
     val = open_validation_alone(config, topology, of_all=of_all)
     data = TrainingData.of(val, config.data)
     model = model_of(config, data.num_classes, user_object, data.image_shape)
-    network_checks.check_eval_size(config.data, model, data)
+    network_checks.check_sizes(config.data, model, data)
     initialize = user_object("initialize", config, data.images)
     if config.model.weights is None and initialize is None and not isinstance(model, NNXModel):
         raise InputError(Key("model.weights"), ": is not set", advice="name the weights to evaluate")
@@ -548,7 +548,7 @@ def _evaluator(
     config: Config, user_object: ObjectSource, model: Model, data: TrainingData, val: Source, topology: Topology
 ) -> evaluation.Evaluator:
     check_normalization(config.data, data.image_shape)
-    (_, loss), metrics = losses_of(config, data, user_object), metrics_of(config, data, user_object)
+    (_, loss), metrics = losses_of(config, data, user_object), metrics_of(config, data.labels, user_object)
     network, size = for_platform(model, topology.platform), feed.limit_batch_size(config.eval.batch_size, val, topology)
     topology.peers.agree(run_setup.settings())
     topology.connect()

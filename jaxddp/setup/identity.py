@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import hashlib
-import inspect
 import re
 import zlib
 from collections.abc import Callable, Iterator
@@ -158,17 +157,3 @@ def _constants(closed: Any) -> Iterator[Any]:
         yield from (operand.val for operand in equation.invars if hasattr(operand, "val"))
         for inner in jaxprs_in(equation.params.values()):
             yield from _constants(inner)
-
-
-def objective_fingerprints(recipe: Recipe) -> dict[str, str]:
-    """Return the fingerprints of objects that an objective loads, such as a teacher, by name.
-
-    Raises: InputError if the processes have different fingerprints, or the objective does not fit the run.
-    """
-    # `unwrap` undoes the wrapper that adds the line of the recipe file to errors.
-    method = getattr(inspect.unwrap(recipe.objective), "fingerprints", None)
-    if method is None:
-        return {}
-    fingerprints = method(recipe)
-    recipe.topology.peers.agree({f"objective's {name}": value for name, value in fingerprints.items()})
-    return fingerprints

@@ -2,7 +2,7 @@
 
 import dataclasses
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -27,27 +27,18 @@ OWN_WEIGHTS = (
 _NUM_IMAGES = 2
 
 
-def check_sizes(data: DataConfig, model: Model, layout: Layout) -> None:
-    """Check that a network accepts images of all sizes of a run.
+def check_sizes(config: DataConfig, model: Model, data: TrainingData, shapes: Sequence[ImageShape] = ()) -> None:
+    """Check that a network accepts images of all `shapes` of the training images, and those of evaluation.
 
     Raises: InputError if the network does not accept a size. The message names the first such size.
     """
-    for shape in layout.shapes:
-        _check_accepted(model, layout.training_data.image_shape, shape, "grow_from", data)
-    check_eval_size(data, model, layout.training_data)
-
-
-def check_eval_size(data: DataConfig, model: Model, training_data: TrainingData) -> None:
-    """Check that a network accepts the images of evaluation. Raises: InputError."""
-    _check_accepted(model, training_data.image_shape, training_data.eval_shape, "eval_size", data)
-
-
-def _check_accepted(model: Model, made_for: ImageShape, shape: ImageShape, key: str, data: DataConfig) -> None:
-    if shape != made_for and (reason := reason_of_rejection(model, trees_of(model, made_for), made_for, shape)):
-        size, other = ("x".join(map(str, each[:2])) for each in (made_for, shape))
-        problem = f": the network that is made for {size} pixels does not take {other} ({reason})"
-        advice = "leave ", Key(f"data.{key}"), " out, or choose another network"
-        raise InputError(Key(f"data.{key}", getattr(data, key)), problem, advice=advice)
+    made_for = data.image_shape
+    for shape, key in (*((shape, "grow_from") for shape in shapes), (data.eval_shape, "eval_size")):
+        if shape != made_for and (reason := reason_of_rejection(model, trees_of(model, made_for), made_for, shape)):
+            size, other = ("x".join(map(str, each[:2])) for each in (made_for, shape))
+            problem = f": the network that is made for {size} pixels does not take {other} ({reason})"
+            advice = "leave ", Key(f"data.{key}"), " out, or choose another network"
+            raise InputError(Key(f"data.{key}", getattr(config, key)), problem, advice=advice)
 
 
 def reason_of_rejection(model: Model, trees: Any, made_for: ImageShape, shape: ImageShape) -> str:

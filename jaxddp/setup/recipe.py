@@ -93,7 +93,7 @@ class Recipe:
         """
         layout = layout or Layout.of(config, topology, TrainingData.of(resources.train, config.data))
         data, augmentation = layout.training_data, objects.get("augmentation")
-        check_sizes(config.data, objects["model"], layout)
+        check_sizes(config.data, objects["model"], data, layout.shapes)
         feed = _feed(config, resources, layout, objects.get("objective", supervised))
         check_normalization(config.data, data.image_shape)
         preprocess = Preprocess.of(config, config.data.augment, augmentation)
@@ -209,7 +209,7 @@ def make_objects(
     initialize, augmentation = objects("initialize", config, data.images), objects("augmentation", config)
     return {
         **{"model": model, "kernels": kernels, "optimizer": optimizer, "loss": loss, "eval_loss": eval_loss},
-        **{"objective": objective, "metrics": metrics_of(config, data, objects)},
+        **{"objective": objective, "metrics": metrics_of(config, data.labels, objects)},
         "parts": parts_of(config, layout.steps, objects),
         "augmentation": augmentation and augmentation.function("(key, image)", "key, image"),
         "initialize": initialize and initialize.function("(params, model_state)", "params, model_state"),

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import inspect
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -26,7 +27,7 @@ from jaxddp.mesh import AXIS, Topology
 from jaxddp.recipe.file import RUN_ID
 from jaxddp.schedules import derivation
 from jaxddp.setup.feed import Feed
-from jaxddp.setup.identity import checksums, identity, objective_fingerprints
+from jaxddp.setup.identity import checksums, identity
 from jaxddp.setup.measured_shares import settle_shares
 from jaxddp.setup.recipe import Recipe
 from jaxddp.setup.resources import warn_of_unseen_classes
@@ -126,7 +127,11 @@ def _claim(recipe: Recipe, directory: Path | None) -> Claim:
     resources, settings = recipe.resources, recipe.config.to_dict()
     splits = {"train": resources.train, "val": resources.val, "unlabelled": resources.unlabelled}
     fingerprints = {split: source.fingerprint for split, source in splits.items() if source is not None}
-    fingerprints |= objective_fingerprints(recipe)
+    # An objective may load objects, such as a teacher. `unwrap` undoes the wrapper that adds a recipe's line to errors.
+    if (method := getattr(inspect.unwrap(recipe.objective), "fingerprints", None)) is not None:
+        loaded = method(recipe)
+        recipe.topology.peers.agree({f"objective's {name}": value for name, value in loaded.items()})
+        fingerprints |= loaded
     if not isinstance(recipe, RunSetup):
         return Claim(settings, fingerprints, recipe.file)
     # Each call of `train` may have other validation data.

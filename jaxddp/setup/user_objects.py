@@ -106,25 +106,6 @@ def check_optimizer(optimizer: Any, where: str, config: Config) -> optax.Gradien
     return optimizer
 
 
-def check_parts(parts: Any, where: str, configured: tuple[Part, ...] = ()) -> tuple[Part, ...]:
-    """Return the user's parts of the step together with the config's parts, in the order in which they run.
-
-    Gradient clipping comes first. Parts that decide whether a step is skipped, such as `LossScale`, come last, because
-    the guard of a skipped step restores the arrays of the parts that run before it.
-
-    Raises: InputError if an object is no part, or two parts have the same name.
-    """
-    user_parts = list(parts) if isinstance(parts, list | tuple) else [parts]
-    if wrong := [part for part in user_parts if not isinstance(part, Part)]:
-        raise InputError(f"{where}: {kind_of(wrong[0])} was given; give a list of jaxddp.engine.parts.part.Part")
-    names = [part.name for part in (*user_parts, *configured)]
-    if duplicates := [name for name in names if names.count(name) > 1]:
-        raise InputError(f"{where}: two parts are called {duplicates[0]!r}; give each another name")
-    ordinary, judging = ([part for part in user_parts if part.judges is judges] for judges in (False, True))
-    first, others = ([part for part in configured if isinstance(part, GradientNorm) is norm] for norm in (True, False))
-    return (*first, *ordinary, *others, *judging)
-
-
 def check_listeners(listeners: Any, where: str) -> list[Any]:
     """Check that each object has a listener's method, and return the objects. Raises: InputError."""
     if not isinstance(listeners, Sequence) or isinstance(listeners, str):
@@ -190,44 +171,6 @@ _RESERVED |= {GRADIENT_NORM, LOSS_SCALE, SKIPPED}
 _NAME = re.compile(r"(?!epoch_)[\w.-]+")
 
 
-def configured_metrics(config: Config, labels: LabelKind) -> dict[str, Any]:
-    """Return the metrics that a config names, except metrics that need more classes than the data have.
-
-    Raises: InputError if a metric takes one label per example and the data have several, or the reverse.
-    """
-    named = {name: METRICS.get(name) for name in config.eval.metrics}
-    for name in named:
-        others = ", ".join(other for other in METRICS.names() if _supports(METRICS.get(other), labels))
-        _check_supported(name, Key("eval.metrics"), f"name some of {others}", labels)
-    return {name: metric for name, metric in named.items() if labels.num_classes >= getattr(metric, "min_classes", 1)}
-
-
-def with_user_metrics(configured: Mapping[str, Any], given: Any, where: str, labels: LabelKind) -> dict[str, Any]:
-    """Return the config's and the user's metrics. A metric of the user replaces the config's metric of the same name.
-
-    Args:
-        given: a dict of names to functions like the entries of `METRICS`.
-        where: names the hook or the argument in messages.
-
-    Raises: InputError if `given` is no such dict, or two metrics return a value of the same name.
-    """
-    if not isinstance(given, Mapping):
-        raise InputError(f"{where}: {kind_of(given)} was given; give a dict of name to function")
-    metrics, measured_by = {**configured, **given}, dict[str, str]()
-    for name, metric in metrics.items() if given else ():
-        check_name(name, where)
-        if objective.is_set_metric(metric):
-            values = objective.check_set_metric(metric, f"{where}: {name}", labels)
-        else:
-            objective.check_metric(metric, f"{where}: {name}", labels)
-            values = (name,)
-        for value in values:
-            check_name(value, f"{where}: {name}")
-            if (other := measured_by.setdefault(value, name)) != name:
-                raise InputError(f"{where}: {other} and {name} both measure {value!r}; rename one of them")
-    return metrics
-
-
 def check_requested_metrics(listeners: Iterable[Any], labels: LabelKind) -> None:
     """Raise `InputError` if a listener requests a metric that does not fit the labels of the data."""
     for listener in listeners:
@@ -279,13 +222,59 @@ def losses_of(config: Config, data: TrainingData, user_object: ObjectSource) -> 
     return loss, loss
 
 
-def metrics_of(config: Config, data: TrainingData, user_object: ObjectSource) -> Mapping[str, Any]:
-    """Make the metrics in addition to the loss, by name. Raises: InputError."""
-    metrics, custom = configured_metrics(config, data.labels), user_object("metrics", config)
-    return metrics if custom is None else with_user_metrics(metrics, custom.value, custom.where, data.labels)
+def metrics_of(config: Config, labels: LabelKind, user_object: ObjectSource) -> dict[str, Any]:
+    """Make the metrics in addition to the loss, by name: the config's and the user's.
+
+    The config's metrics that need more classes than the data have are left out. A metric of the user replaces the
+    config's metric of the same name.
+
+    Raises:
+        InputError: a metric does not fit the labels, the user's object is no dict of functions like those of `METRICS`,
+            or two metrics return a value of the same name.
+    """
+    metrics, measured_by = {name: METRICS.get(name) for name in config.eval.metrics}, dict[str, str]()
+    for name in metrics:
+        others = ", ".join(other for other in METRICS.names() if _supports(METRICS.get(other), labels))
+        _check_supported(name, Key("eval.metrics"), f"name some of {others}", labels)
+    metrics = {name: each for name, each in metrics.items() if labels.num_classes >= getattr(each, "min_classes", 1)}
+    custom = user_object("metrics", config)
+    if custom is None:
+        return metrics
+    given, where = custom.value, custom.where
+    if not isinstance(given, Mapping):
+        raise InputError(f"{where}: {kind_of(given)} was given; give a dict of name to function")
+    metrics |= given
+    for name, metric in metrics.items() if given else ():
+        check_name(name, where)
+        if objective.is_set_metric(metric):
+            values = objective.check_set_metric(metric, f"{where}: {name}", labels)
+        else:
+            objective.check_metric(metric, f"{where}: {name}", labels)
+            values = (name,)
+        for value in values:
+            check_name(value, f"{where}: {name}")
+            if (other := measured_by.setdefault(value, name)) != name:
+                raise InputError(f"{where}: {other} and {name} both measure {value!r}; rename one of them")
+    return metrics
 
 
 def parts_of(config: Config, steps: Steps, user_object: ObjectSource) -> tuple[Part, ...]:
-    """Make the parts of the step. Raises: InputError."""
+    """Make the parts of the step, the config's and the user's, in the order in which they run.
+
+    Gradient clipping comes first. Parts that decide whether a step is skipped, such as `LossScale`, come last, because
+    the guard of a skipped step restores the arrays of the parts that run before it.
+
+    Raises: InputError if an object is no part, or two parts have the same name.
+    """
     configured, custom = configured_parts(config, steps.total), user_object("parts", config, steps)
-    return configured if custom is None else check_parts(custom.value, custom.where, configured)
+    if custom is None:
+        return configured
+    parts = list(custom.value) if isinstance(custom.value, list | tuple) else [custom.value]
+    if wrong := [part for part in parts if not isinstance(part, Part)]:
+        raise InputError(f"{custom.where}: {kind_of(wrong[0])} was given; give a list of jaxddp.engine.parts.part.Part")
+    names = [part.name for part in (*parts, *configured)]
+    if duplicates := [name for name in names if names.count(name) > 1]:
+        raise InputError(f"{custom.where}: two parts are called {duplicates[0]!r}; give each another name")
+    ordinary, judging = ([part for part in parts if part.judges is judges] for judges in (False, True))
+    first, others = ([part for part in configured if isinstance(part, GradientNorm) is norm] for norm in (True, False))
+    return (*first, *ordinary, *others, *judging)

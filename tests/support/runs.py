@@ -24,7 +24,7 @@ from jaxddp.setup.resources import Resources
 from jaxddp.setup.run_setup import RunSetup, initialize, open_recipe
 from jaxddp.setup.run_training import make_run
 from jaxddp.setup.run_training import train as run_training
-from jaxddp.setup.user_objects import configured_metrics
+from jaxddp.setup.user_objects import metrics_of, objects_of_arguments
 from jaxddp.training.checkpoints.manager import Checkpoints
 from jaxddp.training.loop import fit
 from jaxddp.workdir.session import Session
@@ -74,7 +74,7 @@ def setup_of(
         optimizer=optimizer,
         loss=own_loss,
         eval_loss=own_loss,
-        metrics=interned(configured_metrics(config, labels_of(table).kind)),
+        metrics=interned(metrics_of(config, labels_of(table).kind, objects_of_arguments())),
         **{name: interned(value) for name, value in more.items()},
     )
     return shared(initialize(recipe, programs=PROGRAMS)) if share else initialize(recipe)

@@ -69,7 +69,7 @@ def configured_parts(config: Config, total_steps: int) -> tuple[Part, ...]:
     """Create the optional parts of the step that a config enables, for a run of `total_steps` steps.
 
     The moving average comes after Lookahead, so that it averages the result of Lookahead. The guard comes after both,
-    so that it can restore their arrays. `check_parts` adds the parts that a user provides.
+    so that it can restore their arrays. `jaxddp.setup.user_objects.parts_of` adds the parts that a user provides.
     """
     settings, clip, parts = config.train, config.optimizer.clip_norm, list[Part]()
     if clip is not None or config.log.gradient_norm:
