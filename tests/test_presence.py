@@ -1,6 +1,5 @@
 """A run whose work directory is removed ends with a one-line error, and does not make the directory again."""
 
-import os
 import shutil
 import threading
 from collections.abc import Callable
@@ -120,22 +119,3 @@ def test_a_checkpoint_that_was_complete_before_the_removal_is_kept_in_a_copy(com
     (workdir / "checkpoints" / "2").mkdir(parents=True)
     entries.remove_recreated()
     assert workdir.exists() == (complete == 2)
-
-
-def test_a_check_reads_only_the_directory_while_its_entries_are_unchanged(tmp_path, monkeypatch):
-    workdir = tmp_path / "run"
-    (workdir / "checkpoints").mkdir(parents=True)
-    (workdir / "config.json").touch()
-    entries, paths, stat = presence.Presence(workdir), list[Path](), os.stat
-    entries.check()
-    monkeypatch.setattr(presence.os, "stat", lambda path: paths.append(Path(path)) or stat(path))
-    entries.check()
-    assert paths == [workdir]
-    times = stat(workdir)
-    (workdir / "config.json").unlink()
-    # Simulates a file system without modification times, where the thread finds the change before the next check.
-    os.utime(workdir, ns=(times.st_atime_ns, times.st_mtime_ns))
-    entries.check()
-    assert entries.fault() is not None
-    with pytest.raises(InputError, match=r"config\.json: was removed"):
-        entries.check()

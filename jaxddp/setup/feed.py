@@ -1,9 +1,8 @@
 """Feeds the training step with batches, or with the row numbers of images that are kept on the devices."""
 
 import itertools
-import math
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -153,7 +152,7 @@ class Feed:
         # Free the memory of a previous validation set.
         for use in missing.keys() & self.resident.keys():
             del self.resident[use]
-        needed, free = {use: self._bytes(use, source) for use, source in missing.items()}, self.topology.free_memory()
+        needed, free = self._bytes(missing), self.topology.free_memory()
         if free is not None and sum(needed.values()) > free:
             problem = f": each device needs memory for {images_text(needed)}, and has {size(free)} free"
             raise InputError(Key("data.cache", "device", '"device"'), problem, advice=_SMALLER)
@@ -165,7 +164,11 @@ class Feed:
 
     def resident_bytes(self, val: Source | None) -> dict[str, int]:
         """Return the bytes of the training images and of a validation set on each device, by use."""
-        return {use: self._bytes(use, source) for use, source in self._resident_sources(val).items()}
+        return self._bytes(self._resident_sources(val))
+
+    def _bytes(self, sources: Mapping[str, Source]) -> dict[str, int]:
+        images = {use: self._abstract_images(use, source) for use, source in sources.items()}
+        return {use: each.size * each.dtype.itemsize for use, each in images.items()}
 
     def resident_chunks(self, chunks: Iterable[range], key: jax.Array | None = None) -> Iterator[Chunk]:
         """Iterate over the arguments of `make_resident_steps`: images, columns and the run's key, for each chunk.
@@ -220,15 +223,13 @@ class Feed:
     def _load_order(self, source: Source) -> EvalOrder:
         return EvalOrder(len(source), -(-_LOAD_BATCH // self.topology.num_devices) * self.topology.num_devices)
 
-    def _bytes(self, use: str, source: Source) -> int:
-        order = self._load_order(source)
-        size = math.prod(source.image_shape(self._data_for(use))) * image_dtype(source, self.data).itemsize
-        return order.num_batches * order.batch_size * size
+    def _abstract_images(self, use: str, source: Source) -> jax.ShapeDtypeStruct:
+        order, shape = self._load_order(source), source.image_shape(self._data_for(use))
+        return jax.ShapeDtypeStruct((order.num_batches * order.batch_size, *shape), image_dtype(source, self.data))
 
     def _decoded(self, use: str, source: Source) -> jax.Array:
         """Decode the images of a source, without random crops, and copy them to the devices."""
         order, data, substituted = self._load_order(source), self._data_for(use), list[int]()
-        num_rows, shape = order.num_batches * order.batch_size, source.image_shape(data)
         if use == VALIDATION:
             batches = source.eval_batches(order, data, self._equal_shard)
         else:
@@ -241,8 +242,7 @@ class Feed:
                 substituted.append(0 if batch.substituted is None else int(batch.substituted.sum()))
                 yield batch.image
 
-        like = jax.ShapeDtypeStruct((num_rows, *shape), image_dtype(source, self.data))
-        images = place_images(load_images(), like, self.topology)
+        images = place_images(load_images(), self._abstract_images(use, source), self.topology)
         total = sum(map(int, self.topology.peers.exchange(f"substituted {use} images", str(sum(substituted)))))
         most = max_substituted(self.data.max_bad_images, len(source))
         check_substituted(total, most, Key.plain("data.cache", "device"))

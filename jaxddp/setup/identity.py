@@ -1,6 +1,5 @@
 """Digests of the objects, settings and arrays of a run, by which runs and processes are compared."""
 
-import dataclasses
 import functools
 import hashlib
 import re
@@ -14,31 +13,32 @@ import numpy as np
 
 from jaxddp.config.values import flatten
 from jaxddp.data.batch import Batch
-from jaxddp.engine.objective import Objective, is_set_metric, supervised
+from jaxddp.engine.objective import is_set_metric, supervised
 from jaxddp.engine.optimizer import call_update
 from jaxddp.engine.parts.part import Part
 from jaxddp.engine.state import TrainState, array_types
 from jaxddp.measure.cost import jaxprs_in
 from jaxddp.mesh import AXIS
 from jaxddp.models.interface import takes_example_keys
-from jaxddp.setup.recipe import Recipe, minimized
+from jaxddp.setup.recipe import Recipe
+from jaxddp.setup.run_setup import RunSetup
 
 _CHECKS = ("parallel.check_replicas", "parallel.self_test")
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
-def identity(recipe: Recipe, supervised_objective: Objective, state: TrainState) -> dict[str, str]:
-    """Return, for each object of a recipe, its name and a digest of its traced JAX program.
+def identity(setup: RunSetup) -> dict[str, str]:
+    """Return, for each object of a setup, its name and a digest of its traced JAX program.
 
     A digest depends on every constant, such as a learning rate, a class weight, or the width of a layer, and on the
     release of JAX, but not on the number of devices.
     """
-    image_shape, num_classes = recipe.layout.training_data.image_shape, recipe.layout.training_data.num_classes
-    logits = jax.ShapeDtypeStruct((2, num_classes), jnp.float32)
-    labels = logits if recipe.loss.labels.several else jax.ShapeDtypeStruct((2,), jnp.int32)
+    data, state = setup.layout.training_data, setup.state
+    logits = jax.ShapeDtypeStruct((2, data.num_classes), jnp.float32)
+    labels = logits if setup.loss.labels.several else jax.ShapeDtypeStruct((2,), jnp.int32)
     key = jax.eval_shape(lambda: jax.random.key(0))
-    digests = {"loss": name_and_digest(recipe.loss.function, logits, labels)}
-    for name, metric in recipe.metrics.items():
+    digests = {"loss": name_and_digest(setup.loss.function, logits, labels)}
+    for name, metric in setup.metrics.items():
         function, arguments = metric, (logits, labels)
         if is_set_metric(metric) and hasattr(metric, "examples"):
             function = function.examples
@@ -47,37 +47,36 @@ def identity(recipe: Recipe, supervised_objective: Objective, state: TrainState)
         digests[f"metric {name}"] = name_and_digest(function, *arguments)
 
     def following(grads: Any, opt_state: Any, params: Any) -> Any:
-        return call_update(recipe.optimizer, grads, opt_state, params, value=jnp.zeros(()), grad=grads)
+        return call_update(setup.optimizer, grads, opt_state, params, value=jnp.zeros(()), grad=grads)
 
     update = _digest(following, state.params, state.opt_state, state.params)
-    numbers = _initial_numbers(recipe.optimizer.init, state.params)
+    numbers = _initial_numbers(setup.optimizer.init, state.params)
     digests["optimizer"] = " ".join([update, *(str(np.asarray(number)) for number in numbers)])
 
     def network(params: Any, model_state: Any, images: jax.Array, key: jax.Array) -> Any:
-        keys = {"example_keys": jax.random.split(key, len(images))} if takes_example_keys(recipe.model) else {}
-        return recipe.model.apply(params, model_state, images, train=True, key=key, **keys)
+        keys = {"example_keys": jax.random.split(key, len(images))} if takes_example_keys(setup.model) else {}
+        return setup.model.apply(params, model_state, images, train=True, key=key, **keys)
 
     # Ghost batch norm needs at least one group of images.
-    images = jax.ShapeDtypeStruct((recipe.config.train.batch_size, *image_shape), jnp.float32)
-    name = type(getattr(recipe.model, "module", recipe.model)).__name__
+    images = jax.ShapeDtypeStruct((setup.config.train.batch_size, *data.image_shape), jnp.float32)
+    name = type(getattr(setup.model, "module", setup.model)).__name__
     digests["model"] = name_and_digest(network, state.params, state.model_state, images, key, name=name)
-    if recipe.schedule is not None:
-        digests["schedule"] = name_and_digest(recipe.schedule, jax.ShapeDtypeStruct((), jnp.int32))
-    if recipe.augmentation is not None:
-        image = jax.ShapeDtypeStruct(image_shape, jnp.float32)
-        digests["augmentation"] = name_and_digest(recipe.augmentation, key, image)
+    if setup.schedule is not None:
+        digests["schedule"] = name_and_digest(setup.schedule, jax.ShapeDtypeStruct((), jnp.int32))
+    if setup.augmentation is not None:
+        image = jax.ShapeDtypeStruct(data.image_shape, jnp.float32)
+        digests["augmentation"] = name_and_digest(setup.augmentation, key, image)
     # Parts without arrays in the state may change on resume.
-    if parts := [part for part in recipe.parts if part.name in state.parts]:
+    if parts := [part for part in setup.parts if part.name in state.parts]:
         digests["parts"] = ", ".join(_part(part, state) for part in parts)
-    if recipe.objective is not supervised:
-        train_objective = minimized(recipe.objective, dataclasses.replace(supervised_objective, metrics={}))
+    if setup.objective is not supervised:
 
         def gradient_of(params: Any, model_state: Any, batch: Batch, key: jax.Array) -> Any:
-            return train_objective(params, model_state, batch, train=True, key=key, image_key=key)
+            return setup.unmeasured(params, model_state, batch, train=True, key=key, image_key=key)
 
         # The slots of a batch may depend on the devices.
-        batch = recipe.feed.divided(()).abstract_batch(recipe.feed.order.batch_size)
-        name = getattr(recipe.objective, "__qualname__", type(recipe.objective).__name__)
+        batch = setup.feed.divided(()).abstract_batch(setup.feed.order.batch_size)
+        name = getattr(setup.objective, "__qualname__", type(setup.objective).__name__)
         digests["objective"] = name_and_digest(gradient_of, state.params, state.model_state, batch, key, name=name)
     return digests
 

@@ -71,9 +71,8 @@ def initial_weights(path: Path, target: WeightsTarget, topology: Topology) -> di
     logged if layers keep their initial values (`new_layers`, or a head for other classes), or arrays of the file are
     converted or not used.
 
-    Raises:
-        InputError: the weights cannot be read, are of another network (the message lists missing arrays and wrong
-            shapes), or differ between processes.
+    Raises: InputError if the weights cannot be read, are of another network (the message lists missing arrays and wrong
+    shapes), or differ between processes.
     """
     if os.path.isdir(path):  # False if the name is too long; `Path.is_dir` raises an error.
         _, arrays = read_run(path, "best", topology)
@@ -145,8 +144,7 @@ def fine_tuned(recipe: Recipe, shapes: Shapes) -> Recipe:
     Args:
         shapes: the shapes of the network's arrays, by path.
 
-    Raises:
-        InputError: a layer does not exist, no layer is left to train, or two keys contradict each other.
+    Raises: InputError if a layer does not exist, no layer is left to train, or two keys contradict each other.
     """
     config, optimizer, plan = recipe.config, recipe.optimizer, recipe.layout.plan
     trained, unfreeze_times = _trained(config, shapes, recipe.kernels), config.model.unfreeze_times

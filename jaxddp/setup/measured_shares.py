@@ -123,8 +123,7 @@ def settle_shares(setup: RunSetup, workdir: Path | None = None, run_id: str = ""
         run_id: the id of the run.
         resumes: whether the run is resumed. It then uses the shares of the file, unless the devices have changed.
 
-    Raises:
-        InputError: the file cannot be written; see also `Layout.of`.
+    Raises: InputError if the file cannot be written; see also `Layout.of`.
     """
     shares, topology, peers = setup.config.parallel.shares, setup.topology, setup.topology.peers
     if shares is None:
@@ -135,12 +134,12 @@ def settle_shares(setup: RunSetup, workdir: Path | None = None, run_id: str = ""
         kinds = [device.device_kind for device in topology.mesh.devices.flat]
         content = {RUN_ID: run_id, "shares": "", "processes": topology.process_count, "devices": kinds}
         # Process 0 reads the file, because other hosts may not see its last write yet.
-        read = lambda: _saved(file, content) if file is not None and resumes else ("", "")  # noqa: E731
-        shares, reason = json.loads(peers.from_first("saved shares", lambda: json.dumps(read())))
+        read = lambda: _saved(file, content) if file is not None and resumes else ""  # noqa: E731
+        shares = peers.from_first("saved shares", read)
         origin = "as measured at the start of the run"
         if not shares:
-            if reason and peers.is_first:
-                _log.info(f"shares: measured again, because {reason}")
+            if resumes and peers.is_first:
+                _log.info(f"shares: measured again, because {file} has none of this run on these devices")
             speeds, division = measure_shares(setup), setup.layout.division
             arguments = speeds, peers.process_count, division.batch_size, division.unit_of_slice
             shares = peers.from_first("shares", lambda: shares_of(*arguments))
@@ -155,8 +154,8 @@ def settle_shares(setup: RunSetup, workdir: Path | None = None, run_id: str = ""
     return setup
 
 
-def _saved(file: Path, expected: Mapping[str, Any]) -> tuple[str, str]:
-    """Return the value of `parallel.shares` that a run measured, or "" and a reason to measure again.
+def _saved(file: Path, expected: Mapping[str, Any]) -> str:
+    """Return the value of `parallel.shares` that a run measured; "" if the file is not of this run and these devices.
 
     Args:
         expected: the content of the file, whose `shares` are not compared.
@@ -165,10 +164,8 @@ def _saved(file: Path, expected: Mapping[str, Any]) -> tuple[str, str]:
         saved = files.parse_json(files.read(file), dict)
         Shares.parse(saved["shares"]).of_devices(len(saved["devices"]), saved["processes"])
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
-        return "", f"{file} is missing or damaged"
-    if saved | {"shares": ""} != expected:
-        return "", "the devices have changed" if saved[RUN_ID] == expected[RUN_ID] else f"{file} is of another run"
-    return saved["shares"], ""
+        return ""
+    return saved["shares"] if saved | {"shares": ""} == expected else ""
 
 
 def _listed(values: Sequence[str]) -> str:

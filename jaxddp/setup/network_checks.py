@@ -130,8 +130,7 @@ def check_outputs(model: Model, image_shape: ImageShape, classes: int, precision
     Returns:
         The jaxprs of evaluation and of training; None for training if the network does not accept so few images.
 
-    Raises:
-        InputError: the network returns something else.
+    Raises: InputError if the network returns something else.
     """
     modes = [_trace(model, image_shape, precision, train=train, classes=classes) for train in (False, True)]
     evaluation, training = modes

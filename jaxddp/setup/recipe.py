@@ -86,10 +86,9 @@ class Recipe:
     ) -> "Recipe":
         """Make the recipe of `objects`, which are fields, with its feed and its preprocessing.
 
-        Raises:
-            InputError: the config does not fit the devices or the images, the network does not accept images of all
-                sizes, the images cannot be kept on the devices, a data set is smaller than its batch, augmentation,
-                mean or std do not fit the images, or the objective's own check fails.
+        Raises: InputError if the config does not fit the devices or the images, the network does not accept images of
+        all sizes, the images cannot be kept on the devices, a data set is smaller than its batch, augmentation, mean or
+        std do not fit the images, or the objective's own check fails.
         """
         layout = layout or Layout.of(config, topology, TrainingData.of(resources.train, config.data))
         data, augmentation = layout.training_data, objects.get("augmentation")
@@ -138,9 +137,8 @@ class Recipe:
         Args:
             has_further_metrics: whether the user's functions return further metrics, whose names are not known yet.
 
-        Raises:
-            InputError: the metric of `checkpoint.best` is not measured, or validation is disabled although early
-                stopping or a part of the training step needs it.
+        Raises: InputError if the metric of `checkpoint.best` is not measured, or validation is disabled although early
+        stopping or a part of the training step needs it.
         """
         config = self.config
         early_stopping = EarlyStopping(self.goal, config.train.stop_after, config.train.stop_min_gain)
@@ -191,9 +189,8 @@ def make_objects(
         rate: a learning rate schedule, an `optax.Schedule`, which replaces the config's.
         precision: the `train.precision` that the user set; None for a default.
 
-    Raises:
-        InputError: a name is unknown, a number is out of range, or an object is of the wrong type. The message names
-            the key, the hook or the argument.
+    Raises: InputError if a name is unknown, a number is out of range, or an object is of the wrong type. The message
+    names the key, the hook or the argument.
     """
     data, topology, schedule = layout.training_data, layout.way.topology, rate or make_schedule(config, layout.steps)
     loss, eval_loss = losses_of(config, data, objects)
@@ -280,9 +277,8 @@ def _feed(config: Config, resources: Resources, layout: Layout, objective: Calla
 def make_order(source: Source, config: Config, topology: Topology, division: Division | None = None) -> SampleOrder:
     """Return the order of examples.
 
-    Raises:
-        InputError: the batch is larger than the data set, or is not a multiple of `data.repeats`, or classes cannot be
-            balanced.
+    Raises: InputError if the batch is larger than the data set, or is not a multiple of `data.repeats`, or classes
+    cannot be balanced.
     """
     if isinstance(source, UnitedSource):
         unit = 1 if division is None else division.smallest.batch_size // topology.process_count

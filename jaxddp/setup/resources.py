@@ -297,8 +297,7 @@ def check_placement(config: Config, *, unlabelled: bool = False) -> None:
     Args:
         unlabelled: whether a source of unlabelled images was passed to the Python API.
 
-    Raises:
-        InputError: a key has an unsupported value.
+    Raises: InputError if a key has an unsupported value.
     """
     if config.data.placement == "shared":
         return

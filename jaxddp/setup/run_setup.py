@@ -143,10 +143,13 @@ class RunSetup(Recipe):
     @cached_property
     def phases(self) -> Phases:
         """The phases of a training step."""
-        return Phases(self._minimized(self.supervised), self.optimizer, self.schedule, self.parts)
+        objective = self.programs(minimized, self.objective, self.supervised)
+        return Phases(objective, self.optimizer, self.schedule, self.parts)
 
-    def _minimized(self, supervised: Objective) -> TrainObjective:
-        return self.programs(minimized, self.objective, supervised)
+    @cached_property
+    def unmeasured(self) -> TrainObjective:
+        """The function that a step minimizes, without metrics."""
+        return self.programs(minimized, self.objective, dataclasses.replace(self.supervised, metrics={}))
 
     def with_loss(self, loss: Loss) -> "RunSetup":
         """Return the setup with another loss for training and evaluation. Raises: see `example_loss`."""
@@ -162,9 +165,8 @@ class RunSetup(Recipe):
         not compiled again, and images on the devices stay there. The objects of the recipe stay the same: a model or an
         optimizer that depends on the config's seed does not change.
 
-        Raises:
-            InputError: the seed is out of range, another process uses another seed, or the model is an NNX module,
-                which has its own initial values, and neither weights nor `initialize` are given.
+        Raises: InputError if the seed is out of range, another process uses another seed, or the model is an NNX
+        module, which has its own initial values, and neither weights nor `initialize` are given.
         """
         is_other, has_weights = seed != self.feed.order.seed, self.config.model.weights is not None
         if is_other and not has_weights and self.initialize is None and brings_weights(self.model):
@@ -221,8 +223,7 @@ class RunSetup(Recipe):
         if self.topology.num_devices == 1 or mode == "never":
             return None
         # The self-test compares gradients, and metrics have none.
-        objective = self._minimized(dataclasses.replace(self.supervised, metrics={}))
-        return self.programs(SelfTest, objective, self.way, _first_batch, mode)
+        return self.programs(SelfTest, self.unmeasured, self.way, _first_batch, mode)
 
     def evaluator(self, source: Source, batch_size: int | None = None, *, resident: bool = False) -> Evaluator:
         """Return an evaluator that measures a state on a source.
@@ -366,10 +367,9 @@ def initialize(recipe: Recipe, *, fresh: bool = True, programs: CompiledPrograms
         _, weights = configured_weights(config, target, topology)
     else:
         recipe = dataclasses.replace(recipe, initialize=None)
-    asked = {field.name: getattr(recipe, field.name) for field in dataclasses.fields(recipe)}
     made = {"network": for_platform(recipe.model, topology.platform), "programs": programs or CompiledPrograms()}
     none: Any = None
-    setup = RunSetup(**asked, **made, weights=weights, state=none, like=none)
+    setup = RunSetup(**vars(recipe), **made, weights=weights, state=none, like=none)
     out_of_memory = memory_errors(lambda: "while the network was initialized", lambda: "choose a smaller network")
     with doing("initializing the network"), out_of_memory:
         state = jax.block_until_ready(setup.initial_state())
@@ -420,8 +420,7 @@ def check_keys_of_hooks(file: RecipeFile, recipe: Recipe) -> None:
     read. For objectives it is the name alone, because an objective may read other keys while the step is traced. A key
     has an effect if a hook, or a function that a hook returned, reads it, or another part of the run.
 
-    Raises:
-        InputError: a key of `file.set_keys` has no effect. The message names all such keys, and the hooks.
+    Raises: InputError if a key of `file.set_keys` has no effect. The message names all such keys, and the hooks.
     """
     values = flatten(recipe.config.to_dict())
     set_keys = {key for key in file.set_keys if values[key] is not None}

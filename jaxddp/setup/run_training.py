@@ -39,6 +39,7 @@ from jaxddp.training.listeners.jsonl import SlowProcesses
 from jaxddp.training.listeners.notifier import make_loggers
 from jaxddp.training.loop import fit
 from jaxddp.training.run import Run
+from jaxddp.weights.match import listed
 from jaxddp.workdir.claim import Claim, claim, describe_end
 from jaxddp.workdir.session import Resume, session
 from jaxddp.workdir.signature import Signature
@@ -140,7 +141,7 @@ def _claim(recipe: Recipe, directory: Path | None) -> Claim:
     config = {"seed": settings["seed"], "data": settings["data"], "train": train}
     config["parallel"] = {"reproducible": settings["parallel"]["reproducible"]}
     is_compared = directory is not None or not recipe.topology.peers.is_alone
-    objects = identity(recipe, recipe.supervised, recipe.state) if is_compared else {}
+    objects = identity(recipe) if is_compared else {}
     return Claim(config, fingerprints, objects=objects)
 
 
@@ -220,9 +221,6 @@ def _evaluator(setup: RunSetup, listeners: Sequence[Any], evaluators: Sequence[M
     return dataclasses.replace(measured, extra=evaluators)
 
 
-_MOST_SHOWN = 8
-
-
 def describe_non_finite(state: TrainState, step: int, objective: Objective, feed: Feed, key: jax.Array) -> str:
     """Describe the rows of a step's batch whose loss is not finite.
 
@@ -240,9 +238,7 @@ def describe_non_finite(state: TrainState, step: int, objective: Objective, feed
         subject, bad = "The loss is not finite for", rows[~losses]
     elif not images.all():
         subject, bad = "Images are not finite after augmentation:", rows[~images]
-    more = f" and {len(bad) - _MOST_SHOWN} more" if len(bad) > _MOST_SHOWN else ""
-    shown = ", ".join(map(str, bad[:_MOST_SHOWN]))
-    return f"{subject} {plural(len(bad), 'row')} {shown}{more} of the training data"
+    return f"{subject} {plural(len(bad), 'row')} {listed(map(str, bad), most=8)} of the training data"
 
 
 def _finite(objective: Objective, topology: Topology) -> Callable[..., tuple[jax.Array, jax.Array]]:

@@ -203,9 +203,8 @@ def check_name(name: Any, where: str) -> None:
 def losses_of(config: Config, data: TrainingData, user_object: ObjectSource) -> tuple[ExampleLoss, ExampleLoss]:
     """Make the loss of training and the loss of evaluation, which has no label smoothing.
 
-    Raises:
-        InputError: the name is unknown, the class weights do not fit the loss or the classes, or the user's object is
-            no loss.
+    Raises: InputError if the name is unknown, the class weights do not fit the loss or the classes, or the user's
+    object is no loss.
     """
     custom = user_object("loss", config)
     if custom is None:
@@ -228,9 +227,8 @@ def metrics_of(config: Config, labels: LabelKind, user_object: ObjectSource) -> 
     The config's metrics that need more classes than the data have are left out. A metric of the user replaces the
     config's metric of the same name.
 
-    Raises:
-        InputError: a metric does not fit the labels, the user's object is no dict of functions like those of `METRICS`,
-            or two metrics return a value of the same name.
+    Raises: InputError if a metric does not fit the labels, the user's object is no dict of functions like those of
+    `METRICS`, or two metrics return a value of the same name.
     """
     metrics, measured_by = {name: METRICS.get(name) for name in config.eval.metrics}, dict[str, str]()
     for name in metrics:

@@ -82,8 +82,7 @@ def claim(directory: Path, claimed: Claim, peers: Peers = ALONE, *, resuming: bo
     Returns:
         The content of config.json, and whether the run is resumed with the same length.
 
-    Raises:
-        InputError: a key of the recipe differs, or a file cannot be read or written.
+    Raises: InputError if a key of the recipe differs, or a file cannot be read or written.
     """
     record, run_id, same = claimed.record(), "", False
     if resuming:
@@ -123,8 +122,7 @@ def compare(directory: Path, claimed: Claim, peers: Peers = ALONE) -> tuple[dict
     Returns:
         The saved config.json, and the content with which the run is resumed.
 
-    Raises:
-        InputError: a key of the recipe differs, or a file cannot be read.
+    Raises: InputError if a key of the recipe differs, or a file cannot be read.
     """
     path, record, recipe = directory / CONFIG_FILE, claimed.record(), claimed.recipe
     saved, hooks = _read(path), () if recipe is None else recipe.hooks
@@ -166,8 +164,7 @@ def check_evaluation(directory: Path, config: Config) -> None:
     A run from Python is not checked: its config.json does not hold these settings. The error names the first key that
     differs, and both values.
 
-    Raises:
-        InputError: a key differs.
+    Raises: InputError if a key differs.
     """
     path = directory / CONFIG_FILE
     saved = _read(path) if path.exists() else {}
@@ -209,8 +206,7 @@ def with_absolute_paths(config: Config, peers: Peers = ALONE) -> Config:
     `data.name` stays if the hosts of a job have different paths for it. All processes of a job must call this
     function together.
 
-    Raises:
-        InputError: no data set has this name, or there is no manifest.
+    Raises: InputError if no data set has this name, or there is no manifest.
     """
     data = flatten(config.to_dict())
     places = {key: data[key] for key in _PATH_KEYS if data[key] is not None}
@@ -296,8 +292,7 @@ def nothing_to_train(file: RecipeFile, directory: Path) -> str:
 
     The settings are compared as on a resume. The data are not opened.
 
-    Raises:
-        InputError: a setting of the run has changed.
+    Raises: InputError if a setting of the run has changed.
     """
     directory = directory.absolute()
     place, (step, lines) = directory / integrity.CHECKPOINTS, _end(directory)

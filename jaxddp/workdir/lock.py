@@ -22,8 +22,7 @@ def locked(directory: Path) -> Iterator[None]:
 
     The lock ends with the process. On a file system without locks, nothing is locked.
 
-    Raises:
-        InputError: another run holds the lock.
+    Raises: InputError if another run holds the lock.
     """
     # A lock of the directory itself would not reach the server of a network file system.
     with files.readable_errors(directory / LOCK_FILE):

@@ -21,8 +21,7 @@ _ADVICE = "give a run's work directory"
 def recipe_of_run(directory: Path) -> RecipeFile:
     """Return the recipe of a run.
 
-    Raises:
-        InputError: there is no such run, or its copy of the recipe has changed.
+    Raises: InputError if there is no such run, or its copy of the recipe has changed.
     """
     path = directory / CONFIG_FILE
     with files.reading(path, _ADVICE, missing=f"no such file; {_ADVICE}"):
@@ -37,8 +36,7 @@ def restore_state(directory: Path, which: str, topology: Topology, advice: str =
 
     If the checkpoint has several states (see `TrainState.stacked`), their average is returned.
 
-    Raises:
-        InputError: there is no such checkpoint, or it is damaged.
+    Raises: InputError if there is no such checkpoint, or it is damaged.
     """
     place = directory / CHECKPOINTS
     if not place.is_dir():
@@ -53,8 +51,7 @@ def read_run(directory: Path, which: str, topology: Topology) -> tuple[int, dict
 
     "best" means the latest checkpoint if the run was never validated.
 
-    Raises:
-        InputError: there is no such checkpoint, or it is damaged.
+    Raises: InputError if there is no such checkpoint, or it is damaged.
     """
     state = restore_state(directory, which, topology, f"give {FORMS}")
     arrays = by_path(state.eval_params, state.model_state)
@@ -66,8 +63,7 @@ def agreed_step(checkpoints: Checkpoints, which: str) -> int:
 
     "best" means the latest checkpoint if the run was never validated.
 
-    Raises:
-        InputError: there is no such checkpoint, or it is damaged.
+    Raises: InputError if there is no such checkpoint, or it is damaged.
     """
 
     def verified() -> str:

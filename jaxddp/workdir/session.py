@@ -60,8 +60,7 @@ class Session:
     def restore_into(self, run: Run) -> Run:
         """Return the run with the state of its checkpoint, and with this directory to save to.
 
-        Raises:
-            InputError: the checkpoint is of another run or step, or the directory was removed.
+        Raises: InputError if the checkpoint is of another run or step, or the directory was removed.
         """
         restored: dict[str, Any] = {}
         if self.resume_step is not None:
@@ -87,8 +86,7 @@ def session(
 
     For `keep` and `goal` see `Checkpoints`.
 
-    Raises:
-        InputError: the directory cannot be used; see also `watch_workdir`.
+    Raises: InputError if the directory cannot be used; see also `watch_workdir`.
     """
     before = {*os.listdir(directory)} if directory.is_dir() else None
     check_shared(files.create(directory), peers)
@@ -117,8 +115,7 @@ def rename_damaged(place: Path) -> str:
 
     Returns the new names. Each checkpoint is logged with its damaged file.
 
-    Raises:
-        InputError: there are checkpoints, and all are damaged; none is renamed.
+    Raises: InputError if there are checkpoints, and all are damaged; none is renamed.
     """
     manifests, damaged, steps = integrity.Integrity(place), dict[int, str](), [*integrity.steps_in(place)]
     if manifests.fault is not None:
@@ -142,8 +139,7 @@ def rename_damaged(place: Path) -> str:
 def resume_step(checkpoints: Checkpoints, resume: Resume) -> int | None:
     """Return the step of the latest checkpoint; None for a new run.
 
-    Raises:
-        InputError: `resume` is "must", but there is no checkpoint; or it is "never", but there is one.
+    Raises: InputError if `resume` is "must", but there is no checkpoint; or it is "never", but there is one.
     """
     # Process 0 decides, because a network file system may show an older checkpoint to the others.
     latest = json.loads(checkpoints.peers.exchange("latest checkpoint", json.dumps(checkpoints.latest()))[0])
@@ -221,25 +217,13 @@ class Presence:
         self._complete: int | None = None
         self._paths = (directory, directory / integrity.CHECKPOINTS, directory / CONFIG_FILE)
         self._identities: dict[Path, tuple[int, int]] = {}
-        self._checked_state: tuple[int, int, int] | None = None
         self.kept_open = ExitStack()
         self.fault()
 
     def check(self) -> None:
-        """Raise `InputError` if the directory was removed, moved or replaced.
-
-        It is called after each step, so it must be fast. It does nothing if the directory's inode and modification time
-        are unchanged since the last full check. On file systems without modification times of directories, the
-        thread of `watch_workdir` finds a change.
-        """
-        state = None
-        with suppress(OSError):
-            status = os.stat(self._paths[0])
-            state = status.st_dev, status.st_ino, status.st_mtime_ns
-        if state is None or state != self._checked_state:
-            if (fault := self.fault()) is not None:
-                raise InputError(fault)
-            self._checked_state = state
+        """Raise `InputError` if the directory was removed, moved or replaced. It is called after each step."""
+        if (fault := self.fault()) is not None:
+            raise InputError(fault)
         _, self._complete = self.saves()
 
     def fault(self) -> str | None:
@@ -256,7 +240,6 @@ class Presence:
                         self.kept_open.callback(os.close, os.open(place, os.O_RDONLY | os.O_DIRECTORY))
                 is_gone = self._identities.setdefault(place, identity) != identity
             if is_gone:
-                self._checked_state = None
                 advice = f"bring {self._paths[0]} back, and the same command resumes there"
                 return f"{place}: was removed, moved or replaced while the run wrote there; {advice}"
         return None
@@ -310,8 +293,7 @@ def watch_workdir(directory: Path, peers: Peers = ALONE) -> Iterator[Presence]:
     After a removal, any error in the block becomes an InputError about the removal. The process exits if the block does
     not end within 10 seconds, because the block may wait for another process.
 
-    Raises:
-        InputError: the directory was removed, moved or replaced.
+    Raises: InputError if the directory was removed, moved or replaced.
     """
     presence, finished = Presence(directory), threading.Event()
 

@@ -72,8 +72,7 @@ class Signature:
     def read(cls, directory: Path) -> "Signature | None":
         """Read the signature of a work directory; None if there is no such file.
 
-        Raises:
-            InputError: the file is damaged, or belongs to another run than config.json.
+        Raises: InputError if the file is damaged, or belongs to another run than config.json.
         """
         path = directory / SIGNATURE_FILE
         if not path.exists():
@@ -117,8 +116,7 @@ class Signature:
     def pixels(self, images: np.ndarray) -> np.ndarray:
         """Convert arrays [N, H, W, C] to pixels of this dtype.
 
-        Raises:
-            InputError: the arrays have another shape or dtype; see also `as_pixels`.
+        Raises: InputError if the arrays have another shape or dtype; see also `as_pixels`.
         """
         given, images = images, as_pixels(images, "normalized" if self.dtype == NORMALIZED else None)
         if given.dtype != images.dtype and images.dtype == np.uint8 and self.dtype == "uint16":
@@ -131,8 +129,7 @@ class Signature:
     def data(self, data: DataConfig) -> DataConfig:
         """Return the config that reads images of this format from files.
 
-        Raises:
-            InputError: image files cannot have this shape.
+        Raises: InputError if image files cannot have this shape.
         """
         height, width, channels = self.image_shape
         if channels not in _FILE_CHANNELS or height != width or self.dtype == NORMALIZED:
