@@ -54,6 +54,7 @@ LAYERS = (
     Group(12, "api __init__", "jax optax"),
     Group(12, "cluster"),
     Group(12, "curate"),
+    Group(12, "rate_range", "jax"),
     Group(12, "reports"),
     Group(13, "sweeps"),
     Group(14, "cli command_line commands __main__", "tyro rich"),

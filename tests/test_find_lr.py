@@ -14,7 +14,7 @@ from support.recipes import DENSE
 from jaxddp.cli import main
 from jaxddp.command_line.words import options_of, words_without
 from jaxddp.commands.find_lr import FindLr
-from jaxddp.setup.rate_range import RateRange, RateTest
+from jaxddp.rate_range import RateRange, RateTest
 
 HOOK = """
 def get_optimizer(config, learning_rate):

@@ -36,8 +36,8 @@ def run(arguments: list[str]) -> None:
     options, file = parse_recipe(FindLr, "jaxddp find-lr", arguments)
     with doing(IMPORTING):
         import jaxddp.core.files as files
+        from jaxddp.rate_range import RateRange, config_of_test, find_rate
         from jaxddp.schedules import batch_factor
-        from jaxddp.setup.rate_range import RateRange, config_of_test, find_rate
         from jaxddp.setup.run_setup import initialize, open_recipe
         from jaxddp.training.pictures import png, rate_figure
 
