@@ -1,10 +1,12 @@
 """CSV files that list images: rows and classes, several labels, and errors with line numbers."""
 
+import os
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
+from support.forms import example_tables
 
 from jaxddp.config import DataConfig
 from jaxddp.core.errors import InputError
@@ -19,10 +21,10 @@ SEVERAL = "path,label\na.png,cat;dog\nb/2.png, ant \nc.png,dog; ant;cat\n"
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    for index, name in enumerate(("a.png", "b/2.png", "c.png", "d.png")):
+    for index, name in enumerate(("set/a.png", "set/b/2.png", "set/c.png", "set/d.png", "else/e.png", "else/f.png")):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         Image.fromarray(np.full((4, 4, 3), index, np.uint8)).save(tmp_path / name)
-    return tmp_path
+    return tmp_path / "set"
 
 
 def data(path: Path, **more) -> DataConfig:
@@ -89,11 +91,23 @@ def test_the_delimiter_is_that_with_which_the_header_has_the_columns(root: Path,
 @pytest.mark.parametrize(
     ("name", "content", "fault"),
     [
-        ("train.csv", "picture,label\na.png,cat\n", "train.csv:1: no column path, found 'picture,label'; give the col"),
-        ("train.csv", "id;breed\na.png;cat\n", "train.csv:1: no column label, found 'id;breed'; give the columns path"),
-        ("TRAIN.CSV", "", "TRAIN.CSV:1: no column path, found ''; give the columns path,label"),
+        (
+            "train.csv",
+            "picture,kind,label\na.png,a,cat\n",
+            "train.csv:1: no column of images by a usual name, found 'pi",
+        ),
+        (
+            "train.csv",
+            "id;w;breed\na.png;2;x\n",
+            "train.csv:1: no column of labels by a usual name, found 'id', 'w', 'b",
+        ),
+        (
+            "TRAIN.CSV",
+            "",
+            "TRAIN.CSV:1: no column of images by a usual name, found none; name both, as data.columns image",
+        ),
         ("train.csv", b"\xff\xfea", "train.csv: damaged UTF-16"),
-        ("train.tsv", "a.png\tcat\n", "train.tsv:1: no column path, found"),
+        ("train.tsv", "a.png\tcat\n", "train.tsv:1: no column of images by a usual name, found 'a.png', 'cat'"),
         ("val.csv", SINGLE, "train.csv: no such file"),
         ("train.csv", "path,label,Path\na.png,cat,b\n", "train.csv:1: columns 1 and 3 have the same name"),
     ],
@@ -103,6 +117,57 @@ def test_the_folders_beside_a_csv_file_are_no_classes(root: Path, name: str, con
     with pytest.raises(InputError) as caught:
         open_splits(data(root, val_share=None if name == "val.csv" else 0.5))
     assert str(caught.value).startswith(f"{root}/{fault}") and "\n" not in str(caught.value)
+
+
+SPREAD = "id_code,diagnosis,fold,patient\na,cat,0,p\nb/2,dog,1,q\nc,cat,2,q\nd,cat,2,r\n"
+BITS = "image,cat,dog,age,is_valid\na.png,1,0,3,0\nb/2.png,1.0,1.0,4,1\nc.png,0,0,5,0\nd.png,0,0,6,0\n"
+HALVES = "path,label,Split\na.png,cat,train\nb/2.png,dog,Train\nc.png,cat,VAL\nd.png,,test\n"
+SHARE = {"val_share": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("text", "keys", "train", "val", "reading"),
+    [
+        (SPREAD.replace("cat", "dog"), SHARE, "a b/2", "c d", "image=id_code, label=diagnosis, suffix .png"),
+        (SPREAD, {"split_column": "Fold", "val_fold": "2"}, "a b/2", "c d", "label=diagnosis, split=fold, suffix .png"),
+        (SPREAD, {**SHARE, "group_column": "patient"}, "b/2 c", "a d", "image=id_code, label=diagnosis, suffix .png"),
+        (HALVES, {}, "a.png b/2.png", "c.png", "image=path, label=label, split=Split"),
+        (HALVES, {"split_column": "split", "val_fold": "VAL"}, "a.png b/2.png", "c.png", "split=Split"),
+        (BITS, SHARE, "b/2.png d.png", "a.png c.png", "image=image, 2 columns of 0 and 1"),
+        (BITS, {"split_column": "is_valid", "val_fold": "1"}, "a.png c.png d.png", "b/2.png", "1, split=is_valid"),
+        (BITS, {**SHARE, "columns": "label=cat,label=is_valid"}, "b/2.png d.png", "a.png c.png", "columns of 0 and 1"),
+        ("x\ty\na.png\t1\nc.png\t1\n", {**SHARE, "columns": "image=x"}, "a.png", "c.png", "image=x, label=y"),
+        ("image,n,findings\na,1,cat dog\nc,2,cat\n", {**SHARE, "columns": ("label=findings",), "label_separator": " "},
+         "a", "c", "label=findings, suffix .png"),
+        ("id,label\n2,dog\n", SHARE, "", "", "train.csv: class 'dog' has only one example, ROOT/b/2.png, but"),
+        ("file,label\n./a.png,x\nROOT//c.png,x\na.png,x\nb\\2.png,x\n", SHARE, "b/2.png", "a.png c.png", "label"),
+        ("file,label\nROOT/../else/e.png,x\n", SHARE, "", "", "train.csv:2: path '/"),
+        ("file,label,split\nELSE/e.png,x,train\nc.png,x,val\n", {}, "ELSE/e.png", "c.png", "label=label, split=split"),
+        ("id,label\ne,x\nf,x\n", {**SHARE, "images": "ELSE", "suffix": ".png"}, "e", "f", "in ELSE/, suffix .png"),
+        ("id,label\ne,x\nf,x\n", {**SHARE, "images": "els"}, "", "", "data.images='els': no such folder; give"),
+        (SPREAD, {"split_column": "fold"}, "", "", "its values in ROOT/train.csv are 0, 1, 2; give the one to validate on"),
+        (SPREAD, {"split_column": "fold", "val_fold": "3"}, "", "", "data.val_fold='3': column fold of ROOT/train.csv has"),
+        (SPREAD, {**SHARE, "columns": "image=idcod,label=diagnosis"}, "", "", "no column 'idcod', did you mean 'id_code'?"),
+        (SPREAD.replace("q", "p").replace("r", "p"), {**SHARE, "group_column": "patient"}, "", "", "all images are of one"),
+    ],
+)  # fmt: skip
+def test_a_table_with_one_reading_opens_and_tells_it(tmp_path: Path, root: Path, text, keys, train, val, reading):
+    places = {"ROOT": str(root), "ELSE": str(tmp_path / "else")}
+
+    def placed(text: str) -> str:
+        return text.replace("ROOT", places["ROOT"]).replace("ELSE", places["ELSE"])
+
+    (root / "train.csv").write_text(placed(text))
+    keys = {key: placed(value) if isinstance(value, str) else value for key, value in keys.items()}
+    try:
+        splits = example_tables(data(root / "train.csv", **keys))
+    except InputError as error:
+        assert placed(reading) in str(error) and not train
+        return
+    found = [" ".join(map(os.fsdecode, table.id.tolist())) for table in splits]
+    assert found == [placed(train), placed(val)] and splits[0].reading.endswith(placed(reading))
+    for table in splits:
+        table.check(data(root))
 
 
 def test_a_test_file_without_labels_is_no_validation_split(root: Path):
@@ -161,10 +226,10 @@ def test_several_labels_become_rows_of_zeros_and_ones_and_cannot_be_packed(root:
             "train.csv:2: label 'cat;;dog' has an empty name or one name twice",
         ),
         ("path,label\na.png,cat; cat\n", "train.csv:2: label 'cat; cat' has an empty name or"),
-        (SINGLE + "a.png,dog\n", "train.csv:4: 'a.png' is listed on line 3 already; write one row for each image"),
-        ("path,label\n/etc/a.png,cat\n", "train.csv:2: path '/etc/a.png' is not below the file's folder"),
-        ("path,label\nb/../../a.png,cat\n", "train.csv:2: path 'b/../../a.png' is not below"),
-        ("path,label\n,cat\n", "train.csv:2: path '' is not below"),
+        (SINGLE + "./a.png,dog\n", "train.csv:4: 'a.png' has other labels than in ROOT/train.csv:3; write one row for"),
+        ("path,label\nb/../../a.png,cat\n", "train.csv:2: path 'b/../../a.png' names no file below a folder"),
+        ("path,label\n,cat\n", "train.csv:2: path '' names no file below a folder"),
+        ("path,label\na.png,x|y\nc.png,x;y\n", "train.csv: labels hold both ';' and '|'; name the separator of labels"),
         ("path,label\nout.png,cat\n", "train.csv:2: a symbolic link leads out of the data set"),
     ],
 )
@@ -174,7 +239,7 @@ def test_a_mistake_in_the_file_is_reported_with_its_line_number(root: Path, trai
     with pytest.raises(InputError) as caught:
         open_splits(data(root / "train.csv", val_share=0.5))
     message = str(caught.value)
-    assert message.startswith(f"{root}/{fault}") and "\n" not in message
+    assert message.startswith(f"{root}/{fault.replace('ROOT', str(root))}") and "\n" not in message
 
 
 def test_a_validation_label_without_training_examples_is_rejected(root: Path):

@@ -11,7 +11,8 @@ from PIL import Image
 
 from jaxddp.config import DataConfig
 from jaxddp.core.errors import InputError
-from jaxddp.data.opening import held_out_rows, open_splits
+from jaxddp.data.division import held_out_rows
+from jaxddp.data.opening import open_splits
 
 SHARES = st.floats(0.001, 0.999)
 EXAMPLES = st.dictionaries(st.text("abcdé/7 ", min_size=1, max_size=6), st.integers(0, 3), min_size=1, max_size=40)

@@ -1,6 +1,7 @@
 """The `data` section of a config: the examples of a run, and their preprocessing."""
 
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Annotated, Literal
 
 from jaxddp.config.registry import Requires
@@ -20,8 +21,10 @@ UNLABELLED_RATIO = 7
 """The default number of unlabelled images for each labelled one, for all objectives that read unlabelled images."""
 PROCESS = "{process}"
 """The text that stands for the number of a process."""
-PLACE_KEYS = ("path", "train", "val", "data_dir", "manifest")
+PLACE_KEYS = ("path", "train", "val", "data_dir", "manifest", "images")
 """The keys of `data` in which `PROCESS` is replaced."""
+TABLE_KEYS = ("columns", "images", "suffix", "label_separator", "split_column", "val_fold", "group_column")
+"""The keys of `data` that say how a table of images is read."""
 IMAGE_KEYS = ("image_size", "channels", "bits", "mean", "std")
 """The keys of `data` that determine the input of a network."""
 RESIZING_KEYS = ("eval_size", "resize", "eval_crop", "interpolation")
@@ -151,6 +154,23 @@ class DataConfig:
     """Solution file of the validation split, its Parquet or .tar files as a pattern, or the name of the split for hf:
     and tfds:. If None, the file that datasets.toml names, else LOC_val_solution.csv, or the files with names of the
     split."""
+    columns: Names = ()
+    """Columns of a table of images, as image=NAME,label=NAME. Several labels, label=A,label=B, are columns of 0 and 1,
+    one for each class. Columns that are not named are found by their usual names."""
+    images: str | None = None
+    """Folder of the images that a table names, relative to the table or to the working directory."""
+    suffix: str | None = None
+    """Suffix of the images, such as ".png", if the rows of a table hold ids."""
+    label_separator: str | None = None
+    """Separator of several labels in a cell of a table; " " for blanks. If None, ";" or "|" in a CSV file."""
+    split_column: str | None = None
+    """Column of a table that names the split or the fold of each image."""
+    val_fold: Annotated[str, Requires("data.split_column")] | None = None
+    """Value of `split_column` with which an image is for validation. If None, val, valid, validation, dev or, without
+    these, test."""
+    group_column: str | None = None
+    """Column of a table that names the group of each image, such as a patient. All images of a group are in one
+    split. For other data, a recipe has the hook `get_group`."""
     data_dir: str | None = None
     """Folder of the data sets that tensorflow-datasets has prepared. If None, the default folder of
     tensorflow-datasets."""
@@ -195,6 +215,16 @@ class DataConfig:
     def __post_init__(self) -> None:
         check_values(self, "data.")
         _check_area("data.crop_area", self.crop_area)
+        _ = self.named_columns
+
+    @cached_property
+    def named_columns(self) -> dict[str, tuple[str, ...]]:
+        """The names of `columns` for "image" and "label". Raises: InputError if the text is invalid."""
+        pairs = [text.partition("=")[::2] for text in self.columns]
+        named = {role: tuple(name.strip() for each, name in pairs if each == role) for role in ("image", "label")}
+        if sum(map(len, named.values())) < len(pairs) or "" in sum(named.values(), ()) or len(named["image"]) > 1:
+            raise InputError(Key("data.columns", self.columns), ": expected image=NAME,label=NAME, or one of the two")
+        return {role: names for role, names in named.items() if names}
 
     def of_process(self, index: int) -> "DataConfig":
         """Return the config with the number of a process in place of {process}, if each process has its own data."""

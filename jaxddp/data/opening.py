@@ -6,20 +6,21 @@ The modules of `jaxddp/data/formats/` register the formats in `FORMATS`; see `ja
 import dataclasses
 import hashlib
 import logging
-import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 
 import jaxddp.core.files as files
 from jaxddp.config import DataConfig
+from jaxddp.config.data_section import TABLE_KEYS
 from jaxddp.config.registry import FORMATS
 from jaxddp.core.errors import InputError, Key, Option, about, counted, show
 from jaxddp.core.phases import doing
+from jaxddp.data.division import check_groups, held_out
 from jaxddp.data.faults import Refuse, find_repeats, pass_faults_to, raise_fault
 from jaxddp.data.format import Format, Match, Place
 from jaxddp.data.formats.csv_listing import has_labels, is_csv, read_paths
@@ -81,7 +82,7 @@ def _compared(splits: Mapping[str, SourceTable], place: Place) -> dict[str, Sour
 
 
 def _with_equal_labels(splits: Mapping[str, SourceTable]) -> dict[str, SourceTable]:
-    """Return the splits with multi-hot labels if an example of any split has several classes, else with single labels.
+    """Return the splits with multi-hot labels if an example of any split has not one class, else with single labels.
 
     A listing has multi-hot labels if a row has several; other splits, or the selected classes, may have only one each.
     """
@@ -89,7 +90,7 @@ def _with_equal_labels(splits: Mapping[str, SourceTable]) -> dict[str, SourceTab
     multi_hot = [table.labels for table in tables.values() if table.labels.ndim == 2 and table.pixel_shape is None]
     if not multi_hot:
         return {**splits}
-    several = any((labels.sum(1) > 1).any() for labels in multi_hot)
+    several = any((labels.sum(1) != 1).any() for labels in multi_hot)
     convert = ExampleTable.with_several_labels if several else ExampleTable.with_single_labels
     return {split: convert(table) for split, table in tables.items()}
 
@@ -149,6 +150,9 @@ def open_splits(data: DataConfig, refuse: Refuse = raise_fault) -> dict[str, Sou
                 opened[split] = data_format.open(place, split)
         if not opened:
             raise InputError(f"{where}: no split can be read; correct the faults that are listed above")
+        if place.data.group_column is not None and len(opened) == 2:
+            train, val = (cast(ExampleTable, table) for table in opened.values())
+            check_groups(train, val, str(where))
         return _with_equal_labels(opened)
     if data.val_share is None:
         advice = ("give ", Key("data.val_share"), ", such as 0.1 to hold out a tenth of each class")
@@ -189,7 +193,7 @@ def open_one_split(paths: Sequence[str], data: DataConfig, split: Split | None =
     if data.path is not None and not others:
         is_own = os.path.realpath(files.expanded(path)) == os.path.realpath(files.expanded(data.path))
     place = _place(data) if is_own else _whole_place(path, dataclasses.replace(data, val_share=None))
-    is_labelled = not is_csv(Path(path)) or has_labels(files.expanded(path).absolute())
+    is_labelled = not is_csv(Path(path)) or has_labels(files.expanded(path).absolute(), place.data)
     # A folder of class folders matches no other format.
     if others or not is_labelled or not (_is_data_set(place) or [*_matches(place)] == ["folders"]):
         if split is not None:
@@ -200,7 +204,10 @@ def open_one_split(paths: Sequence[str], data: DataConfig, split: Split | None =
 
 def _whole_place(path: str, data: DataConfig) -> Place:
     """Return the place of a data set with all of its classes."""
-    changes = {"path": path, "name": None, "train": None, "val": None, "classes": None}
+    changes: dict[str, Any] = {"path": path, **dict.fromkeys(("name", "train", "val", "classes", *TABLE_KEYS))}
+    # Another table of this kind has the same columns, and other images.
+    kept = ("columns", "label_separator") if is_csv(Path(path)) else ()
+    changes |= {"columns": ()} | {key: getattr(data, key) for key in kept}
     return Place(path, dataclasses.replace(data, **changes))
 
 
@@ -243,7 +250,14 @@ def _format_of(place: Place) -> Format:
     if len(names) > 1:
         both = f"{len(names)} formats, {' and '.join(names)}"
         raise InputError(f"{where}: holds data sets of {both}; give a directory with one of them, or a file")
-    return FORMATS.get(names[0])
+    data_format = FORMATS.get(names[0])
+    for key in TABLE_KEYS:
+        if getattr(place.data, key) and key not in getattr(data_format, "keys", ()):
+            fault = f" is for tables of images, and {where} holds {data_format.description}"
+            raise InputError(
+                Key(f"data.{key}", getattr(place.data, key)), fault, advice=("leave ", Key(f"data.{key}"), " out")
+            )
+    return data_format
 
 
 @convert_os_errors()
@@ -364,56 +378,6 @@ def few_labels(table: SourceTable, per_class: int, seed: int = 0) -> SourceTable
 def _word(text: str) -> int:
     """Return a 64-bit hash of a text."""
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8])
-
-
-def held_out(table: ExampleTable, share: float, where: str) -> dict[Split, ExampleTable]:
-    """Divide a table into "train" and "val", each in the order of the rows.
-
-    An example with several classes counts as an example of its first class.
-
-    Args:
-        share: the share of each class for "val", above 0 and below 1; see `held_out_rows`.
-        where: a readable name of the data set, for messages.
-
-    Raises:
-        InputError: a class has only one example, and each split needs one.
-    """
-    labels = table.labels.argmax(1) if labels_of(table).several else table.labels
-    labelled = labels[labels >= 0]
-    single_classes = np.flatnonzero(np.bincount(labelled, minlength=table.num_classes) == 1)
-    if len(single_classes):
-        example = table.name(int(np.flatnonzero(labels == single_classes[0])[0]))
-        raise InputError(
-            f"{where}: class {show(table.class_ids[single_classes[0]])} has only one example, {example}, but ",
-            Key("data.val_share", share, f"{share:g}"),
-            " needs two of each class: one to hold out and one to train",
-            advice="add examples, or leave the class out",
-        )
-    # Examples without a label stay in the training split, where `check_labelled` raises an error about them.
-    is_held_out = np.zeros(len(table), bool)
-    is_held_out[labels >= 0] = held_out_rows(table.id[labels >= 0], labelled, share)
-    return {"train": table.rows(np.flatnonzero(~is_held_out)), "val": table.rows(np.flatnonzero(is_held_out))}
-
-
-def held_out_rows(ids: np.ndarray, labels: np.ndarray, share: float) -> np.ndarray:
-    """Return a mask of the examples that are held out, bool[N].
-
-    In a class of n examples, these are the k examples whose ids have the smallest hashes (the first 8 bytes of
-    SHA-256). k is `share * n`, rounded to the nearest integer (halves up) and limited to 1..n-1. The order of the rows
-    has no effect. Adding or removing an example moves at most one other example, of the same class, to the other split.
-
-    Args:
-        ids: bytes 'S'[N], unique.
-        labels: int[N], class indices.
-    """
-    is_held_out = np.zeros(len(ids), bool)
-    digests = np.array([int.from_bytes(hashlib.sha256(one).digest()[:8]) for one in ids.tolist()], np.uint64)
-    order = np.lexsort((ids, digests, labels))
-    _, starts, counts = np.unique(labels[order], return_index=True, return_counts=True)
-    for start, count in zip(starts.tolist(), counts.tolist(), strict=True):
-        wanted = max(1, min(math.floor(share * count + 0.5), count - 1))
-        is_held_out[order[start : start + wanted]] = True
-    return is_held_out
 
 
 def chosen_images(source: Source, data: DataConfig, rows: np.ndarray) -> np.ndarray:

@@ -35,6 +35,7 @@ class HubSets:
     """The format of addresses with the prefix hf:, and of folders that `save_to_disk` wrote."""
 
     description = f"{_PREFIX}OWNER/NAME (a data set of the Hugging Face Hub), or a directory of its save_to_disk"
+    keys = ("columns",)
 
     def match(self, place: Place) -> Match:
         is_saved = place.local is not None and tables.is_saved(place.local)
@@ -52,7 +53,7 @@ class HubSets:
         splits = _open_splits(place)
         name = required_split(place.address, splits, split, place.data)
         where, dataset = f"{place.address}, {name}", splits[name]
-        columns = _find_columns(where, dataset)
+        columns = _find_columns(where, dataset, place)
         cells = _cells(where, dataset, columns.label, place.refuse)
 
         def cells_of(one: Split) -> list[tables.LabelCells]:
@@ -60,7 +61,7 @@ class HubSets:
             if one == split or other is None:
                 return [cells] if one == split else []
             table = f"{place.address}, {other}"
-            return [_cells(table, splits[other], _find_columns(table, splits[other]).label, place.refuse)]
+            return [_cells(table, splits[other], _find_columns(table, splits[other], place).label, place.refuse)]
 
         classes = tables.find_classes(columns.names, cells_of, place.address, place.refuse)
         labels = tables.class_indices(cells, classes, place.refuse)
@@ -84,7 +85,7 @@ def _open_splits(place: Place) -> Mapping[str, Any]:
     return tables.open_prepared(parts["name"], parts["config"], parts["revision"])
 
 
-def _find_columns(where: str, dataset: Any) -> tables.TableColumns:
+def _find_columns(where: str, dataset: Any, place: Place) -> tables.TableColumns:
     kinds, features = tables.import_datasets(where), dataset.features
     if not len(dataset):
         raise InputError(f"{where}: holds no row; choose another split")
@@ -92,7 +93,7 @@ def _find_columns(where: str, dataset: Any) -> tables.TableColumns:
     classes = {
         name: tuple(map(str, kind.names)) for name, kind in features.items() if isinstance(kind, kinds.ClassLabel)
     }
-    image, label = tables.choose_columns(where, [*features], images, [*classes])
+    image, label = tables.choose_columns(where, [*features], images, [*classes], place.data.named_columns)
     check_names(classes.get(label, ()), lambda place: f"{where}: the names of {label}, name {place + 1}")
     return tables.TableColumns(image, label, classes.get(label))
 

@@ -18,7 +18,8 @@ from jaxddp.config.registry import FORMATS
 from jaxddp.core.errors import InputError, Key, nearest, show
 from jaxddp.data.faults import Refuse, check_distinct, pass_faults_to, raise_fault
 from jaxddp.data.format import Match, Place
-from jaxddp.data.formats.csv_listing import check_utf8, csv_rows, sound_rows
+from jaxddp.data.formats.csv_listing import check_utf8, csv_rows
+from jaxddp.data.formats.listing import sound_rows
 from jaxddp.data.source import ClassSelection, Split
 from jaxddp.data.storage.root import DataRoot, DatasetEntry, FolderFile, find_dataset, is_url, open_root
 from jaxddp.data.storage.shards import SHARDS
@@ -80,7 +81,9 @@ def test_listing(root: AnyPath, csv: AnyPath = TEST_CSV, cache: AnyPath | None =
     _, data_root, file = _open(root, csv, cache)
     image_id, label, lines = _read_rows(file, (), raise_fault)
     path = np.strings.add(f"{_IMAGES}/test/".encode(), np.strings.add(image_id, b".JPEG"))
-    return sound_rows(ExampleTable(data_root.store, image_id, path, label), file, lines, raise_fault)
+    return sound_rows(
+        ExampleTable(data_root.store, image_id, path, label), lambda row: f"{file}:{lines[row]}", raise_fault
+    )
 
 
 def _read_labelled(
@@ -98,7 +101,8 @@ def _read_labelled(
     folder = np.where(in_train, of_class, f"{_IMAGES}/val/".encode())
     path = np.strings.add(folder, np.strings.add(image_id, b".JPEG"))
     table = ExampleTable(data_root.store, image_id, path, label, tuple(mapping), tuple(mapping.values()))
-    return sound_rows(table, file, lines, refuse, entry.classes if classes is None else classes)
+    chosen = entry.classes if classes is None else classes
+    return sound_rows(table, lambda row: f"{file}:{lines[row]}", refuse, chosen)
 
 
 def _open(
@@ -187,7 +191,7 @@ def _read_rows(file: FolderFile, synsets: Collection[str], refuse: Refuse) -> tu
     Raises:
         InputError: the file or a column is missing, or no row can be used.
     """
-    columns = [("ImageId",), ("PredictionString",)][: 2 if synsets else 1]
+    columns = ("ImageId", "PredictionString")[: 2 if synsets else 1]
     index = {synset: label for label, synset in enumerate(synsets)}
     rows: list[tuple[bytes, int, int]] = []
     for line, image_id, *prediction in csv_rows(file, columns, refuse):

@@ -8,18 +8,28 @@ ROOT is a folder or the URL of an object store. `data.train` and `data.val` can 
 Images are in a column of structs with a field `bytes`. The column is called image or img, or is the only such column.
 Labels are integers or strings. The names of integer labels are in the metadata of the schema. For string labels, the
 classes are the sorted labels of the training split.
+
+Without such a column, the rows name images beside the file. Such a file, and one whose rows have several labels, a
+split or a group by the config, is read as a listing: see `jaxddp.data.formats.listing`.
 """
 
+import functools
+import itertools
 import logging
 import os
 import re
+from bisect import bisect_right
 from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 import jaxddp.core.files as files
+import jaxddp.data.formats.listing as listing
 import jaxddp.data.storage.tables as tables
+from jaxddp.config import DataConfig
+from jaxddp.config.data_section import TABLE_KEYS
 from jaxddp.config.registry import FORMATS
 from jaxddp.core.errors import InputError, about, counted, show, size
 from jaxddp.data.faults import Refuse, pass_faults_to
@@ -43,10 +53,14 @@ def read_parquet(place: Place, folder: Folder, split: Split, shards: dict[Split,
 
     Raises: InputError if pyarrow is not installed, or no row can be used.
     """
-    parts, refuse = [FolderFile(folder, path) for path in shards[split]], place.refuse
+    refuse = place.refuse
+    if (rows := _listing(place, folder, shards)) is not None:
+        val = ParquetRows(folder, shards["val"]) if split == "val" and "val" in shards else None
+        return listing.read_listing(rows, split, place.data, refuse, val, by_column="val" not in shards)
+    parts = [FolderFile(folder, path) for path in shards[split]]
     with pass_faults_to(refuse):
         _check_parts(parts)
-    columns, parts = _find_columns(parts, refuse)
+    columns, parts = _find_columns(parts, place.data, refuse)
     cells = _read_cells(parts, columns, refuse)
     if not any(len(file_cells.labels) for file_cells in cells.values()):
         raise InputError(f"{place.address}: no rows in its {split} split; give each image a row")
@@ -67,6 +81,115 @@ def read_parquet(place: Place, folder: Folder, split: Split, shards: dict[Split,
     return ExampleTable(store, example_id, path_of_row, np.concatenate(labels), classes.names, offset=offset)
 
 
+class ParquetRows:
+    """The rows of Parquet files, as a `Listing`."""
+
+    def __init__(self, folder: Folder, paths: Sequence[str]):
+        self.files = [FolderFile(folder, path) for path in paths]
+        self.file = self.files[0]
+        with tables.open_parquet(self.file) as parquet:
+            self._schema = parquet.schema_arrow
+        self.header, self.images = self._schema.names, _image_columns(self._schema)
+
+    @functools.cached_property
+    def _starts(self) -> list[int]:
+        """The number of each file's first row."""
+        counts = []
+        for file in self.files:
+            with tables.open_parquet(file) as parquet:
+                counts.append(parquet.metadata.num_rows)
+        return [*itertools.accumulate(counts, initial=0)]
+
+    def _position(self, number: int) -> tuple[FolderFile, int]:
+        """Return the file of a row, and its number there."""
+        file = bisect_right(self._starts, number) - 1
+        return self.files[file], number - self._starts[file]
+
+    def place(self, number: int) -> str:
+        file, row = self._position(number)
+        return f"{file}, row {row}"
+
+    def class_names(self, label: str) -> tuple[str, ...]:
+        return _class_names(self._schema).get(label, ())
+
+    def rows(self, columns: Sequence[str], refuse: Refuse) -> Iterator[list[Any]]:
+        """Yield [number of the row, *texts of the columns]; the text of a cell with an image is the id of the row."""
+        read, number = [name for name in columns if name not in self.images], 0
+        for file in self.files:
+            with tables.open_parquet(file) as parquet, tables.as_input_errors(file):
+                if missing := {*read} - {*parquet.schema_arrow.names}:
+                    fault = f"{file}: no column {missing.pop()!r}, which the first file has; {tables.WRITE_AGAIN}"
+                    raise InputError(fault)
+                cells = {name: parquet.read(columns=[name]).column(0).to_pylist() for name in read}
+                texts = [
+                    [_text(cell, self.class_names(name)) for cell in cells[name]]
+                    if name in cells
+                    else [f"{file.path}__{row}" for row in range(parquet.metadata.num_rows)]
+                    for name in columns
+                ]
+            for of_row in zip(*texts, strict=True):
+                yield [number, *of_row]
+                number += 1
+
+    def table(self, columns: listing.Columns, rows: Sequence[listing.Row], data: DataConfig) -> ExampleTable:
+        if columns.image not in self.images:
+            return listing.table_of_files(self, columns, rows, data)
+        positions = [self._position(row.number) for row in rows]
+        paths = np.array([os.fsencode(file.path) for file, _ in positions])
+        ids, offset = np.array([row.image.encode() for row in rows]), np.array([row for _, row in positions], np.int64)
+        store = tables.ParquetFiles(self.file.folder, columns.image)
+        reading = f"{self.file.name}: {columns}"
+        return ExampleTable(store, ids, paths, np.full(len(ids), -1, np.int32), offset=offset, reading=reading)
+
+
+def _text(cell: Any, names: Sequence[str]) -> str:
+    if isinstance(cell, int) and not isinstance(cell, bool) and 0 <= cell < len(names):
+        return names[cell]
+    return "" if cell is None else str(cell)
+
+
+def _listing(place: Place, folder: Folder, shards: dict[Split, list[str]]) -> ParquetRows | None:
+    """Return the rows of the training files, if they are read as a listing.
+
+    Raises: InputError if a file is damaged.
+    """
+    data, paths = place.data, shards.get("train") or next(iter(shards.values()))
+    several = len(data.named_columns.get("label", ())) > 1
+    is_keyed = several or any((data.split_column, data.group_column, data.label_separator))
+    try:
+        rows = ParquetRows(folder, paths)
+    except InputError:
+        if is_keyed:
+            raise
+        return None  # `_find_columns` finds the readable files.
+    names_images = not rows.images and listing.find_column(rows.header, listing.IMAGES) is not None
+    names_images |= not {*data.named_columns.get("image", ())} <= {*rows.images}
+    return rows if is_keyed or names_images or _divides(rows, data, shards) else None
+
+
+def _divides(rows: ParquetRows, data: DataConfig, shards: dict[Split, list[str]]) -> bool:
+    """Return whether a column divides the rows. Raises: InputError if there is a validation file, too."""
+    if "val" in shards:
+        listing.check_one_division(data, rows.file.name, shards["val"][0])
+        return False
+    division = listing.division(rows, data)
+    return division is not None and "val" in division[1].values()
+
+
+def _by_column(place: Place, folder: Folder, shards: dict[Split, list[str]]) -> bool:
+    rows = _listing(place, folder, shards)
+    return rows is not None and _divides(rows, place.data, shards)
+
+
+def _image_columns(schema: Any) -> list[str]:
+    """Return the columns of structs with a field `bytes`."""
+    import pyarrow
+
+    structs = {field.name: field.type for field in schema if pyarrow.types.is_struct(field.type)}
+    binary = (pyarrow.binary(), pyarrow.large_binary())
+    return [name for name, kind in structs.items() if any(one.name == "bytes" and one.type in binary for one in kind)]
+
+
 def _check_parts(files: list[FolderFile]) -> None:
     """Check names like `train-00000-of-00002`. Raises: InputError if a part is missing or occurs twice."""
     parts: dict[tuple[str, int], list[int]] = defaultdict(list)
@@ -81,28 +204,26 @@ def _check_parts(files: list[FolderFile]) -> None:
             raise InputError(f"{_parent(files[0])}: {found} of {name}-*.parquet; keep the files of one data set")
 
 
-def _find_columns(files: list[FolderFile], refuse: Refuse) -> tuple[tables.TableColumns, list[FolderFile]]:
+def _find_columns(
+    files: list[FolderFile], data: DataConfig, refuse: Refuse
+) -> tuple[tables.TableColumns, list[FolderFile]]:
     """Return the columns of the first readable file, and the files without the unreadable ones before it.
 
     Raises: InputError if no file can be read.
     """
     for place, file in enumerate(files):
         with pass_faults_to(refuse):
-            return _columns_of_file(file), files[place:]
+            return _columns_of_file(file, data), files[place:]
     raise InputError(f"{_parent(files[0])}: none of {counted(len(files), 'file')} can be read; {tables.WRITE_AGAIN}")
 
 
-def _columns_of_file(file: FolderFile) -> tables.TableColumns:
-    import pyarrow
-
+def _columns_of_file(file: FolderFile, data: DataConfig) -> tables.TableColumns:
     with tables.open_parquet(file) as parquet:
         schema = parquet.schema_arrow
-    structs = {field.name: field.type for field in schema if pyarrow.types.is_struct(field.type)}
-    binary = (pyarrow.binary(), pyarrow.large_binary())
-    images = [name for name, kind in structs.items() if any(one.name == "bytes" and one.type in binary for one in kind)]
     with about(file):
         names = _class_names(schema)
-    image, label = tables.choose_columns(str(file), schema.names, images, [*names])
+    wanted = data.named_columns
+    image, label = tables.choose_columns(str(file), schema.names, _image_columns(schema), [*names], wanted)
     check_names(names.get(label, ()), lambda place: f"{file}: the names of {label}, name {place + 1}")
     return tables.TableColumns(image, label, names.get(label) or None)
 
@@ -151,4 +272,4 @@ def _parent(file: FolderFile) -> str:
 
 
 _DESCRIPTION = "a Parquet file of `datasets`, or a directory or a URL with train-*.parquet"
-FORMATS.add("parquet_files")(ShardFormat(_DESCRIPTION, ".parquet", read_parquet))
+FORMATS.add("parquet_files")(ShardFormat(_DESCRIPTION, ".parquet", read_parquet, TABLE_KEYS, _by_column))

@@ -39,6 +39,10 @@ class ShardFormat:
     suffix: str
     read: Callable[[Place, Folder, Split, dict[Split, list[str]]], ExampleTable]
     """Reads a split. The arguments are the place, its folder, the split, and the paths of the shards of each split."""
+    keys: tuple[str, ...] = ()
+    """The keys of tables that the format reads; see `TABLE_KEYS`."""
+    by_column: Callable[[Place, Folder, dict[Split, list[str]]], bool] = lambda *_: False
+    """Returns whether a column divides the rows of the shards into both splits."""
 
     def match(self, place: Place) -> Match:
         if place.shards is None:
@@ -56,12 +60,14 @@ class ShardFormat:
         return found
 
     def divided(self, place: Place) -> bool:
-        return "val" in find_shards(place, self.suffix)
+        assert place.shards is not None
+        shards = find_shards(place, self.suffix)
+        return self.by_column(place, place.shards[0], shards) or "val" in shards
 
     def open(self, place: Place, split: Split) -> ExampleTable:
         assert place.shards is not None
         folder, shards = place.shards[0], find_shards(place, self.suffix)
-        if split not in shards:
+        if split not in shards and not self.by_column(place, folder, shards):
             raise InputError(f"{folder.name()}: no shards of its {split} split; call them {split}-*{self.suffix}")
         table = self.read(place, folder, split, shards)
         table = replace(table, store=with_cache(table.store, folder, place.data.local_cache))

@@ -333,7 +333,13 @@ class LabelCells(NamedTuple):
     """Returns a readable name of a row, for messages."""
 
 
-def choose_columns(where: str, names: Sequence[str], images: Sequence[str], classes: Sequence[str]) -> tuple[str, str]:
+def choose_columns(
+    where: str,
+    names: Sequence[str],
+    images: Sequence[str],
+    classes: Sequence[str],
+    wanted: Mapping[str, tuple[str, ...]],
+) -> tuple[str, str]:
     """Return the names of the columns of images and of labels.
 
     Args:
@@ -341,6 +347,7 @@ def choose_columns(where: str, names: Sequence[str], images: Sequence[str], clas
         names: all columns.
         images: the columns that hold images.
         classes: the columns of integers with class names.
+        wanted: the names that `data.columns` gives for "image" and "label".
 
     Raises: InputError if there is no such column, or another column has the same name.
     """
@@ -353,8 +360,10 @@ def choose_columns(where: str, names: Sequence[str], images: Sequence[str], clas
         index_of_column(names, found[0], where)
         return found[0]
 
-    image = choose("images (structs with a field bytes)", _IMAGES, images, images)
-    return image, choose("labels", _LABELS, names, classes)
+    usual, typed = (wanted["image"], ()) if "image" in wanted else (_IMAGES, images)
+    image = choose("images (structs with a field bytes)", usual, images, typed)
+    usual, typed = (wanted["label"], ()) if "label" in wanted else (_LABELS, classes)
+    return image, choose("labels", usual, names, typed)
 
 
 def label_cells(values: Any, where: object, column: str, refuse: Refuse) -> LabelCells:

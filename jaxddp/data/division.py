@@ -1,0 +1,171 @@
+"""Divides examples: into a training and a validation split, or into folds, by classes and by groups.
+
+The division depends on the ids, the labels and the groups of the examples, and not on the order of the rows. A group,
+such as a patient, is on one side, since two images of one patient resemble each other.
+"""
+
+import hashlib
+import logging
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxddp.core.errors import InputError, Key, counted, show, some
+from jaxddp.data.source import Split, labels_of
+from jaxddp.data.table import ExampleTable
+
+_log = logging.getLogger("jaxddp.data")
+
+
+def held_out(table: ExampleTable, share: float, where: str) -> dict[Split, ExampleTable]:
+    """Divide a table into "train" and "val", each in the order of the rows.
+
+    An example with several classes counts as an example of its first class.
+
+    Args:
+        share: the share of each class for "val", above 0 and below 1; see `held_out_rows`.
+        where: a readable name of the data set, for messages.
+
+    Raises:
+        InputError: a class has only one example, or there is only one group, and each split needs one.
+    """
+    labels = _strata(table)
+    labelled = labels[labels >= 0]
+    if table.groups is not None:
+        return _divided(table, _held_out_groups(table, labels, share, where))
+    single_classes = np.flatnonzero(np.bincount(labelled, minlength=table.num_classes)[: table.num_classes] == 1)
+    if len(single_classes):
+        example = table.name(int(np.flatnonzero(labels == single_classes[0])[0]))
+        raise InputError(
+            f"{where}: class {show(table.class_ids[single_classes[0]])} has only one example, {example}, but ",
+            Key("data.val_share", share, f"{share:g}"),
+            " needs two of each class: one to hold out and one to train",
+            advice="add examples, or leave the class out",
+        )
+    # Examples without a label stay in the training split, where `check_labelled` raises an error about them.
+    is_held_out = np.zeros(len(table), bool)
+    is_held_out[labels >= 0] = held_out_rows(table.id[labels >= 0], labelled, share)
+    return _divided(table, is_held_out)
+
+
+def _divided(table: ExampleTable, is_held_out: np.ndarray) -> dict[Split, ExampleTable]:
+    return {"train": table.rows(np.flatnonzero(~is_held_out)), "val": table.rows(np.flatnonzero(is_held_out))}
+
+
+def _strata(table: ExampleTable) -> np.ndarray:
+    """Return the first class of each example, int[N]; -1 if it is unknown, and K if it has none of the K classes."""
+    if not labels_of(table).several:
+        return table.labels
+    return np.where(table.labels.any(1), table.labels.argmax(1), table.num_classes)
+
+
+def held_out_rows(ids: np.ndarray, labels: np.ndarray, share: float) -> np.ndarray:
+    """Return a mask of the examples that are held out, bool[N].
+
+    In a class of n examples, these are the k examples whose ids have the smallest hashes (the first 8 bytes of
+    SHA-256). k is `share * n`, rounded to the nearest integer (halves up) and limited to 1..n-1. The order of the rows
+    has no effect. Adding or removing an example moves at most one other example, of the same class, to the other split.
+
+    Args:
+        ids: bytes 'S'[N], unique.
+        labels: int[N], class indices.
+    """
+    is_held_out = np.zeros(len(ids), bool)
+    order = np.lexsort((ids, _digests(ids), labels))
+    _, starts, counts = np.unique(labels[order], return_index=True, return_counts=True)
+    for start, count in zip(starts.tolist(), counts.tolist(), strict=True):
+        wanted = max(1, min(math.floor(share * count + 0.5), count - 1))
+        is_held_out[order[start : start + wanted]] = True
+    return is_held_out
+
+
+def _digests(names: np.ndarray) -> np.ndarray:
+    """Return the first 8 bytes of the SHA-256 of each name, uint64[N]."""
+    return np.array([int.from_bytes(hashlib.sha256(name).digest()[:8]) for name in names.tolist()], np.uint64)
+
+
+def _held_out_groups(table: ExampleTable, labels: np.ndarray, share: float, where: str) -> np.ndarray:
+    """Return a mask of the examples whose groups are held out, bool[N].
+
+    In the order of their hashes, each group is held out that brings the shares of its classes nearer to `share`. If
+    there is none, the group that comes nearest is held out.
+    """
+    groups = _groups(table, labels)
+    if len(groups) == 1:
+        fault = f"{where}: all images are of one group, {show(groups[0].name)}, and a group is in one split"
+        raise InputError(fault, advice=("leave ", Key("data.group_column"), " out, or give images of more groups"))
+    total = np.bincount(labels[labels >= 0], minlength=1)
+    is_held_out, left = np.zeros(len(table), bool), np.full(len(total), share)
+    nearest = min(groups, key=lambda group: _loss(left, group, total))
+    for group in groups:
+        if _loss(left, group, total) < 0:
+            is_held_out[group.rows] = True
+            left[group.classes] -= group.counts / total[group.classes]
+    if not is_held_out.any():
+        is_held_out[nearest.rows] = True
+    missing = np.setdiff1d(labels, [*labels[is_held_out], -1])
+    if len(missing):
+        classes = some([table.class_ids[label] for label in missing if label < table.num_classes])
+        fault = f"no validation image of {counted(len(missing), 'class')} ({classes}), which few groups have"
+        _log.warning(f"{where}: {fault}")
+    return is_held_out
+
+
+class _Group(NamedTuple):
+    name: str
+    rows: np.ndarray
+    classes: np.ndarray
+    counts: np.ndarray
+    """The number of examples of each of its `classes`."""
+
+
+def _groups(table: ExampleTable, labels: np.ndarray) -> list[_Group]:
+    """Return the groups of a table in the order of the hashes of their names."""
+    assert table.groups is not None
+    names, sizes = np.unique(table.groups, return_counts=True)
+    rows = np.split(np.argsort(table.groups, kind="stable"), np.cumsum(sizes)[:-1])
+    of_group = (np.unique(labels[each][labels[each] >= 0], return_counts=True) for each in rows)
+    groups = [_Group(name.decode(), each, *of) for name, each, of in zip(names.tolist(), rows, of_group, strict=True)]
+    return [groups[place] for place in np.lexsort((names, _digests(names)))]
+
+
+def _loss(left: np.ndarray, group: _Group, total: np.ndarray) -> float:
+    """Return how much farther the shares of a group's classes are from what is left of them, with the group."""
+    before = left[group.classes]
+    return float(((before - group.counts / total[group.classes]) ** 2 - before**2).sum())
+
+
+def check_groups(train: ExampleTable, val: ExampleTable, where: str) -> None:
+    """Check that no group is in both splits. Raises: InputError, which names such groups."""
+    if train.groups is None or val.groups is None:
+        return
+    both = np.intersect1d(train.groups, val.groups)
+    if len(both):
+        names = some([name.decode() for name in both])
+        fault = f"{where}: {counted(len(both), 'group')} ({names}) with images in both splits"
+        advice = ("divide the data by groups, as `jaxddp data split` does, or leave ", Key("data.group_column"), " out")
+        raise InputError(fault, advice=advice)
+
+
+def folds(table: ExampleTable, number: int) -> np.ndarray:
+    """Return the fold of each example, int[N], 0 to number - 1; each class is spread over the folds.
+
+    Groups are dealt by their size, the largest first, each to the fold with the fewest examples of its classes.
+
+    Raises: InputError if there are fewer groups than folds.
+    """
+    labels, fold = _strata(table), np.zeros(len(table), np.int64)
+    if table.groups is None:
+        fold[np.lexsort((table.id, _digests(table.id), labels))] = np.arange(len(table)) % number
+        return fold
+    groups = _groups(table, labels)
+    if len(groups) < number:
+        raise InputError(f"--folds {number}: there are {counted(len(groups), 'group')}; give at most that many")
+    loads, total = np.zeros((number, int(labels.max(initial=0)) + 1)), np.bincount(labels[labels >= 0], minlength=1)
+    # The order of groups of one size is that of their hashes.
+    for group in sorted(groups, key=lambda group: -len(group.rows)):
+        chosen = int(np.lexsort((loads.sum(1), loads[:, group.classes].sum(1)))[0])
+        loads[chosen, group.classes] += group.counts / total[group.classes]
+        fold[group.rows] = chosen
+    return fold

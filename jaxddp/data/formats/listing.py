@@ -1,0 +1,422 @@
+"""Makes a table of images of rows that name them: the rows of a CSV file, or those of a Parquet file without images.
+
+`data.columns` names the columns; others have usual names (`IMAGES` and `LABELS`). If only one of the two is found, and
+the table has one more column, that is the other. Without a column of labels, each column of 0 and 1 is a class.
+
+An image is below the folder of the table, or at an absolute path. If the first images are not where their rows say,
+they are looked for in the folders beside the table, and with the suffixes of images.
+"""
+
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+import jaxddp.core.files as files
+from jaxddp.config import DataConfig
+from jaxddp.core.errors import InputError, Key, nearest, show, some
+from jaxddp.data.faults import Refuse, check_distinct, find_repeats, index_of_column, raise_fault
+from jaxddp.data.formats.splits import SPLITS
+from jaxddp.data.source import ClassSelection, Split
+from jaxddp.data.storage.root import FolderFile, nearest_beside
+from jaxddp.data.storage.store import LocalFiles
+from jaxddp.data.table import ExampleTable
+
+IMAGES = ("path", "file_name", "filename", "file", "image", "image_id", "id", "id_code", "img")
+"""The usual names of the column of images; the first one that a table has is used."""
+LABELS = ("label", "labels", "class", "category", "target", "diagnosis", "species")
+SEPARATORS = ";|"
+_DIVIDER = "split"
+_BITS = {"0": False, "0.0": False, "false": False, "1": True, "1.0": True, "true": True}
+# A column of 0 and 1 with such a name divides the rows, and is no class.
+_DIVIDERS = re.compile(r"(is)?(fold|split|train|val|valid|validation|test)")
+_TEXT = re.compile(r"[^\x00-\x1f\x7f]{1,1000}")
+_SUFFIXES = (
+    "",
+    *(kind for name in ("jpg", "jpeg", "png", "webp", "tif", "bmp") for kind in (f".{name}", f".{name.upper()}")),
+)
+_LOOKED_AT = 3
+"""The number of rows whose images are looked for."""
+
+
+class Listing(Protocol):
+    """A table whose rows name images."""
+
+    @property
+    def file(self) -> FolderFile:
+        """The file of the rows, or the first of several files."""
+        ...
+
+    @property
+    def header(self) -> Sequence[str]: ...
+
+    @property
+    def images(self) -> Sequence[str]:
+        """The columns that hold the images themselves; none if rows name files."""
+        ...
+
+    def rows(self, columns: Sequence[str], refuse: Refuse) -> Iterator[list[Any]]:
+        """Yield [number of the row, *texts of the columns] for each row that is not rejected."""
+        ...
+
+    def place(self, number: int) -> str:
+        """Return a readable name of a row."""
+        ...
+
+    def class_names(self, label: str) -> tuple[str, ...]:
+        """Return the names of the classes in a column, in their order; none if the labels alone tell them."""
+        ...
+
+    def table(self, columns: "Columns", rows: Sequence["Row"], data: DataConfig) -> ExampleTable:
+        """Return the images of some rows, without labels; see `table_of_files`."""
+        ...
+
+
+class Columns(NamedTuple):
+    """The names of the columns that are read."""
+
+    image: str
+    labels: tuple[str, ...] = ()
+    group: str | None = None
+    divider: str | None = None
+    several: bool = False
+    """Whether each column of labels is a class, and holds 0 or 1."""
+
+    def __str__(self) -> str:
+        labels = [f"{len(self.labels)} columns of 0 and 1"] if self.several else map("label={}".format, self.labels)
+        return ", ".join((f"image={self.image}", *labels, *([f"split={self.divider}"] if self.divider else [])))
+
+
+class Row(NamedTuple):
+    """The image, the labels and the group of a row."""
+
+    number: int
+    image: str
+    labels: list[str]
+    group: str
+
+
+def read_listing(
+    listing: Listing,
+    split: Split,
+    data: DataConfig,
+    refuse: Refuse,
+    val: Listing | None = None,
+    *,
+    by_column: bool = True,
+) -> ExampleTable:
+    """Return the examples of a split. No image is opened.
+
+    Ids are the paths of the rows, without `./`. If a row has several labels, the labels are multi-hot. The classes are
+    the labels of the training rows, sorted, or the columns of 0 and 1.
+
+    These rows are rejected, with a message that names the file and the line:
+
+    - a row without a path or without a label;
+    - a row whose path has `..`, or leads by a link out of the folder;
+    - a row whose image is listed already, with another label;
+    - a row whose label looks like another label;
+    - a row of the validation with a label that no row of the training has.
+
+    Args:
+        listing: the rows of the training split, or of both splits.
+        val: the rows of the validation split, if they are in another file and wanted.
+        by_column: whether a column may divide the rows; see `division`.
+
+    Raises:
+        InputError: a column is missing, or no row can be used.
+    """
+    divider, splits = (division(listing, data) if by_column else None) or (None, None)
+    columns = choose_columns(listing, data, divider)
+    rows = _read_rows(listing, columns, data, refuse, splits, "train")
+    if columns.several:
+        names = [*columns.labels]
+    else:
+        first = {label: row.number for row in reversed(rows) for label in row.labels}
+        names = sorted(first)
+        names = [*listing.class_names(columns.labels[0])] or names
+        check_distinct(sorted(first, key=first.__getitem__), lambda name: listing.place(first[name]), refuse)
+    listed = listing
+    if split == "val":
+        if val is not None:
+            listed = val
+            same = [f"label={name}" for name in columns.labels if columns.several]
+            image = [text for text in data.columns if text.startswith("image")]
+            columns = choose_columns(val, replace(data, columns=(*image, *same)) if same else data)
+        rows = _read_rows(listed, columns, data, refuse, splits, split)
+    known, index = [], {name: label for label, name in enumerate(names)}
+    for row in rows:
+        if unknown := [label for label in row.labels if label not in index]:
+            label = f"{show(unknown[0])}{nearest(unknown[0], index)}"
+            refuse(f"{listed.place(row.number)}: no row of {listing.file.name} has the label {label}; correct it")
+        else:
+            known.append(row)
+    labels = np.array([index[row.labels[0]] if row.labels else -1 for row in known], np.int32)
+    if columns.several or any(len(row.labels) > 1 for row in known):
+        labels = np.zeros((len(known), len(names)), np.uint8)
+        for row, of_row in zip(known, labels, strict=True):
+            of_row[[index[label] for label in row.labels]] = 1
+    table = listed.table(columns, known, data)
+    groups = np.array([row.group.encode() for row in known], "S") if columns.group else None
+    table = replace(table, labels=labels, class_ids=tuple(names), class_names=tuple(names), groups=groups)
+    return sound_rows(table, lambda row: listed.place(known[row].number), refuse)
+
+
+def read_images(listing: Listing, data: DataConfig) -> ExampleTable:
+    """Return the images alone, whose labels are -1. Raises: InputError if a row has no path of an image."""
+    image = find_column(listing.header, (*data.named_columns.get("image", ()), *IMAGES)) or listing.header[0]
+    rows = _read_rows(listing, Columns(image), data, raise_fault)
+    table = listing.table(Columns(image), rows, data)
+    return sound_rows(table, lambda row: listing.place(rows[row].number), raise_fault)
+
+
+# --- Columns ---
+
+
+def find_column(header: Sequence[str], names: Iterable[str]) -> str | None:
+    """Return the first column with one of some names; case, blanks, hyphens and underscores do not count."""
+    folded = {_folded(name): name for name in reversed(header)} | {name: name for name in header}
+    return next((folded[key] for name in names for key in (name, _folded(name)) if key in folded), None)
+
+
+def _folded(name: str) -> str:
+    return re.sub(r"[\s_-]", "", name).casefold()
+
+
+def named_column(listing: Listing, key: str, name: str) -> str:
+    """Return the column that a key names. Raises: InputError if there is none."""
+    column = find_column(listing.header, [name])
+    if column is None:
+        fault = f": {listing.file} has no column {show(name)}{nearest(name, listing.header)}"
+        raise InputError(Key(f"data.{key}"), fault, advice=f"it has {', '.join(listing.header)}")
+    return column
+
+
+def has_labels(listing: Listing, data: DataConfig) -> bool:
+    """Return whether a table has a column of labels by its name."""
+    return find_column(listing.header, (*data.named_columns.get("label", ()), *LABELS)) is not None
+
+
+def choose_columns(listing: Listing, data: DataConfig, divider: str | None = None) -> Columns:
+    """Return the columns of a table with labels. Raises: InputError if there is none, or another has the same name."""
+    header = listing.header
+    named = {
+        role: [named_column(listing, "columns", name) for name in names] for role, names in data.named_columns.items()
+    }
+    group = None if data.group_column is None else named_column(listing, "group_column", data.group_column)
+    image = named["image"][0] if "image" in named else find_column(listing.images or header, IMAGES)
+    labels = named.get("label") or [*filter(None, [find_column(header, LABELS)])]
+    rest = [name for name in header if name not in (image, *labels, group, divider)]
+    if len(rest) == 1 and (image is None) != (not labels):
+        image, labels = image or rest[0], labels or rest
+    several = len(labels) > 1 or not labels
+    if image is not None and not labels:
+        labels = _classes(listing, [name for name in rest if not _DIVIDERS.fullmatch(_folded(name))])
+    if image is None or not labels:
+        fault = f"{listing.place(1)}: no column of {'images' if image is None else 'labels'} by a usual name"
+        fault += f", found {some([*map(show, header)], 12) or 'none'}"
+        raise InputError(fault, advice=("name both, as ", Key("data.columns"), " image=NAME,label=NAME"))
+    for column in filter(None, (image, *labels, group, divider)):
+        index_of_column(header, column, listing.place(1))
+    return Columns(image, tuple(labels), group, divider, several)
+
+
+def _classes(listing: Listing, names: Sequence[str]) -> list[str]:
+    """Return the columns that hold 0 and 1 in every row; none if there is only one."""
+    classes = dict.fromkeys(names)
+    for _, *cells in listing.rows(names, lambda fault: None):
+        for name, cell in zip(names, cells, strict=True):
+            if cell.strip().lower() not in _BITS:
+                classes.pop(name, None)
+    return [*classes] if len(classes) > 1 else []
+
+
+def division(listing: Listing, data: DataConfig) -> tuple[str, dict[str, Split]] | None:
+    """Return the column that divides the rows, and the split of each of its values; None if no column does.
+
+    A column called split does so if all its values are names of splits and `data.val_share` is not set. A value that is
+    not in the dict is in no split.
+
+    Raises: InputError if the config's column or value is missing, or values are no names of splits.
+    """
+    if data.split_column is not None:
+        column = named_column(listing, "split_column", data.split_column)
+    elif data.val_share is not None or (column := find_column(listing.header, [_DIVIDER])) is None:
+        return None
+    values = sorted({cell.strip() for _, cell in listing.rows([column], lambda fault: None)})
+    words = {value: next((split for split in SPLITS if value.casefold() in SPLITS[split]), None) for value in values}
+    if data.val_fold is not None:
+        if data.val_fold not in words:
+            fault = f": column {column} of {listing.file} has no such value{nearest(data.val_fold, values)}"
+            raise InputError(Key("data.val_fold", data.val_fold), fault, advice=f"it has {some(values, 12)}")
+        others = [value for value in values if words[value] == "train"] or values
+        return column, {**dict[str, Split].fromkeys(others, "train"), data.val_fold: "val"}
+    if None not in words.values():
+        # Where a set has all three, the test split is for predictions.
+        val = [value for value in values if words[value] == "val"]
+        val = [value for value in val if not value.casefold().startswith("test")] or val
+        return column, {value: split for value, split in words.items() if split and (split == "train" or value in val)}
+    if data.split_column is None:
+        return None
+    fault = f": its values in {listing.file} are {some(values, 12)}"
+    advice = ("give the one to validate on by ", Key("data.val_fold"))
+    raise InputError(Key("data.split_column", data.split_column), fault, advice=advice)
+
+
+def check_one_division(data: DataConfig, file: str, val: str) -> None:
+    """Raise an `InputError` about a column that divides a file which has a validation file, too."""
+    if data.split_column is not None:
+        fault = f": {file} has its validation split in {val}"
+        advice = ("give one file by its path, or leave ", Key("data.split_column"), " out")
+        raise InputError(Key("data.split_column", data.split_column), fault, advice=advice)
+
+
+# --- Rows ---
+
+
+def _read_rows(
+    listing: Listing,
+    columns: Columns,
+    data: DataConfig,
+    refuse: Refuse,
+    splits: dict[str, Split] | None = None,
+    split: Split | None = None,
+) -> list[Row]:
+    others = [*filter(None, (columns.group, columns.divider))]
+    raw = [*listing.rows([columns.image, *columns.labels, *others], refuse)]
+    if splits is not None:
+        raw = [row for row in raw if splits.get(row.pop().strip()) == split]
+    rows, separator = list[Row](), _separator(listing, columns, data, raw)
+    for number, text, *cells in raw:
+        group, image, fault = cells.pop().strip() if columns.group else "", _clean(text), ""
+        if columns.several:
+            bits = [_BITS.get(cell.strip().lower()) for cell in cells]
+            labels = [name for name, bit in zip(columns.labels, bits, strict=True) if bit]
+            if None in bits:
+                wrong = bits.index(None)
+                fault = f"column {columns.labels[wrong]} holds {show(cells[wrong])}; write 0 or 1"
+        else:
+            labels = [name.strip() for cell in cells for name in cell.split(separator)]
+            if "" in labels or len({*labels}) < len(labels):
+                fault = f"label {show(cells[0])} has an empty name or one name twice"
+                fault += f"; write one label, or 'cat{separator or ' '}dog'"
+        if image is None:
+            fault = f"path {show(text)} names no file below a folder; write it like cats/1.png"
+        if columns.group and not group:
+            fault = f"no {columns.group}, by which the images are divided; write the name of its group"
+        if image is None or fault:
+            refuse(f"{listing.place(number)}: {fault}")
+        else:
+            rows.append(Row(number, image, labels, group))
+    if not rows:
+        raise InputError(f"{listing.file}: no rows below the header; give each image a row")
+    return rows
+
+
+def _separator(listing: Listing, columns: Columns, data: DataConfig, rows: Sequence[list[Any]]) -> str | None:
+    """Return the separator of several labels in a cell; None for blanks. Raises: InputError if there are two."""
+    if data.label_separator is not None:
+        return data.label_separator.strip() or None
+    used = [sign for sign in SEPARATORS if len(columns.labels) == 1 and any(sign in row[2] for row in rows)]
+    if len(used) > 1:
+        fault = f"{listing.file}: labels hold both {show(used[0])} and {show(used[1])}"
+        raise InputError(fault, advice=("name the separator of labels by ", Key("data.label_separator")))
+    return used[0] if used else SEPARATORS[0]
+
+
+def _clean(text: str) -> str | None:
+    """Return a path without `.` and empty parts; None if it has `..`, control characters or no part."""
+    parts = [part for part in text.split("/") if part not in ("", ".")]
+    if not parts or ".." in parts or not _TEXT.fullmatch(text):
+        return None
+    return f"{'/' * text.startswith('/')}{'/'.join(parts)}"
+
+
+# --- Images ---
+
+
+def table_of_files(listing: Listing, columns: Columns, rows: Sequence[Row], data: DataConfig) -> ExampleTable:
+    """Return the table of the images that rows name. Raises: InputError; see `_find_images`."""
+    images = [row.image for row in rows]
+    root = Path(listing.file.folder.name(listing.file.path)).parent
+    if any(paths := [image for image in images if "\\" in image]) and not (root / paths[0]).exists():
+        images = [image.replace("\\", "/") for image in images]
+    folder, suffix = _find_images(listing, root, images[:_LOOKED_AT], data)
+    ids = [image.removeprefix(f"{root}/") for image in images]
+    paths = [os.path.join(folder, f"{image.removesuffix(suffix)}{suffix}") for image in ids]
+    if any(path.startswith("/") for path in paths):
+        paths, root = [os.path.join(root, path)[1:] for path in paths], Path("/")
+    reading = (
+        f"{listing.file.name}: {columns}{f', images in {folder}/' * bool(folder)}{f', suffix {suffix}' * bool(suffix)}"
+    )
+    id, path = (np.array([text.encode() for text in column], "S") for column in (ids, paths))
+    return ExampleTable(LocalFiles(root), id, path, np.full(len(ids), -1, np.int32), reading=reading)
+
+
+def _find_images(listing: Listing, root: Path, images: Sequence[str], data: DataConfig) -> tuple[str, str]:
+    """Return the folder of the images, relative to the root, and the suffix that their rows lack.
+
+    Raises: InputError if the folder of the config is missing, or the first image is in two places.
+    """
+    named = [""]
+    if data.images is not None:
+        places = {
+            os.path.realpath(path): path
+            for path in (Path.cwd() / files.expanded(data.images), root / files.expanded(data.images))
+            if path.is_dir()
+        }
+        if len(places) != 1:
+            fault = (
+                f": {' and '.join(map(str, places.values()))} are two folders"
+                if places
+                else f": no such folder{nearest_beside(root / data.images)}"
+            )
+            raise InputError(Key("data.images", data.images), fault, advice="give an absolute path")
+        (folder,) = places.values()
+        named = [os.fspath(folder.relative_to(root) if folder.is_relative_to(root) else folder)]
+    suffixes = _SUFFIXES if data.suffix is None else (data.suffix,)
+
+    def exists(folder: str, image: str, suffix: str) -> bool:
+        return os.path.isfile(root / folder / f"{image.removesuffix(suffix)}{suffix}")
+
+    if any(exists(named[0], image, suffixes[0]) for image in images):
+        return named[0], suffixes[0]
+    beside = [] if data.images is not None else sorted(entry.name for entry in os.scandir(root) if entry.is_dir())
+    for image in images:
+        found = [
+            (folder, suffix) for folder in (*named, *beside) for suffix in suffixes if exists(folder, image, suffix)
+        ]
+        if len(found) > 1:
+            both = " and ".join(os.path.join(folder, f"{image}{suffix}") for folder, suffix in found[:2])
+            advice = ("name one by ", Key("data.images"), " or ", Key("data.suffix"))
+            raise InputError(f"{listing.file}: {show(image)} is both {both}", advice=advice)
+        if found:
+            return found[0]
+    return named[0], data.suffix or ""
+
+
+def sound_rows(
+    table: ExampleTable, place: Callable[[int], str], refuse: Refuse, classes: ClassSelection = None
+) -> ExampleTable:
+    """Return the rows of some classes whose path is within the root, each image once. The others are rejected.
+
+    Args:
+        place: returns the place of a row of the table in its file, for messages.
+        classes: see `Table.select`. Only the folders of these classes are listed.
+    """
+    repeated = find_repeats(table.id)
+    for row, first in repeated:
+        if (table.labels[row] != table.labels[first]).any():
+            fault = f"{show(os.fsdecode(table.id[row]))} has other labels than in {place(first)}"
+            refuse(f"{place(row)}: {fault}; write one row for each image")
+    chosen = table.without([row for row, _ in repeated]).select(classes)
+    root = chosen.store.root if chosen.offset is None else None
+    faults = [] if root is None else LocalFiles(root).faults(chosen.path, links_only=True)
+    for row, fault in faults:
+        at = place(int(np.flatnonzero(table.id == chosen.id[row])[0]))
+        refuse(f"{at}: {fault}; put the file itself into the root, or remove the row")
+    return chosen.without([row for row, _ in faults])
