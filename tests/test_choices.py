@@ -171,7 +171,13 @@ OF_OTHER_CHOICES = {
 }
 """For keys of choices: other keys that disable the key, and other keys that enable it."""
 VALUES = {"data.manifest": "a.jsonl", "data.crop_area": (0.5, 1.0), "data.augment.erase_area": (0.1, 0.2)}
-VALUES |= {"data.split_column": "fold", "data.val_fold": "2", "log.project": "a", "log.name": "b", "log.config": ("c=d",)}
+VALUES |= {
+    "data.split_column": "fold",
+    "data.val_fold": "2",
+    "log.project": "a",
+    "log.name": "b",
+    "log.config": ("c=d",),
+}
 
 
 def changed_value(key: str) -> typing.Any:

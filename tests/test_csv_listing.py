@@ -145,10 +145,10 @@ SHARE = {"val_share": 0.5}
         ("file,label,split\nELSE/e.png,x,train\nc.png,x,val\n", {}, "ELSE/e.png", "c.png", "label=label, split=split"),
         ("id,label\ne,x\nf,x\n", {**SHARE, "images": "ELSE", "suffix": ".png"}, "e", "f", "in ELSE/, suffix .png"),
         ("id,label\ne,x\nf,x\n", {**SHARE, "images": "els"}, "", "", "data.images='els': no such folder; give"),
-        (SPREAD, {"split_column": "fold"}, "", "", "its values in ROOT/train.csv are 0, 1, 2; give the one to validate on"),
-        (SPREAD, {"split_column": "fold", "val_fold": "3"}, "", "", "data.val_fold='3': column fold of ROOT/train.csv has"),
-        (SPREAD, {**SHARE, "columns": "image=idcod,label=diagnosis"}, "", "", "no column 'idcod', did you mean 'id_code'?"),
-        (SPREAD.replace("q", "p").replace("r", "p"), {**SHARE, "group_column": "patient"}, "", "", "all images are of one"),
+        (SPREAD, {"split_column": "fold"}, "", "", "its values in ROOT/train.csv are 0, 1, 2; give the one to"),
+        (SPREAD, {"split_column": "fold", "val_fold": "3"}, "", "", "data.val_fold='3': column fold of ROOT/train.csv"),
+        (SPREAD, {**SHARE, "columns": "image=idcod,label=diagnosis"}, "", "", "no column 'idcod'; did you"),
+        (SPREAD.replace("q", "p").replace("r", "p"), {**SHARE, "group_column": "patient"}, "", "", "all images are of"),
     ],
 )  # fmt: skip
 def test_a_table_with_one_reading_opens_and_tells_it(tmp_path: Path, root: Path, text, keys, train, val, reading):

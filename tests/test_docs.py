@@ -44,6 +44,7 @@ COMMANDS = (
     *CONFIG_COMMANDS,
     ("data", "check"),
     ("data", "pack"),
+    ("data", "split"),
     ("data", "get"),
     ("data", "sample"),
     ("predict",),

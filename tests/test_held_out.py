@@ -1,7 +1,10 @@
 """A validation split that holds out a share of each class by the ids of examples. It is the same on every machine, and
 changes little when examples are added."""
 
+import dataclasses
+import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,10 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
+from jaxddp.cli import main
 from jaxddp.config import DataConfig
 from jaxddp.core.errors import InputError
-from jaxddp.data.division import held_out_rows
+from jaxddp.data.division import folds, held_out_rows
+from jaxddp.data.division import held_out as divide_table
 from jaxddp.data.opening import open_splits
+from jaxddp.data.storage.store import LocalFiles
+from jaxddp.data.table import ExampleTable
 
 SHARES = st.floats(0.001, 0.999)
 EXAMPLES = st.dictionaries(st.text("abcdé/7 ", min_size=1, max_size=6), st.integers(0, 3), min_size=1, max_size=40)
@@ -112,3 +119,56 @@ def test_a_folder_of_classes_is_divided_for_validation(tmp_path: Path):
     assert sorted(ids(train) + ids(val)) == sorted(name.removesuffix(".png") for name in NAMES)
     assert ids(train) == sorted(ids(train)) and ids(val) == sorted(ids(val))
     assert train.class_ids == val.class_ids == ("ant", "bee") and val.labels.tolist() == [0, 0, 1, 1]
+
+
+def with_groups(groups: list[int], labels: list[int]) -> ExampleTable:
+    ids = np.array([f"{row}".encode() for row in range(len(groups))])
+    names = np.array([f"patient {group}".encode() for group in groups])
+    return ExampleTable(LocalFiles(Path("/")), ids, ids, np.array(labels, np.int32), tuple("abc"), groups=names)
+
+
+ROWS = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 2)), min_size=2, max_size=60)
+
+
+@given(ROWS, SHARES, st.randoms(use_true_random=False))
+def test_a_group_is_on_one_side_in_any_order_of_the_rows(rows: list[tuple[int, int]], share: float, random):
+    table = with_groups(*map(list, zip(*rows, strict=True)))
+    if len({group for group, _ in rows}) < 2:
+        with pytest.raises(InputError, match="all images are of one group, 'patient"):
+            divide_table(table, share, "set")
+        return
+    train, val = divide_table(table, share, "set").values()
+    assert len(train) and len(val) and not {*train.groups.tolist()} & {*val.groups.tolist()}
+    order = [*range(len(rows))]
+    random.shuffle(order)
+    assert {*divide_table(table.rows(np.array(order)), share, "set")["val"].id.tolist()} == {*val.id.tolist()}
+    fold = folds(table, 2)
+    assert all(len({*fold[table.groups == group]}) == 1 for group in table.groups) and {*fold} == {0, 1}
+
+
+def test_groups_and_folds_keep_the_shares_of_the_classes():
+    groups = np.arange(600) % 100
+    table = with_groups(groups.tolist(), (groups % 3).tolist())
+    val = divide_table(table, 0.2, "set")["val"]
+    np.testing.assert_allclose(np.bincount(val.labels), 40, atol=6)
+    for of_table in (table, dataclasses.replace(table, groups=None)):
+        counts = [np.bincount(of_table.labels[folds(of_table, 5) == fold]) for fold in range(5)]
+        np.testing.assert_allclose(counts, 40, atol=6)
+
+
+def test_folds_are_a_table_that_opens_and_a_group_in_both_splits_is_an_error(tmp_path: Path, monkeypatch, capfd):
+    root = write(tmp_path / "set", *NAMES)
+    monkeypatch.chdir(tmp_path)
+    assert main(["data", "split", "set", "--folds", "3"]) == 0
+    assert capfd.readouterr().out.startswith("fold 0: 4 images\nfold 1: 4 images\n")
+    keys: dict[str, Any] = {"path": "set.folds.csv", "split_column": "fold"}
+    for fold in "012":
+        train, val = open_splits(DataConfig(**keys, val_fold=fold)).values()
+        assert sorted(ids(train) + ids(val)) == [f"set/{name}" for name in NAMES] and val.class_names == ("ant", "bee")
+        assert np.bincount(val.labels).tolist() == [2, 2] and val.name(0).startswith(str(root))
+    text = Path("set.folds.csv").read_text().replace("0.png", "0.png,p").replace("path,", "path,patient,")
+    Path("b.csv").write_text(re.sub(r"([1-9]).png", r"\1.png,p\1", text).replace("p,", "p1,"))
+    assert main(["data", "split", "b.csv", "--group-column", "patient", "--folds", "3", "--out", "set/c.csv"]) == 0
+    assert Path("set/c.csv").read_text().startswith("path,label,patient,fold\nant/0.png,ant,p1,")
+    keys |= {"group_column": "patient", "path": "b.csv", "val_fold": "1"}
+    assert "b.csv: 3 groups (p1, p4, p5) with images in both splits; divide" in error_message(DataConfig(**keys))

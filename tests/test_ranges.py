@@ -204,7 +204,12 @@ def test_odd_values_on_the_command_line_raise_a_one_line_error_or_start_a_run(
 NEEDED = {
     **{"data.augment.erase": "0.5", "data.augment.pad": "1", "data.augment.rand_augment": "1"},
     **{"data.bad_images": "substitute", "data.grow_from": "4 --data.grow-by 2", "data.labels_per_class": "2"},
-    **{"data.verify": "manifest", "data.crop": "random_area", "data.split_column": "fold", "log.to": "confusion,tensorboard"},
+    **{
+        "data.verify": "manifest",
+        "data.crop": "random_area",
+        "data.split_column": "fold",
+        "log.to": "confusion,tensorboard",
+    },
     **{"objective.strong_rand_augment": "1", "optimizer.momentum": "0.5", "train.sync_every": "50%"},
     **{"train.outer_optimizer": "nesterov --train.sync-every 50% --parallel.groups 2"},
     **{"optimizer.reference_batch": "8", "train.ema": "0.5", "train.lookahead": "1", "train.stop_after": "1"},

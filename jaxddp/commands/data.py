@@ -1,4 +1,4 @@
-"""`jaxddp data check|show|pack|get|sample`: check a data set, draw images, pack a copy, fetch or write a small set."""
+"""`jaxddp data check|show|pack|split|get|sample`: check, draw, copy or divide a data set; fetch or write a set."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,9 +9,10 @@ import tyro
 from jaxddp.command_line.parse import ConfigOfRecipe, parse, parse_recipe
 from jaxddp.command_line.terminal import IMPORTING
 from jaxddp.command_line.words import config_first
-from jaxddp.config.data_section import DataConfig, HeldOut
-from jaxddp.config.values import HELP
+from jaxddp.config.data_section import TABLE_KEYS, DataConfig, HeldOut
+from jaxddp.config.values import HELP, Names
 from jaxddp.core.errors import InputError, choices, counted, on_screen, size
+from jaxddp.core.files import check_out
 from jaxddp.core.phases import counting_images, doing
 from jaxddp.core.ranges import Count, Range
 from jaxddp.curate import PackOptions, check, manifest_path, pack, write_manifest
@@ -35,6 +36,20 @@ class DataOptions:
     """The solution file, the pattern of files or the name of the validation split, as data.val."""
     val_share: HeldOut | None = None
     """The share of each class to validate on, if the data have no validation split."""
+    columns: Names = ()
+    """The columns of a table of images, as data.columns: image=NAME,label=NAME."""
+    images: str | None = None
+    """The folder of the images that a table names, as data.images."""
+    suffix: str | None = None
+    """The suffix of the images, if the rows of a table hold ids, as data.suffix."""
+    label_separator: str | None = None
+    """The separator of several labels in a cell of a table, as data.label_separator."""
+    split_column: str | None = None
+    """The column of a table that names the split of each image, as data.split_column."""
+    val_fold: str | None = None
+    """The value of the split column with which an image is for validation, as data.val_fold."""
+    group_column: str | None = None
+    """The column of a table that names the group of each image, as data.group_column."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +94,21 @@ class PackData(PackOptions, DataOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
+class SplitData(DataOptions):
+    """Deal the training images of a data set to folds, and write a table of them.
+
+    Each class is spread over the folds. All images of a group are in one fold.
+
+    Example: jaxddp data split pets --folds 5 --out folds.csv
+    """
+
+    folds: Annotated[int, Range(2, 1000)] = 5
+    """The number of folds."""
+    out: Path | None = None
+    """The CSV file to write; by default PATH's name with .folds.csv, in the working directory."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class GetData:
     """Fetch a small published data set, and verify its files. Files that are there already are not fetched again.
 
@@ -103,10 +133,10 @@ class SampleData:
 
 def run(arguments: list[str]) -> int | None:
     """Run a subcommand, and return the exit code. Raises: InputError."""
-    commands = {"check": _check, "show": _show, "pack": _pack, "get": _get, "sample": _sample}
+    commands = {"check": _check, "show": _show, "pack": _pack, "split": _split, "get": _get, "sample": _sample}
     command, *rest = arguments or [""]
     if command in HELP:
-        print("usage: jaxddp data check|show|pack|get|sample ...; each command has its own --help")
+        print("usage: jaxddp data check|show|pack|split|get|sample ...; each command has its own --help")
         return 0
     if command not in commands:
         raise InputError(f"data: unknown command {command!r}; {choices(command, commands)}")
@@ -153,6 +183,18 @@ def _pack(arguments: list[str]) -> None:
     print(f"data.path: {options.out}")
 
 
+def _split(arguments: list[str]) -> None:
+    options = parse(SplitData, SplitData(), "jaxddp data split", arguments)
+    from jaxddp.data.division import write_folds
+    from jaxddp.data.opening import open_one_split
+
+    data = _config(options)
+    out = check_out(options.out or Path(f"{Path(options.path).stem}.folds.csv"))
+    sizes = write_folds(open_one_split([str(data.path)], data, "train"), options.folds, out, data.group_column)
+    print(*(f"fold {fold}: {counted(count, 'image')}" for fold, count in enumerate(sizes)), sep="\n")
+    print(f"data.path: {out}, with data.split_column fold and data.val_fold 0 to {options.folds - 1}")
+
+
 def _get(arguments: list[str]) -> None:
     options = parse(GetData, GetData(), "jaxddp data get", arguments)
     from jaxddp.data.published import get_published
@@ -171,9 +213,14 @@ def _open(options: DataOptions, report_fault: "Refuse | None" = None) -> "dict[s
     """Open the splits of the data set. Faults are passed to `report_fault`. Without it, the first fault is raised."""
     from jaxddp.data.faults import raise_fault
     from jaxddp.data.opening import open_splits
+
+    return open_splits(_config(options), report_fault or raise_fault)
+
+
+def _config(options: DataOptions) -> DataConfig:
     from jaxddp.data.storage.root import find_dataset
 
     place = find_dataset(options.path)
     splits = {key: getattr(options, key) or getattr(place, key) for key in ("train", "val")}
-    others = {"classes": place.classes, "data_dir": options.data_dir, "val_share": options.val_share}
-    return open_splits(DataConfig(path=place.path, **splits, **others), report_fault or raise_fault)
+    others = {key: getattr(options, key) for key in ("data_dir", "val_share", *TABLE_KEYS)}
+    return DataConfig(path=place.path, classes=place.classes, **splits, **others)

@@ -1,18 +1,23 @@
-"""Divides examples: into a training and a validation split, or into folds, by classes and by groups.
+"""Divides examples by classes and by groups: into a training and a validation split, or into folds.
 
 The division depends on the ids, the labels and the groups of the examples, and not on the order of the rows. A group,
 such as a patient, is on one side, since two images of one patient resemble each other.
 """
 
+import csv
 import hashlib
+import io
 import logging
 import math
+import os
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
+import jaxddp.core.files as files
 from jaxddp.core.errors import InputError, Key, counted, show, some
-from jaxddp.data.source import Split, labels_of
+from jaxddp.data.source import SourceTable, Split, labels_of
 from jaxddp.data.table import ExampleTable
 
 _log = logging.getLogger("jaxddp.data")
@@ -104,6 +109,8 @@ def _held_out_groups(table: ExampleTable, labels: np.ndarray, share: float, wher
             left[group.classes] -= group.counts / total[group.classes]
     if not is_held_out.any():
         is_held_out[nearest.rows] = True
+    if is_held_out.all():
+        is_held_out[groups[-1].rows] = False
     missing = np.setdiff1d(labels, [*labels[is_held_out], -1])
     if len(missing):
         classes = some([table.class_ids[label] for label in missing if label < table.num_classes])
@@ -169,3 +176,29 @@ def folds(table: ExampleTable, number: int) -> np.ndarray:
         loads[chosen, group.classes] += group.counts / total[group.classes]
         fold[group.rows] = chosen
     return fold
+
+
+def write_folds(table: SourceTable, number: int, out: Path, group_column: str | None = None) -> list[int]:
+    """Write a CSV file with the path, the labels, the group and the fold of each image; return the size of each fold.
+
+    Paths are relative to the folder of the CSV file, or absolute if they are not below it.
+
+    Raises: InputError if the images are not in files of their own, or see `folds`.
+    """
+    if not isinstance(table, ExampleTable) or table.offset is not None or table.store.root is None:
+        fault = f"{table.name(0)}: is one of many images in a file, and a table of folds names files"
+        raise InputError(fault, advice=("hold out images by ", Key("data.val_share")))
+    fold, labels, beside = folds(table, number), labels_of(table), Path(os.path.abspath(out)).parent
+    several = labels.several or any({*name} & {*";|"} for name in labels.ids)
+    group = [] if table.groups is None else [group_column or "group"]
+    text = io.StringIO(newline="")
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["path", *(labels.ids if several else ["label"]), *group, "fold"])
+    for row, name in enumerate(table.path.tolist()):
+        path = table.store.root / os.fsdecode(name)
+        place = path.relative_to(beside) if path.is_relative_to(beside) else path
+        classes = [*map(int, np.isin(np.arange(len(labels.ids)), labels.of(row)))]
+        shown = classes if several else [labels.ids[labels.values[row]]]
+        writer.writerow([place, *shown, *([table.groups[row].decode()] if group else []), fold[row]])
+    files.replace(out, text.getvalue().encode())
+    return np.bincount(fold, minlength=number).tolist()

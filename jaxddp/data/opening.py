@@ -253,7 +253,7 @@ def _format_of(place: Place) -> Format:
     data_format = FORMATS.get(names[0])
     for key in TABLE_KEYS:
         if getattr(place.data, key) and key not in getattr(data_format, "keys", ()):
-            fault = f" is for tables of images, and {where} holds {data_format.description}"
+            fault = f" is for tables of images, and {where} is of the format {names[0]}"
             raise InputError(
                 Key(f"data.{key}", getattr(place.data, key)), fault, advice=("leave ", Key(f"data.{key}"), " out")
             )

@@ -18,7 +18,7 @@ import numpy as np
 
 import jaxddp.core.files as files
 from jaxddp.config import DataConfig
-from jaxddp.core.errors import InputError, Key, nearest, show, some
+from jaxddp.core.errors import InputError, Key, choices, nearest, show, some
 from jaxddp.data.faults import Refuse, check_distinct, find_repeats, index_of_column, raise_fault
 from jaxddp.data.formats.splits import SPLITS
 from jaxddp.data.source import ClassSelection, Split
@@ -33,7 +33,7 @@ SEPARATORS = ";|"
 _DIVIDER = "split"
 _BITS = {"0": False, "0.0": False, "false": False, "1": True, "1.0": True, "true": True}
 # A column of 0 and 1 with such a name divides the rows, and is no class.
-_DIVIDERS = re.compile(r"(is)?(fold|split|train|val|valid|validation|test)")
+_DIVIDERS = re.compile(r"(is)?(fold|group|split|train|val|valid|validation|test)")
 _TEXT = re.compile(r"[^\x00-\x1f\x7f]{1,1000}")
 _SUFFIXES = (
     "",
@@ -191,8 +191,8 @@ def named_column(listing: Listing, key: str, name: str) -> str:
     """Return the column that a key names. Raises: InputError if there is none."""
     column = find_column(listing.header, [name])
     if column is None:
-        fault = f": {listing.file} has no column {show(name)}{nearest(name, listing.header)}"
-        raise InputError(Key(f"data.{key}"), fault, advice=f"it has {', '.join(listing.header)}")
+        fault = f": {listing.file} has no column {show(name)}"
+        raise InputError(Key(f"data.{key}"), fault, advice=choices(name, listing.header))
     return column
 
 
@@ -251,8 +251,8 @@ def division(listing: Listing, data: DataConfig) -> tuple[str, dict[str, Split]]
     words = {value: next((split for split in SPLITS if value.casefold() in SPLITS[split]), None) for value in values}
     if data.val_fold is not None:
         if data.val_fold not in words:
-            fault = f": column {column} of {listing.file} has no such value{nearest(data.val_fold, values)}"
-            raise InputError(Key("data.val_fold", data.val_fold), fault, advice=f"it has {some(values, 12)}")
+            fault = f": column {column} of {listing.file} has no such value"
+            raise InputError(Key("data.val_fold", data.val_fold), fault, advice=choices(data.val_fold, values[:20]))
         others = [value for value in values if words[value] == "train"] or values
         return column, {**dict[str, Split].fromkeys(others, "train"), data.val_fold: "val"}
     if None not in words.values():
