@@ -190,7 +190,8 @@ def write_folds(table: SourceTable, number: int, out: Path, group_column: str | 
         raise InputError(fault, advice=("hold out images by ", Key("data.val_share")))
     fold, labels, beside = folds(table, number), labels_of(table), Path(os.path.abspath(out)).parent
     several = labels.several or any({*name} & {*";|"} for name in labels.ids)
-    group = [] if table.groups is None else [group_column or "group"]
+    groups = [] if table.groups is None else [[name.decode()] for name in table.groups.tolist()]
+    group = [group_column or "group"] if groups else []
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["path", *(labels.ids if several else ["label"]), *group, "fold"])
@@ -199,6 +200,6 @@ def write_folds(table: SourceTable, number: int, out: Path, group_column: str | 
         place = path.relative_to(beside) if path.is_relative_to(beside) else path
         classes = [*map(int, np.isin(np.arange(len(labels.ids)), labels.of(row)))]
         shown = classes if several else [labels.ids[labels.values[row]]]
-        writer.writerow([place, *shown, *([table.groups[row].decode()] if group else []), fold[row]])
+        writer.writerow([place, *shown, *(groups[row] if groups else ()), fold[row]])
     files.replace(out, text.getvalue().encode())
     return np.bincount(fold, minlength=number).tolist()

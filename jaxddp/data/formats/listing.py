@@ -259,7 +259,8 @@ def division(listing: Listing, data: DataConfig) -> tuple[str, dict[str, Split]]
         # Where a set has all three, the test split is for predictions.
         val = [value for value in values if words[value] == "val"]
         val = [value for value in val if not value.casefold().startswith("test")] or val
-        return column, {value: split for value, split in words.items() if split and (split == "train" or value in val)}
+        train = [value for value in values if words[value] == "train"]
+        return column, {**dict[str, Split].fromkeys(train, "train"), **dict[str, Split].fromkeys(val, "val")}
     if data.split_column is None:
         return None
     fault = f": its values in {listing.file} are {some(values, 12)}"
