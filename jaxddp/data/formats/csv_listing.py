@@ -37,7 +37,7 @@ _ROWS_BETWEEN_REPORTS = 10_000
 _DELIMITERS = ",;\t"
 
 
-class CsvFile:
+class CsvFile(listing.Listing):
     """A CSV file, whose first line is its header.
 
     Args:
@@ -46,8 +46,6 @@ class CsvFile:
 
     Raises: InputError if the file is missing, or its header cannot be read.
     """
-
-    images = ()
 
     def __init__(self, file: FolderFile, columns: Sequence[Sequence[str]]):
         self.file, self._text = file, file.text()
@@ -91,12 +89,6 @@ class CsvFile:
 
     def place(self, number: int) -> str:
         return f"{self.file}:{number}"
-
-    def class_names(self, label: str) -> tuple[str, ...]:
-        return ()
-
-    def table(self, columns: listing.Columns, rows: Sequence[listing.Row], data: DataConfig) -> ExampleTable:
-        return listing.table_of_files(self, columns, rows, data)
 
 
 def csv_rows(file: FolderFile, names: Sequence[str], refuse: Refuse = raise_fault) -> Iterator[list[Any]]:
@@ -196,9 +188,9 @@ class CsvListings:
         check_fixed_splits(place)
         assert place.local is not None
         file, data = _training_file(place.local), place.data
-        if (val := _validation_file(file)) is None:
-            division = listing.division(_open(file, data), data)
-            return division is not None and "val" in division[1].values()
+        val = _validation_file(file)
+        if val is None:
+            return listing.divides(_open(file, data), data)
         listing.check_one_division(data, file.name, val)
         return True
 

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -35,45 +35,59 @@ _BITS = {"0": False, "0.0": False, "false": False, "1": True, "1.0": True, "true
 # A column of 0 and 1 with such a name divides the rows, and is no class.
 _DIVIDERS = re.compile(r"(is)?(fold|group|split|train|val|valid|validation|test)")
 _TEXT = re.compile(r"[^\x00-\x1f\x7f]{1,1000}")
-_SUFFIXES = (
-    "",
-    *(kind for name in ("jpg", "jpeg", "png", "webp", "tif", "bmp") for kind in (f".{name}", f".{name.upper()}")),
-)
+_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".tif", ".tiff", ".bmp")
 _LOOKED_AT = 3
 """The number of rows whose images are looked for."""
 
 
-class Listing(Protocol):
-    """A table whose rows name images."""
+class Listing:
+    """A table whose rows name images, or hold them.
 
-    @property
-    def file(self) -> FolderFile:
-        """The file of the rows, or the first of several files."""
-        ...
+    Attributes:
+        file: the file of the rows, or the first of several files.
+        header: the names of the columns.
+        images: the columns that hold the images themselves; none if rows name files.
+    """
 
-    @property
-    def header(self) -> Sequence[str]: ...
-
-    @property
-    def images(self) -> Sequence[str]:
-        """The columns that hold the images themselves; none if rows name files."""
-        ...
+    file: FolderFile
+    header: Sequence[str]
+    images: Sequence[str] = ()
 
     def rows(self, columns: Sequence[str], refuse: Refuse) -> Iterator[list[Any]]:
         """Yield [number of the row, *texts of the columns] for each row that is not rejected."""
-        ...
+        raise NotImplementedError
 
-    def place(self, number: int) -> str:
+    def place(self, number: Any) -> str:
         """Return a readable name of a row."""
-        ...
+        raise NotImplementedError
 
     def class_names(self, label: str) -> tuple[str, ...]:
         """Return the names of the classes in a column, in their order; none if the labels alone tell them."""
-        ...
+        return ()
 
     def table(self, columns: "Columns", rows: Sequence["Row"], data: DataConfig) -> ExampleTable:
-        """Return the images of some rows, without labels; see `table_of_files`."""
-        ...
+        """Return the images of some rows, without labels. Raises: InputError; see `_find_images`."""
+        images = [row.image for row in rows]
+        root = Path(self.file.folder.name(self.file.path)).parent
+        if any(paths := [image for image in images if "\\" in image]) and not (root / paths[0]).exists():
+            images = [image.replace("\\", "/") for image in images]
+        folder, suffix = _find_images(self.file, root, images[:_LOOKED_AT], data)
+        ids = [image.removeprefix(f"{root}/") for image in images]
+        paths = [os.path.join(folder, f"{image.removesuffix(suffix)}{suffix}") for image in ids]
+        if any(path.startswith("/") for path in paths):
+            paths, root = [os.path.join(root, path)[1:] for path in paths], Path("/")
+        found = f"{f', images in {folder}/' * bool(folder)}{f', suffix {suffix}' * bool(suffix)}"
+        columns_of_table = (np.array([text.encode() for text in column], "S") for column in (ids, paths))
+        labels, reading = np.full(len(ids), -1, np.int32), f"{self.file.name}: {columns}{found}"
+        return ExampleTable(LocalFiles(root), *columns_of_table, labels=labels, reading=reading)
+
+    def column(self, key: str, name: str) -> str:
+        """Return the column that a key of the config names. Raises: InputError if there is none."""
+        column = find_column(self.header, [name])
+        if column is None:
+            fault = f": {self.file} has no column {show(name)}"
+            raise InputError(Key(f"data.{key}"), fault, advice=choices(name, self.header))
+        return column
 
 
 class Columns(NamedTuple):
@@ -94,20 +108,14 @@ class Columns(NamedTuple):
 class Row(NamedTuple):
     """The image, the labels and the group of a row."""
 
-    number: int
+    number: Any
     image: str
     labels: list[str]
     group: str
 
 
 def read_listing(
-    listing: Listing,
-    split: Split,
-    data: DataConfig,
-    refuse: Refuse,
-    val: Listing | None = None,
-    *,
-    by_column: bool = True,
+    listing: Listing, split: Split, data: DataConfig, refuse: Refuse, val: Listing | None = None, by_column: bool = True
 ) -> ExampleTable:
     """Return the examples of a split. No image is opened.
 
@@ -130,24 +138,19 @@ def read_listing(
     Raises:
         InputError: a column is missing, or no row can be used.
     """
-    divider, splits = (division(listing, data) if by_column else None) or (None, None)
+    divider, values = (division(listing, data) if by_column else None) or (None, dict[Split, list[str]]())
     columns = choose_columns(listing, data, divider)
-    rows = _read_rows(listing, columns, data, refuse, splits, "train")
-    if columns.several:
-        names = [*columns.labels]
-    else:
-        first = {label: row.number for row in reversed(rows) for label in row.labels}
-        names = sorted(first)
-        names = [*listing.class_names(columns.labels[0])] or names
-        check_distinct(sorted(first, key=first.__getitem__), lambda name: listing.place(first[name]), refuse)
-    listed = listing
+    rows, listed = _read_rows(listing, columns, data, refuse, values.get("train")), listing
+    first = {label: row.number for row in reversed(rows) for label in row.labels}
+    names = columns.labels if columns.several else listing.class_names(columns.labels[0]) or sorted(first)
+    check_distinct(sorted(first, key=first.__getitem__), lambda name: listing.place(first[name]), refuse)
     if split == "val":
         if val is not None:
             listed = val
             same = [f"label={name}" for name in columns.labels if columns.several]
             image = [text for text in data.columns if text.startswith("image")]
             columns = choose_columns(val, replace(data, columns=(*image, *same)) if same else data)
-        rows = _read_rows(listed, columns, data, refuse, splits, split)
+        rows = _read_rows(listed, columns, data, refuse, values.get("val"))
     known, index = [], {name: label for label, name in enumerate(names)}
     for row in rows:
         if unknown := [label for label in row.labels if label not in index]:
@@ -187,15 +190,6 @@ def _folded(name: str) -> str:
     return re.sub(r"[\s_-]", "", name).casefold()
 
 
-def named_column(listing: Listing, key: str, name: str) -> str:
-    """Return the column that a key names. Raises: InputError if there is none."""
-    column = find_column(listing.header, [name])
-    if column is None:
-        fault = f": {listing.file} has no column {show(name)}"
-        raise InputError(Key(f"data.{key}"), fault, advice=choices(name, listing.header))
-    return column
-
-
 def has_labels(listing: Listing, data: DataConfig) -> bool:
     """Return whether a table has a column of labels by its name."""
     return find_column(listing.header, (*data.named_columns.get("label", ()), *LABELS)) is not None
@@ -204,10 +198,9 @@ def has_labels(listing: Listing, data: DataConfig) -> bool:
 def choose_columns(listing: Listing, data: DataConfig, divider: str | None = None) -> Columns:
     """Return the columns of a table with labels. Raises: InputError if there is none, or another has the same name."""
     header = listing.header
-    named = {
-        role: [named_column(listing, "columns", name) for name in names] for role, names in data.named_columns.items()
-    }
-    group = None if data.group_column is None else named_column(listing, "group_column", data.group_column)
+    chosen = data.named_columns.items()
+    named = {role: [listing.column("columns", name) for name in names] for role, names in chosen}
+    group = None if data.group_column is None else listing.column("group_column", data.group_column)
     image = named["image"][0] if "image" in named else find_column(listing.images or header, IMAGES)
     labels = named.get("label") or [*filter(None, [find_column(header, LABELS)])]
     rest = [name for name in header if name not in (image, *labels, group, divider)]
@@ -217,11 +210,11 @@ def choose_columns(listing: Listing, data: DataConfig, divider: str | None = Non
     if image is not None and not labels:
         labels = _classes(listing, [name for name in rest if not _DIVIDERS.fullmatch(_folded(name))])
     if image is None or not labels:
-        fault = f"{listing.place(1)}: no column of {'images' if image is None else 'labels'} by a usual name"
+        fault = f"{listing.file}:1: no column of {'images' if image is None else 'labels'} by a usual name"
         fault += f", found {some([*map(show, header)], 12) or 'none'}"
         raise InputError(fault, advice=("name both, as ", Key("data.columns"), " image=NAME,label=NAME"))
     for column in filter(None, (image, *labels, group, divider)):
-        index_of_column(header, column, listing.place(1))
+        index_of_column(header, column, f"{listing.file}:1")
     return Columns(image, tuple(labels), group, divider, several)
 
 
@@ -235,37 +228,40 @@ def _classes(listing: Listing, names: Sequence[str]) -> list[str]:
     return [*classes] if len(classes) > 1 else []
 
 
-def division(listing: Listing, data: DataConfig) -> tuple[str, dict[str, Split]] | None:
-    """Return the column that divides the rows, and the split of each of its values; None if no column does.
+def division(listing: Listing, data: DataConfig) -> tuple[str, dict[Split, list[str]]] | None:
+    """Return the column that divides the rows, and its values in each split; None if no column does.
 
-    A column called split does so if all its values are names of splits and `data.val_share` is not set. A value that is
-    not in the dict is in no split.
+    A column called split does so if all its values are names of splits and `data.val_share` is not set.
 
     Raises: InputError if the config's column or value is missing, or values are no names of splits.
     """
     if data.split_column is not None:
-        column = named_column(listing, "split_column", data.split_column)
+        column = listing.column("split_column", data.split_column)
     elif data.val_share is not None or (column := find_column(listing.header, [_DIVIDER])) is None:
         return None
     values = sorted({cell.strip() for _, cell in listing.rows([column], lambda fault: None)})
-    words = {value: next((split for split in SPLITS if value.casefold() in SPLITS[split]), None) for value in values}
+    of = {split: [value for value in values if value.casefold() in names] for split, names in SPLITS.items()}
     if data.val_fold is not None:
-        if data.val_fold not in words:
+        if data.val_fold not in values:
             fault = f": column {column} of {listing.file} has no such value"
             raise InputError(Key("data.val_fold", data.val_fold), fault, advice=choices(data.val_fold, values[:20]))
-        others = [value for value in values if words[value] == "train"] or values
-        return column, {**dict[str, Split].fromkeys(others, "train"), data.val_fold: "val"}
-    if None not in words.values():
+        others = [value for value in values if value != data.val_fold]
+        return column, {"train": of["train"] or others, "val": [data.val_fold]}
+    if len(of["train"]) + len(of["val"]) == len(values):
         # Where a set has all three, the test split is for predictions.
-        val = [value for value in values if words[value] == "val"]
-        val = [value for value in val if not value.casefold().startswith("test")] or val
-        train = [value for value in values if words[value] == "train"]
-        return column, {**dict[str, Split].fromkeys(train, "train"), **dict[str, Split].fromkeys(val, "val")}
+        val = [value for value in of["val"] if not value.casefold().startswith("test")]
+        return column, {"train": of["train"], "val": val or of["val"]}
     if data.split_column is None:
         return None
     fault = f": its values in {listing.file} are {some(values, 12)}"
     advice = ("give the one to validate on by ", Key("data.val_fold"))
     raise InputError(Key("data.split_column", data.split_column), fault, advice=advice)
+
+
+def divides(listing: Listing, data: DataConfig) -> bool:
+    """Return whether a column divides the rows into both splits. Raises: see `division`."""
+    found = division(listing, data)
+    return found is not None and len(found[1]["val"]) > 0
 
 
 def check_one_division(data: DataConfig, file: str, val: str) -> None:
@@ -280,17 +276,13 @@ def check_one_division(data: DataConfig, file: str, val: str) -> None:
 
 
 def _read_rows(
-    listing: Listing,
-    columns: Columns,
-    data: DataConfig,
-    refuse: Refuse,
-    splits: dict[str, Split] | None = None,
-    split: Split | None = None,
+    listing: Listing, columns: Columns, data: DataConfig, refuse: Refuse, values: Sequence[str] | None = None
 ) -> list[Row]:
+    """Return the rows; only those with some values of the column that divides them, if there is one."""
     others = [*filter(None, (columns.group, columns.divider))]
     raw = [*listing.rows([columns.image, *columns.labels, *others], refuse)]
-    if splits is not None:
-        raw = [row for row in raw if splits.get(row.pop().strip()) == split]
+    if values is not None:
+        raw = [row for row in raw if row.pop().strip() in values]
     rows, separator = list[Row](), _separator(listing, columns, data, raw)
     for number, text, *cells in raw:
         group, image, fault = cells.pop().strip() if columns.group else "", _clean(text), ""
@@ -340,64 +332,38 @@ def _clean(text: str) -> str | None:
 # --- Images ---
 
 
-def table_of_files(listing: Listing, columns: Columns, rows: Sequence[Row], data: DataConfig) -> ExampleTable:
-    """Return the table of the images that rows name. Raises: InputError; see `_find_images`."""
-    images = [row.image for row in rows]
-    root = Path(listing.file.folder.name(listing.file.path)).parent
-    if any(paths := [image for image in images if "\\" in image]) and not (root / paths[0]).exists():
-        images = [image.replace("\\", "/") for image in images]
-    folder, suffix = _find_images(listing, root, images[:_LOOKED_AT], data)
-    ids = [image.removeprefix(f"{root}/") for image in images]
-    paths = [os.path.join(folder, f"{image.removesuffix(suffix)}{suffix}") for image in ids]
-    if any(path.startswith("/") for path in paths):
-        paths, root = [os.path.join(root, path)[1:] for path in paths], Path("/")
-    reading = (
-        f"{listing.file.name}: {columns}{f', images in {folder}/' * bool(folder)}{f', suffix {suffix}' * bool(suffix)}"
-    )
-    id, path = (np.array([text.encode() for text in column], "S") for column in (ids, paths))
-    return ExampleTable(LocalFiles(root), id, path, np.full(len(ids), -1, np.int32), reading=reading)
-
-
-def _find_images(listing: Listing, root: Path, images: Sequence[str], data: DataConfig) -> tuple[str, str]:
+def _find_images(file: FolderFile, root: Path, images: Sequence[str], data: DataConfig) -> tuple[str, str]:
     """Return the folder of the images, relative to the root, and the suffix that their rows lack.
 
     Raises: InputError if the folder of the config is missing, or the first image is in two places.
     """
-    named = [""]
+    folder = ""
     if data.images is not None:
-        places = {
-            os.path.realpath(path): path
-            for path in (Path.cwd() / files.expanded(data.images), root / files.expanded(data.images))
-            if path.is_dir()
-        }
+        given = files.expanded(data.images)
+        places = {os.path.realpath(path): path for path in (given.absolute(), root / given) if path.is_dir()}
         if len(places) != 1:
-            fault = (
-                f": {' and '.join(map(str, places.values()))} are two folders"
-                if places
-                else f": no such folder{nearest_beside(root / data.images)}"
-            )
+            missing = f"no such folder{nearest_beside(root / data.images)}"
+            fault = f": {' and '.join(map(str, places.values())) or missing}"
             raise InputError(Key("data.images", data.images), fault, advice="give an absolute path")
-        (folder,) = places.values()
-        named = [os.fspath(folder.relative_to(root) if folder.is_relative_to(root) else folder)]
-    suffixes = _SUFFIXES if data.suffix is None else (data.suffix,)
+        folder = os.fspath(*places.values()).removeprefix(f"{root}/")
 
-    def exists(folder: str, image: str, suffix: str) -> bool:
+    def is_file(image: str, folder: str, suffix: str) -> bool:
         return os.path.isfile(root / folder / f"{image.removesuffix(suffix)}{suffix}")
 
-    if any(exists(named[0], image, suffixes[0]) for image in images):
-        return named[0], suffixes[0]
-    beside = [] if data.images is not None else sorted(entry.name for entry in os.scandir(root) if entry.is_dir())
-    for image in images:
-        found = [
-            (folder, suffix) for folder in (*named, *beside) for suffix in suffixes if exists(folder, image, suffix)
-        ]
+    beside = [] if folder else sorted(entry.name for entry in os.scandir(root) if entry.is_dir())
+    for image in images if not any(is_file(image, folder, data.suffix or "") for image in images) else ():
+        found = []
+        for at in (folder, *beside):
+            for suffix in ("", *_SUFFIXES) if data.suffix is None else (data.suffix,):
+                both = (kind for kind in (suffix, suffix.upper()) if is_file(image, at, kind))
+                found += [(at, kind) for kind in both][:1]
         if len(found) > 1:
-            both = " and ".join(os.path.join(folder, f"{image}{suffix}") for folder, suffix in found[:2])
+            paths = " and ".join(os.path.join(at, f"{image}{suffix}") for at, suffix in found[:2])
             advice = ("name one by ", Key("data.images"), " or ", Key("data.suffix"))
-            raise InputError(f"{listing.file}: {show(image)} is both {both}", advice=advice)
+            raise InputError(f"{file}: {show(image)} is both {paths}", advice=advice)
         if found:
             return found[0]
-    return named[0], data.suffix or ""
+    return folder, data.suffix or ""
 
 
 def sound_rows(

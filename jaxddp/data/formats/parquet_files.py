@@ -13,14 +13,13 @@ Without such a column, the rows name images beside the file. Such a file, and on
 split or a group by the config, is read as a listing: see `jaxddp.data.formats.listing`.
 """
 
-import functools
-import itertools
 import logging
 import os
 import re
-from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -53,13 +52,12 @@ def read_parquet(place: Place, folder: Folder, split: Split, shards: dict[Split,
 
     Raises: InputError if pyarrow is not installed, or no row can be used.
     """
-    refuse = place.refuse
-    if (rows := _listing(place, folder, shards)) is not None:
-        val = ParquetRows(folder, shards["val"]) if split == "val" and "val" in shards else None
-        return listing.read_listing(rows, split, place.data, refuse, val, by_column="val" not in shards)
-    parts = [FolderFile(folder, path) for path in shards[split]]
+    parts, refuse = [FolderFile(folder, path) for path in shards.get(split, shards["train"])], place.refuse
     with pass_faults_to(refuse):
         _check_parts(parts)
+    if (rows := _listing(place, folder, shards)) is not None:
+        val = ParquetRows(parts) if split == "val" and "val" in shards else None
+        return listing.read_listing(rows, split, place.data, refuse, val, by_column="val" not in shards)
     columns, parts = _find_columns(parts, place.data, refuse)
     cells = _read_cells(parts, columns, refuse)
     if not any(len(file_cells.labels) for file_cells in cells.values()):
@@ -78,68 +76,47 @@ def read_parquet(place: Place, folder: Folder, split: Split, shards: dict[Split,
         others = "other images are read with the rows around them; a copy by `jaxddp data pack` is faster"
         _log.warning(f"{folder.name()}: the files hold {size(total)}; {memory}, and {others}")
     store = tables.ParquetFiles(folder, columns.image)
-    return ExampleTable(store, example_id, path_of_row, np.concatenate(labels), classes.names, offset=offset)
+    table = ExampleTable(store, example_id, path_of_row, np.concatenate(labels), classes.names, offset=offset)
+    return replace(table, reading=f"{parts[0].name}: image={columns.image}, label={columns.label}")
 
 
-class ParquetRows:
-    """The rows of Parquet files, as a `Listing`."""
+class ParquetRows(listing.Listing):
+    """The rows of Parquet files. The number of a row has two parts: the index of its file, and its number there."""
 
-    def __init__(self, folder: Folder, paths: Sequence[str]):
-        self.files = [FolderFile(folder, path) for path in paths]
-        self.file = self.files[0]
+    def __init__(self, files: Sequence[FolderFile]):
+        self.files, self.file = files, files[0]
         with tables.open_parquet(self.file) as parquet:
             self._schema = parquet.schema_arrow
         self.header, self.images = self._schema.names, _image_columns(self._schema)
 
-    @functools.cached_property
-    def _starts(self) -> list[int]:
-        """The number of each file's first row."""
-        counts = []
-        for file in self.files:
-            with tables.open_parquet(file) as parquet:
-                counts.append(parquet.metadata.num_rows)
-        return [*itertools.accumulate(counts, initial=0)]
-
-    def _position(self, number: int) -> tuple[FolderFile, int]:
-        """Return the file of a row, and its number there."""
-        file = bisect_right(self._starts, number) - 1
-        return self.files[file], number - self._starts[file]
-
-    def place(self, number: int) -> str:
-        file, row = self._position(number)
-        return f"{file}, row {row}"
+    def place(self, number: tuple[int, int]) -> str:
+        return f"{self.files[number[0]]}, row {number[1]}"
 
     def class_names(self, label: str) -> tuple[str, ...]:
         return _class_names(self._schema).get(label, ())
 
     def rows(self, columns: Sequence[str], refuse: Refuse) -> Iterator[list[Any]]:
         """Yield [number of the row, *texts of the columns]; the text of a cell with an image is the id of the row."""
-        read, number = [name for name in columns if name not in self.images], 0
-        for file in self.files:
+        names = {name: self.class_names(name) for name in columns if name not in self.images}
+        for index, file in enumerate(self.files):
             with tables.open_parquet(file) as parquet, tables.as_input_errors(file):
-                if missing := {*read} - {*parquet.schema_arrow.names}:
+                if missing := {*columns} - {*parquet.schema_arrow.names}:
                     fault = f"{file}: no column {missing.pop()!r}, which the first file has; {tables.WRITE_AGAIN}"
                     raise InputError(fault)
-                cells = {name: parquet.read(columns=[name]).column(0).to_pylist() for name in read}
-                texts = [
-                    [_text(cell, self.class_names(name)) for cell in cells[name]]
-                    if name in cells
-                    else [f"{file.path}__{row}" for row in range(parquet.metadata.num_rows)]
-                    for name in columns
-                ]
-            for of_row in zip(*texts, strict=True):
-                yield [number, *of_row]
-                number += 1
+                cells = {name: parquet.read(columns=[name]).column(0).to_pylist() for name in names}
+                count = parquet.metadata.num_rows
+            for row in range(count):
+                texts = {name: _text(cells[name][row], of_column) for name, of_column in names.items()}
+                yield [(index, row), *(texts.get(name, f"{file.path}__{row}") for name in columns)]
 
     def table(self, columns: listing.Columns, rows: Sequence[listing.Row], data: DataConfig) -> ExampleTable:
         if columns.image not in self.images:
-            return listing.table_of_files(self, columns, rows, data)
-        positions = [self._position(row.number) for row in rows]
-        paths = np.array([os.fsencode(file.path) for file, _ in positions])
-        ids, offset = np.array([row.image.encode() for row in rows]), np.array([row for _, row in positions], np.int64)
-        store = tables.ParquetFiles(self.file.folder, columns.image)
+            return super().table(columns, rows, data)
+        files, offset = np.array([row.number for row in rows], np.int64).reshape(-1, 2).T
+        ids, paths = [row.image.encode() for row in rows], np.array([os.fsencode(file.path) for file in self.files])
+        store, labels = tables.ParquetFiles(self.file.folder, columns.image), np.full(len(ids), -1, np.int32)
         reading = f"{self.file.name}: {columns}"
-        return ExampleTable(store, ids, paths, np.full(len(ids), -1, np.int32), offset=offset, reading=reading)
+        return ExampleTable(store, np.array(ids), paths[files], labels, offset=offset, reading=reading)
 
 
 def _text(cell: Any, names: Sequence[str]) -> str:
@@ -151,29 +128,23 @@ def _text(cell: Any, names: Sequence[str]) -> str:
 def _listing(place: Place, folder: Folder, shards: dict[Split, list[str]]) -> ParquetRows | None:
     """Return the rows of the training files, if they are read as a listing.
 
-    Raises: InputError if a file is damaged.
+    Raises: InputError if a file is damaged, or a column and a file of their own divide the rows.
     """
-    data, paths = place.data, shards.get("train") or next(iter(shards.values()))
-    several = len(data.named_columns.get("label", ())) > 1
-    is_keyed = several or any((data.split_column, data.group_column, data.label_separator))
-    try:
-        rows = ParquetRows(folder, paths)
-    except InputError:
-        if is_keyed:
-            raise
-        return None  # `_find_columns` finds the readable files.
-    names_images = not rows.images and listing.find_column(rows.header, listing.IMAGES) is not None
-    names_images |= not {*data.named_columns.get("image", ())} <= {*rows.images}
-    return rows if is_keyed or names_images or _divides(rows, data, shards) else None
+    data, keys = place.data, place.data.named_columns
+    is_keyed = len(keys.get("label", ())) > 1 or any((data.split_column, data.group_column, data.label_separator))
+    with suppress(*[] if is_keyed else [InputError]):  # `_find_columns` reports the file.
+        rows = ParquetRows([FolderFile(folder, path) for path in shards.get("train") or shards["val"]])
+        names_images = not rows.images and listing.find_column(rows.header, listing.IMAGES) is not None
+        names_images |= not {*keys.get("image", ())} <= {*rows.images}
+        return rows if is_keyed or names_images or _divides(rows, data, shards) else None
+    return None
 
 
 def _divides(rows: ParquetRows, data: DataConfig, shards: dict[Split, list[str]]) -> bool:
-    """Return whether a column divides the rows. Raises: InputError if there is a validation file, too."""
     if "val" in shards:
         listing.check_one_division(data, rows.file.name, shards["val"][0])
         return False
-    division = listing.division(rows, data)
-    return division is not None and "val" in division[1].values()
+    return listing.divides(rows, data)
 
 
 def _by_column(place: Place, folder: Folder, shards: dict[Split, list[str]]) -> bool:
