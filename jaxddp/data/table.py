@@ -116,9 +116,8 @@ class ExampleTable:
         return self.rows(labels_of(self).share(limit))
 
     def rows(self, rows: np.ndarray) -> Self:
-        names = [
-            name for name in ("id", "path", "labels", "offset", "digests", "groups") if getattr(self, name) is not None
-        ]
+        columns = "id", "path", "labels", "offset", "digests", "groups"
+        names = [name for name in columns if getattr(self, name) is not None]
         return replace(self, **{name: getattr(self, name)[rows] for name in names})
 
     def without(self, rows: Sequence[int] | np.ndarray) -> Self:
