@@ -19,7 +19,6 @@ import jaxddp.config.registry as registry
 import jaxddp.config.values as values_of_config
 from jaxddp.command_line.words import by_key, config_and_words, expand_short_forms, is_flag, option, options_of
 from jaxddp.config import Config
-from jaxddp.config.registry import resolved, unread_keys
 from jaxddp.config.values import HELP, SHORT, bare, checked, flatten, keys_of, similar_keys
 from jaxddp.core.duration import Duration
 from jaxddp.core.errors import HelpPrinted, InputError, format_option
@@ -273,9 +272,10 @@ def page_of_config(command: Any, hooks: Collection[str]) -> tuple[Any, Any]:
         hooks: the hooks of the recipe file, each of which replaces a choice.
     """
     config = command.config
-    values = resolved(flatten(config.to_dict()), hooks)
+    values = registry.resolved(flatten(config.to_dict()))
+    unread = {key for key, need in registry.unmet(Config, values, hooks).items() if need.key in registry.NAMES}
     of_choices = {key: values[key] for key in registry.keys_of_choices()}
-    shown = _shown(config, of_choices, {*unread_keys(config, hooks), "seed"})
+    shown = _shown(config, of_choices, {*unread, "seed"})
     whole: Any = Annotated[type(shown), tyro.conf.arg(name="")]
     page = _derived(type(command), [("config", whole, MISSING)], _first_options(values))
     page.__doc__ = f"{inspect.getdoc(command)}\n\n{_COMPLETION}"

@@ -8,7 +8,7 @@ from jaxddp.command_line.parse import ConfigOfRecipe, parse_recipe
 from jaxddp.command_line.terminal import print_table
 from jaxddp.command_line.words import by_key, options_of
 from jaxddp.config import Config
-from jaxddp.config.registry import CHOICES, SCHEDULES, effective_settings, unread_keys
+from jaxddp.config.registry import CHOICES, SCHEDULES, effective_settings
 from jaxddp.config.values import flatten
 from jaxddp.core.errors import InputError
 from jaxddp.recipe.file import RecipeFile, read_recipe
@@ -39,14 +39,14 @@ def run(arguments: list[str]) -> None:
         return
     from jaxddp.workdir.claim import with_absolute_paths
 
-    hidden, origins, config = unread_keys(file.config, file.hooks), _origins(file, *arguments), file.config
+    origins, config = _origins(file, *arguments), file.config
     # The name of a data set may be unknown here.
     with contextlib.suppress(InputError):
         config = with_absolute_paths(config)
     values = effective_settings(Config, flatten(config.to_dict()), file.hooks)
     hooks = {kind.key: file.hooks[kind.hook] for kind in CHOICES if kind.hook in file.hooks and kind is not SCHEDULES}
     words = {key: " ".join(map(str, value)) if isinstance(value, list) else str(value) for key, value in values.items()}
-    shown = {key: (text, origins[key]) for key, text in words.items() if key not in hidden}
+    shown = {key: (text, origins[key]) for key, text in words.items()}
     shown |= {key: (f"{hook.function.__name__}()", str(hook.path)) for key, hook in hooks.items()}
     print_table(("key", "value", "from"), [(key, *row) for key, row in shown.items()])
 

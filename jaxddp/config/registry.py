@@ -153,10 +153,6 @@ class Registry:
                 readers.setdefault(key, []).append(name)
         return readers
 
-    def unread_keys(self, name: str) -> dict[str, list[str]]:
-        """Return the keys of `readers` that a choice does not read; none for an unknown name."""
-        return {key: by for key, by in self.readers().items() if name not in by} if name in self.names() else {}
-
     def complete(self, section: type[T]) -> type[T]:
         """Add the settings of all choices to the class of a section, with the default None.
 
@@ -259,6 +255,34 @@ def keys_of_choices(names: Collection[str] = NAMES) -> set[str]:
     return {key for kind in CHOICES if kind.key in names for key in kind.readers()}
 
 
+def unmet(tree: type, settings: Mapping[str, Any], hooks: Collection[str] = ()) -> dict[str, Requires]:
+    """Return the keys that have no effect with the settings of a config, each with what it needs.
+
+    A key of choices needs a choice that reads it; an unknown name is taken to read all keys.
+
+    Args:
+        settings: the result of `resolved`; keys may be absent.
+        hooks: names of the recipe's hooks, each of which replaces a choice and may read all of its keys.
+    """
+    found = {key: need for key, need in needs(tree).items() if need.key in settings}
+    found = {key: need for key, need in found.items() if not need.is_met(settings[need.key])}
+    for kind in CHOICES:
+        if (name := settings.get(kind.key)) in kind.names():
+            readers = kind.readers().items()
+            found |= {key: Requires(kind.key, tuple(names)) for key, names in readers if name not in names}
+    by_hooks = keys_of_choices([kind.key for kind in CHOICES if kind.hook in hooks])
+    return {key: need for key, need in found.items() if key not in by_hooks}
+
+
+def without_effect(config: Any, hooks: Collection[str] = ()) -> dict[str, Requires]:
+    """Return the keys of `unmet` that have another value than the default."""
+    values, default = flatten(plain(config)), flatten(plain(type(config)()))
+    lost = unmet(type(config), resolved(values), hooks)
+    # Without a default, a False or 0 needs no other key, only a choice that reads it.
+    is_set = {key: values[key] or default[key] is not None or need.key in NAMES for key, need in lost.items()}
+    return {key: need for key, need in lost.items() if is_set[key] and values[key] != default[key]}
+
+
 def reset_unread(config: Any, set_keys: Collection[str], hooks: Collection[str] = ()) -> Any:
     """Reset the inherited keys that lose their effect because a key such as `optimizer.name` was set.
 
@@ -266,35 +290,9 @@ def reset_unread(config: Any, set_keys: Collection[str], hooks: Collection[str] 
         set_keys: the keys that one file, call or command sets. They are not reset.
         hooks: names of the recipe's hooks, each of which replaces a choice.
     """
-    kinds = [kind for kind in CHOICES if kind.key in set_keys and kind.hook not in hooks]
-    unread = {key for kind in kinds for key in kind.unread_keys(attrgetter(kind.key)(config))}
-    config = replaced(config, nested({key: None for key in unread if key not in set_keys}))
-    of_tree, default = needs(type(config)), type(config)()
-    lost = [key for key in without_effect(config, hooks) if key not in set_keys and of_tree[key].key in set_keys]
+    default, needs_of = type(config)(), without_effect(config, hooks)
+    lost = [key for key, need in needs_of.items() if key not in set_keys and need.key in set_keys]
     return replaced(config, nested({key: attrgetter(key)(default) for key in lost}))
-
-
-def unread_keys(config: Any, hooks: Collection[str] = ()) -> dict[str, Words]:
-    """Return the keys that the choices of a config do not read, each with the text that follows it in a message."""
-    reasons: dict[str, Words] = {}
-    for kind in CHOICES:
-        name = attrgetter(kind.key)(config)
-        for key, readers in kind.unread_keys(name).items() if kind.hook not in hooks else ():
-            reasons[key] = (" is read by ", Key(kind.key), f"={', '.join(readers)}, and not by {name}")
-    return reasons
-
-
-def without_effect(config: Any, hooks: Collection[str] = ()) -> dict[str, Words]:
-    """Return the keys that are set without the key that they need, each with the text that follows it in a message."""
-    set_by_hooks = keys_of_choices([kind.key for kind in CHOICES if kind.hook in hooks])
-    values, unset = flatten(plain(config)), flatten(plain(type(config)()))
-    chosen, reasons = resolved(values, hooks), dict[str, Words]()
-    for key, need in needs(type(config)).items():
-        is_set = values[key] != unset[key] and (unset[key] is not None or values[key])
-        if is_set and key not in set_by_hooks and not need.is_met(chosen[need.key]):
-            values_needed = f"{' or '.join(need.values)} in " if need.values else ""
-            reasons[key] = " has no effect without ", values_needed, Key(need.key)
-    return reasons
 
 
 def check_read(config: Any, hooks: Collection[str] = (), advise: Callable[[Sequence[str]], str] | None = None) -> None:
@@ -308,38 +306,34 @@ def check_read(config: Any, hooks: Collection[str] = (), advise: Callable[[Seque
     Raises:
         InputError: a key has no effect. The message names it, its value, and the key that decides its effect.
     """
-    unread = {key: why for key, why in unread_keys(config, hooks).items() if attrgetter(key)(config) is not None}
-    if reasons := unread | {key: why for key, why in without_effect(config, hooks).items() if key not in unread}:
-        problems = [(Key(key, plain(attrgetter(key)(config))), why) for key, why in reasons.items()]
-        advice = advise([*reasons]) if advise else f"leave {'it' if len(reasons) == 1 else 'them'} out"
-        raise InputError(*joined("; ", problems), advice=advice)
+    problems = dict[str, Words]()
+    for key, need in without_effect(config, hooks).items():
+        why: Words = " has no effect without ", f"{' or '.join(need.values)} in " if need.values else "", Key(need.key)
+        if need.key in NAMES:
+            name = attrgetter(need.key)(config)
+            why = " is read by ", Key(need.key), f"={', '.join(need.values)}, and not by {name}"
+        problems[key] = Key(key, plain(attrgetter(key)(config))), why
+    if problems:
+        advice = advise([*problems]) if advise else f"leave {'it' if len(problems) == 1 else 'them'} out"
+        raise InputError(*joined("; ", problems.values()), advice=advice)
 
 
-def resolved(settings: Mapping[str, Any], hooks: Collection[str] = ()) -> dict[str, Any]:
-    """Return the settings of a config with the defaults of its choices in place of None.
-
-    Keys that a choice does not read are None.
-
-    Args:
-        settings: the settings of a config by dotted keys, as `flatten` returns them.
-        hooks: names of the recipe's hooks, each of which replaces a choice and may read all of its keys.
-    """
+def resolved(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a config, by dotted key, with the defaults of its choices in place of None."""
     values = dict(settings)
-    for kind in (kind for kind in CHOICES if values.get(kind.key) is not None):
-        own, name = kind.keys_read(values[kind.key]), values[kind.key]
-        unread = () if kind.hook in hooks else kind.unread_keys(name)
-        defaults = {key: plain(field.default) for key, field in own.items() if values.get(key) is None}
-        values |= dict.fromkeys({*kind.readers()} - values.keys() | {*unread}) | defaults
+    for kind in CHOICES:
+        own = kind.keys_read(values.get(kind.key, "")).items()
+        values |= {key: plain(field.default) for key, field in own if values.get(key) is None}
     return values
 
 
 def effective_settings(tree: type, settings: Mapping[str, Any], hooks: Collection[str] = ()) -> dict[str, Any]:
-    """Return the result of `resolved` without the keys that have no effect because they need another key."""
-    values = resolved(settings, hooks)
-    lost = {key for key, need in needs(tree).items() if need.key in values and not need.is_met(values[need.key])}
+    """Return the result of `resolved` without the keys that have no effect; see `unmet`."""
+    values = resolved(settings)
+    lost = unmet(tree, values, hooks)
     return {key: value for key, value in values.items() if key not in lost}
 
 
 def with_defaults(config: Any) -> Any:
     """Return a config with the defaults of the choices that it names in place of None, as hooks receive it."""
-    return replaced(config, nested(resolved(flatten(plain(config)), [kind.hook for kind in CHOICES])))
+    return replaced(config, nested(resolved(flatten(plain(config)))))
