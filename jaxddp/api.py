@@ -19,7 +19,8 @@ import jaxddp.arguments as arguments
 import jaxddp.core.files as files
 from jaxddp.arguments import errors_name_arguments
 from jaxddp.augment.preprocess import Augmentation
-from jaxddp.config import AugmentConfig, BatchSize, Config, DataConfig, ModelConfig
+from jaxddp.config import AugmentConfig, Config, DataConfig, ModelConfig
+from jaxddp.config.tree import BatchSize
 from jaxddp.config.values import check_values, checked, plain, replaced
 from jaxddp.core.errors import InputError, Key, choices
 from jaxddp.core.ranges import HeldOut, Range

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import jaxddp
 from jaxddp.cli import main
 from jaxddp.config import Config, ModelConfig, load
-from jaxddp.config.model_section import BatchStatistics
+from jaxddp.config.layers import BatchStatistics
 from jaxddp.core.errors import InputError
 from jaxddp.mesh import AXIS
 

@@ -12,8 +12,7 @@ from jaxddp.arguments import errors_name_arguments
 from jaxddp.cli import main
 from jaxddp.command_line.words import format_error
 from jaxddp.config import Config
-from jaxddp.config.layers import Layers
-from jaxddp.config.model_section import BatchStatistics
+from jaxddp.config.layers import BatchStatistics, Layers
 from jaxddp.config.registry import MODELS, check_read
 from jaxddp.core.errors import (
     InputError,

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from jaxddp.cluster.launcher import sharing_problem
 from jaxddp.config import Config
-from jaxddp.config.training_section import Shares, divide
+from jaxddp.config.tree import Shares, divide
 from jaxddp.core.errors import InputError
 from jaxddp.data.order import SampleOrder, Shard, columns
 from jaxddp.engine.ways.choice import choose_way

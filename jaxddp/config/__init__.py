@@ -13,20 +13,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from jaxddp.config.data_section import AugmentConfig, DataConfig
-    from jaxddp.config.model_section import LossConfig, ModelConfig, ObjectiveConfig
-    from jaxddp.config.training_section import (
-        BatchSize,
+    from jaxddp.config.tree import (
         CheckpointConfig,
+        Config,
         EvalConfig,
         LogConfig,
+        LossConfig,
+        ModelConfig,
+        ObjectiveConfig,
         OptimizerConfig,
         ParallelConfig,
-        Precision,
-        ShownImages,
         TrainConfig,
-        Views,
     )
-    from jaxddp.config.tree import Config
     from jaxddp.recipe.file import load
 
 
@@ -35,12 +33,10 @@ def __getattr__(name: str) -> Any:
     # and the sections import this module in turn.
     if not name.startswith("_"):
         import jaxddp.config.data_section as data_section
-        import jaxddp.config.model_section as model_section
-        import jaxddp.config.training_section as training_section
         import jaxddp.config.tree as tree
         import jaxddp.recipe.file as file
 
-        for module in (tree, data_section, model_section, training_section, file):
+        for module in (tree, data_section, file):
             if name in vars(module):
                 return vars(module)[name]
     raise AttributeError(f"module 'jaxddp.config' has no attribute {name!r}")

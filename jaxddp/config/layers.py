@@ -1,13 +1,13 @@
-"""Select layers of a network by the prefix of their names, to freeze them or give them their own learning rate."""
+"""Texts of a config about layers: selections and settings by a prefix of their names, batch norm, initial weights."""
 
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 from jaxddp.config.values import read
-from jaxddp.core.errors import InputError, Key, about, choices, show
-from jaxddp.core.ranges import Factor, WeightDecay
+from jaxddp.core.errors import InputError, Key, about, choices, counted, nearest, show
+from jaxddp.core.ranges import Factor, Range, WeightDecay
 
 T = TypeVar("T")
 _ALL_BUT = "all but "
@@ -140,3 +140,86 @@ def assignments(pairs: Iterable[str], key: str, left_name: str = "LAYER") -> dic
 
 def _words(name: str) -> list[str]:
     return _SEPARATOR.split(name)
+
+
+_GHOST = re.compile("ghost:([1-9][0-9]{0,7})")
+
+
+@dataclass(frozen=True)
+class BatchStatistics:
+    """The images over which batch norm computes its statistics: by default all images of a device.
+
+    Attributes:
+        axis_name: the mesh axis over which statistics are averaged, for the statistics of the global batch.
+        group: the number of consecutive images that are normalized together, the ghost batch of Hoffer et al. 2017
+            (arXiv:1705.08741). Such statistics are the same on any number of devices.
+    """
+
+    axis_name: str | None = None
+    group: int | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> "BatchStatistics":
+        """Parse "local", "sync" or "ghost:K".
+
+        Raises:
+            InputError: the text is none of these forms. The message suggests the nearest one.
+        """
+        named = {"local": cls(), "sync": cls(axis_name="data")}
+        if text in named:
+            return named[text]
+        if ghost := _GHOST.fullmatch(text):
+            return cls(group=int(ghost[1]))
+        expected = "'local', 'sync' or 'ghost:K' (K images are normalized together, 1 to 99,999,999)"
+        raise InputError(Key("model.batch_norm", text), f": expected {expected}{nearest(text, named)}")
+
+    def check(self, batch_size: int, shares: int) -> None:
+        """Check that each part of the global batch consists of complete ghost batches.
+
+        Args:
+            batch_size: a multiple of `shares`.
+            shares: the number of equal parts into which devices, shards and microbatches divide the batch.
+
+        Raises:
+            InputError: a part is not a multiple of the group. The message names batch and group sizes that fit.
+        """
+        share = batch_size // shares
+        if self.group is None or share % self.group == 0:
+            return
+        whole = self.group * shares
+        below, above = batch_size // whole * whole, -(-batch_size // whole) * whole
+        fitting = f"{below}, {above}" if below else f"{above}"
+        group = max(size for size in range(1, min(self.group, share) + 1) if share % size == 0)
+        key = Key.plain("model.batch_norm", f"ghost:{self.group}")
+        problem = key, f" normalizes {counted(self.group, 'image')} together, but ", Key("train.batch_size", batch_size)
+        parts = f" is computed in {counted(shares, 'part')} of {share}"
+        raise InputError(*problem, parts, advice=f"a batch of {fitting}, or ghost:{group}, would do")
+
+
+_FAMILIES = ("he", "xavier", "glorot", "lecun")
+_NAMES = (*(f"{family}_{kind}" for family in _FAMILIES for kind in ("normal", "uniform")), "orthogonal", "zeros")
+_PATTERN = re.compile(r"(normal|truncated_normal)(?:\(([^()]*)\))?")
+_Deviation = Annotated[float, Range(0, 100, above=True)]
+
+
+@dataclass(frozen=True)
+class WeightInit:
+    """The name of a distribution, and for "normal" and "truncated_normal" its standard deviation."""
+
+    name: str = "he_normal"
+    deviation: float | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> "WeightInit":
+        """Parse a name such as "he_normal", "normal" (deviation 0.01) or "normal(0.02)".
+
+        Raises:
+            InputError: the name is unknown (the message names the nearest), or the deviation is invalid.
+        """
+        if text in _NAMES:
+            return cls(text)
+        if (match := _PATTERN.fullmatch(text)) is None:
+            names = (*_NAMES, "normal(0.02)", "truncated_normal(0.02)")
+            raise InputError(Key("model.weight_init"), f": unknown weight_init {show(text)}; {choices(text, names)}")
+        with about(Key("model.weight_init", text)):
+            return cls(match[1], read("0.01" if match[2] is None else match[2], _Deviation, "standard deviation"))

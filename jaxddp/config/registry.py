@@ -29,8 +29,17 @@ from dataclasses import Field, dataclass, fields, is_dataclass
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
 
-import jaxddp.config.values as values_of
-from jaxddp.config.values import flatten, keys_of, nested, observed_like, plain, replaced, unobserved
+from jaxddp.config.values import (
+    descriptions,
+    flatten,
+    keys_of,
+    nested,
+    notes,
+    observed_like,
+    plain,
+    replaced,
+    unobserved,
+)
 from jaxddp.core.errors import InputError, Key, Words, choices, joined
 
 T = TypeVar("T")
@@ -212,13 +221,10 @@ NAMES = tuple(kind.key for kind in CHOICES)
 
 
 def check_names(config: Any, hooks: Collection[str] = ()) -> None:
-    """Check a config's names of choices, its weight initialization and its loggers, without slow imports.
+    """Raise `InputError` if a name of a choice in a config is unknown. No slow imports are made.
 
     Args:
         hooks: names of the recipe's hooks, each of which replaces a choice.
-
-    Raises:
-        InputError: a name is unknown, or a value of `model.weight_init` or `log` is invalid.
     """
     for kind in (*CHOICES, METRICS, AUGMENTATIONS, POLICIES, LOGGERS):
         names = attrgetter(kind.key)(config)
@@ -226,28 +232,20 @@ def check_names(config: Any, hooks: Collection[str] = ()) -> None:
         if kind.hook not in hooks or kind is SCHEDULES:
             for name in (names,) if isinstance(names, str) else names or ():
                 kind.check(name)
-    _ = config.model.initialization
-    config.log.check()
 
 
 @functools.cache
 def needs(tree: type) -> Mapping[str, Requires]:
     """Return what each key of a config needs, for the keys that need another key."""
-    return {key: need for key, hint in keys_of(tree) for need in values_of.notes(hint, Requires)}
+    return {key: need for key, hint in keys_of(tree) for need in notes(hint, Requires)}
 
 
 def description(key: str) -> str:
     """Return the description of a setting of choices: the docstring of its field in the first choice that has one."""
     name = key.rpartition(".")[2]
     readers = [kind.choice(reader) for kind in CHOICES for reader in kind.readers().get(key, ())]
-    described = [values_of.descriptions(base) for reader in readers for base in reader.__mro__[:-1]]
+    described = [descriptions(base) for reader in readers for base in reader.__mro__[:-1]]
     return next((texts[name] for texts in described if name in texts), "")
-
-
-def replaced_hooks(hooks: Collection[str], keys: Collection[str]) -> set[str]:
-    """Return the names of the hooks that lose their effect because a later layer sets `keys`, such as `model.name`."""
-    # A schedule replaces no hook: `get_optimizer` receives it.
-    return {kind.hook for kind in CHOICES if kind.key in keys and kind is not SCHEDULES} & {*hooks}
 
 
 def keys_of_choices(names: Collection[str] = NAMES) -> set[str]:

@@ -24,7 +24,7 @@ from jaxddp.models.interface import Model, takes_example_keys
 if TYPE_CHECKING:
     from jaxddp.augment.mixing import Mixing
     from jaxddp.augment.preprocess import Preprocess
-    from jaxddp.config import Views
+    from jaxddp.config.tree import Views
 
 
 Loss = Callable[[jax.Array, jax.Array], Any]

@@ -21,8 +21,9 @@ import numpy as np
 import jaxddp.losses as losses
 import jaxddp.platforms as platforms
 from jaxddp.augment.preprocess import Preprocess
-from jaxddp.config import Config, DataConfig, Precision
+from jaxddp.config import Config, DataConfig
 from jaxddp.config.goal import flat
+from jaxddp.config.tree import Precision
 from jaxddp.config.values import checked
 from jaxddp.core import files
 from jaxddp.core.errors import InputError, Key, counted, show

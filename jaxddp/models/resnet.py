@@ -21,7 +21,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.typing import DTypeLike
 
-from jaxddp.config import ModelConfig, model_section, registry
+from jaxddp.config import ModelConfig, registry
+from jaxddp.config.layers import WeightInit
 from jaxddp.core.errors import InputError, Key, choices
 from jaxddp.models.network import Naming, Network, head_init, naming, stage_blocks
 from jaxddp.models.ops.layers import WEIGHT_INITS, Layer, ModuleFactory, Operations, SqueezeExcitation, nearest_multiple
@@ -340,7 +341,7 @@ def check_groups(architecture: Architecture, width: int) -> None:
 _WITH_DEVIATION = {"normal": nn.initializers.normal, "truncated_normal": nn.initializers.truncated_normal}
 
 
-def _kernel_init(chosen: model_section.WeightInit) -> nn.initializers.Initializer:
+def _kernel_init(chosen: WeightInit) -> nn.initializers.Initializer:
     """Return the initializer of a network's kernels. "glorot" and "xavier" are two names of the same initializers."""
     if chosen.deviation is not None:
         return _WITH_DEVIATION[chosen.name](chosen.deviation)

@@ -28,7 +28,7 @@ from typing import Any
 
 import jaxddp.core.files as files
 import jaxddp.recipe.text as text
-from jaxddp.config.registry import keys_of_choices, replaced_hooks, with_defaults
+from jaxddp.config.registry import CHOICES, SCHEDULES, keys_of_choices, with_defaults
 from jaxddp.config.tree import Config
 from jaxddp.config.values import flatten, observed
 from jaxddp.core.errors import InputError, about, choices, show, with_keys_of_file
@@ -202,7 +202,8 @@ class RecipeFile:
 
         Its hooks replace inherited hooks, and so does a name, such as `optimizer.name`, that it sets.
         """
-        named = replaced_hooks(self.hooks, keys)
+        # A schedule replaces no hook: `get_optimizer` receives it.
+        named = {kind.hook for kind in CHOICES if kind.key in keys and kind is not SCHEDULES} & self.hooks.keys()
         inherited = frozenset() if named or hooks else self.set_keys - keys_of_choices(keys)
         file = self.without(named - hooks.keys())
         return replace(file, hooks={**file.hooks, **hooks}, set_keys=inherited | frozenset(keys))

@@ -18,7 +18,7 @@ import jax
 import numpy as np
 
 import jaxddp.core.files as files
-from jaxddp.config.training_section import AUTO, Shares
+from jaxddp.config.tree import AUTO, Shares
 from jaxddp.core.phases import moved, phase
 from jaxddp.data.batch import Batch
 from jaxddp.engine.ways.unequal import Unequal, UnequalStep, device_arrays

@@ -15,9 +15,9 @@ import numpy as np
 import optax
 
 import jaxddp.engine.objective as objective
-from jaxddp.config import Config, ShownImages
-from jaxddp.config.model_section import BALANCED
+from jaxddp.config import Config
 from jaxddp.config.registry import LOSSES, METRICS
+from jaxddp.config.tree import BALANCED, ShownImages
 from jaxddp.config.values import checked
 from jaxddp.core.errors import InputError, Key, Words, about, counted, kind_of, refused
 from jaxddp.data.source import LabelKind

@@ -22,8 +22,8 @@ import jaxddp.training.checkpoints.integrity as integrity
 from jaxddp.config import Config
 from jaxddp.config.data_section import IMAGE_KEYS
 from jaxddp.config.goal import VAL
-from jaxddp.config.model_section import NETWORK_KEYS, LossConfig
 from jaxddp.config.registry import NAMES, effective_settings, needs
+from jaxddp.config.tree import NETWORK_KEYS, LossConfig
 from jaxddp.config.values import flatten, nested
 from jaxddp.core.errors import InputError, Key, Option, figure
 from jaxddp.core.peers import ALONE, Peers

@@ -15,7 +15,7 @@ import numpy as np
 import jaxddp.core.files as files
 from jaxddp.config import DataConfig
 from jaxddp.config.data_section import IMAGE_KEYS, RESIZING_KEYS
-from jaxddp.config.model_section import NETWORK_KEYS
+from jaxddp.config.tree import NETWORK_KEYS
 from jaxddp.config.values import checked, flatten, plain
 from jaxddp.core.errors import InputError, Option, counted, shaped, show, some
 from jaxddp.core.ranges import Range

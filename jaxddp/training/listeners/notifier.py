@@ -21,9 +21,8 @@ def make_loggers(config: Config, workdir: Path) -> list[Listener]:
     """Return the loggers of `log.to`; they write nothing before the run starts.
 
     Raises:
-        InputError: a name is unknown, the library of a logger is not installed, or `LogConfig.check` raises it.
+        InputError: a name is unknown, or the library of a logger is not installed.
     """
-    config.log.check()
     loggers = {name: LOGGERS.get(name)(config, workdir) for name in config.log.to}
     # A resumed run needs metrics.jsonl, so a failure to write it ends the run.
     return [each if isinstance(each, JsonLines) else OptionalLogger(name, each) for name, each in loggers.items()]
