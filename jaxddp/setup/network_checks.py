@@ -132,7 +132,7 @@ def check_outputs(model: Model, image_shape: ImageShape, classes: int, precision
 
     Raises: InputError if the network returns something else.
     """
-    modes = [_trace(model, image_shape, precision, train=train, classes=classes) for train in (False, True)]
+    modes = (_trace(model, image_shape, precision, train=train, classes=classes) for train in (False, True))
     evaluation, training = modes
     return evaluation, training if training.out_avals else None
 

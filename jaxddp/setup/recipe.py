@@ -13,7 +13,7 @@ from jaxddp.augment.preprocess import Augmentation, Preprocess, check_augmentati
 from jaxddp.config import Config, DataConfig
 from jaxddp.config.data_section import UNLABELLED_RATIO
 from jaxddp.config.goal import VAL_EMA, Goal
-from jaxddp.config.registry import MODELS, OBJECTIVES, OPTIMIZERS
+from jaxddp.config.registry import MODELS, OBJECTIVES
 from jaxddp.core.errors import InputError, Key, Words, about, counted, kind_of
 from jaxddp.data.batch import Division
 from jaxddp.data.order import BalancedOrder, RepeatedOrder, SampleOrder, check_repeats, unlabelled_seed
@@ -27,11 +27,11 @@ from jaxddp.mesh import Topology
 from jaxddp.models.adapt import adapt, with_cpu_convolutions
 from jaxddp.models.interface import Model
 from jaxddp.recipe.file import RecipeFile
-from jaxddp.schedules import at_batch_size, make_schedule
+from jaxddp.schedules import make_schedule
 from jaxddp.setup.feed import Feed
 from jaxddp.setup.network_checks import check_network, check_sizes, in_precision
 from jaxddp.setup.resources import ImageShape, Layout, Resources, TrainingData, check_pixels
-from jaxddp.setup.user_objects import ObjectSource, check_optimizer, losses_of, metrics_of, parts_of
+from jaxddp.setup.user_objects import ObjectSource, losses_of, metrics_of, optimizer_of, parts_of
 from jaxddp.training.evaluation import EarlyStopping
 
 
@@ -196,7 +196,7 @@ def make_objects(
     loss, eval_loss = losses_of(config, data, objects)
     check = lambda model, where: check_network(model, where, config, layout, precision)  # noqa: E731
     model = model_of(config, data.num_classes, objects, data.image_shape, check)
-    optimizer, kernels, uses_schedule = _optimizer(config, schedule, model, data.image_shape, objects)
+    optimizer, kernels, uses_schedule = optimizer_of(config, schedule, model, data.image_shape, objects)
     objective: Any = OBJECTIVES.get(config.objective.name)
     if (custom := objects("objective", config, topology)) is None:
         objective = objective(config, topology)
@@ -236,21 +236,6 @@ def model_of(
         if check is not None:
             check(model, custom.where)
     return model
-
-
-def _optimizer(
-    config: Config, rate: optax.Schedule, model: Model, image_shape: ImageShape, user_object: ObjectSource
-) -> tuple[optax.GradientTransformation, Kernels, bool]:
-    """Return the optimizer, the kernels for it, and whether it uses the learning rate schedule `rate`."""
-    arguments = at_batch_size(config), rate
-    custom = user_object("optimizer", *arguments)
-    if custom is not None:
-        return check_optimizer(custom.value, custom.where, config), BY_NAME, custom.hook is not None
-    # The kernels of built-in networks are known without a trace, by their names.
-    is_built_in = type(getattr(model, "module", None)).__module__.startswith("jaxddp.models.")
-    arrays = None if is_built_in else getattr(model, "layer_arrays", None)
-    kernels = BY_NAME if arrays is None else Kernels.of_layers(arrays(image_shape))
-    return OPTIMIZERS.get(config.optimizer.name)(*arguments, kernels), kernels, True
 
 
 def _feed(config: Config, resources: Resources, layout: Layout, objective: Callable[..., Any]) -> Feed:

@@ -16,7 +16,7 @@ import optax
 
 import jaxddp.engine.objective as objective
 from jaxddp.config import Config
-from jaxddp.config.registry import LOSSES, METRICS
+from jaxddp.config.registry import LOSSES, METRICS, OPTIMIZERS
 from jaxddp.config.tree import BALANCED, ShownImages
 from jaxddp.config.values import checked
 from jaxddp.core.errors import InputError, Key, Words, about, counted, kind_of, refused
@@ -25,9 +25,11 @@ from jaxddp.engine.objective import ExampleLoss
 from jaxddp.engine.parts.configured import configured_parts
 from jaxddp.engine.parts.guard import GRADIENT_NORM, LOSS_SCALE, SKIPPED, GradientNorm
 from jaxddp.engine.parts.part import Part
+from jaxddp.kernels import BY_NAME, Kernels
+from jaxddp.models.interface import Model
 from jaxddp.recipe.file import Hook, check_parameters
-from jaxddp.schedules import Steps
-from jaxddp.setup.resources import TrainingData
+from jaxddp.schedules import Steps, at_batch_size
+from jaxddp.setup.resources import ImageShape, TrainingData
 from jaxddp.training.events import METHODS
 from jaxddp.training.listeners.notifier import OptionalLogger
 
@@ -87,23 +89,6 @@ def objects_of_arguments(**objects: Any) -> ObjectSource:
     """Return the source of the objects that are arguments of a call, by name."""
     provided = {kind: value for kind, value in objects.items() if value is not None or kind not in _OPTIONAL}
     return lambda kind, *_: UserObject(provided[kind], kind) if kind in provided else None
-
-
-def check_optimizer(optimizer: Any, where: str, config: Config) -> optax.GradientTransformation:
-    """Check that an object has the two functions of an optax optimizer, and return it.
-
-    Raises: InputError if a function is missing, or the config sets weight decays of layers, which an optimizer object
-    does not use.
-    """
-    functions = (getattr(optimizer, name, None) for name in ("init", "update"))
-    if isinstance(optimizer, type) or not all(map(callable, functions)):
-        raise InputError(f"{where}: {kind_of(optimizer)} was given; give an optax optimizer, such as optax.sgd(0.1)")
-    check_parameters(optimizer.init, where, "init", "params")
-    check_parameters(optimizer.update, where, "update", "updates, state, params", more=True)
-    for layer, decay in config.optimizer.layer_settings.decays.items():
-        problem = f": {layer}:decay={decay:g}: {where} gives an object, which has its own decay"
-        raise InputError(Key("optimizer.groups"), problem, advice="leave it out")
-    return optimizer
 
 
 def check_listeners(listeners: Any, where: str) -> list[Any]:
@@ -219,6 +204,33 @@ def losses_of(config: Config, data: TrainingData, user_object: ObjectSource) -> 
     with custom.named_in_errors():
         loss = objective.example_loss(custom.value, data.labels)
     return loss, loss
+
+
+def optimizer_of(
+    config: Config, rate: optax.Schedule, model: Model, image_shape: ImageShape, user_object: ObjectSource
+) -> tuple[optax.GradientTransformation, Kernels, bool]:
+    """Return the optimizer, the kernels for it, and whether it uses the learning rate schedule `rate`.
+
+    Raises: InputError if the user's object is no optax optimizer, or the config sets weight decays of layers beside it.
+    """
+    arguments = at_batch_size(config), rate
+    custom = user_object("optimizer", *arguments)
+    if custom is None:
+        # The kernels of built-in networks are known without a trace, by their names.
+        is_built_in = type(getattr(model, "module", None)).__module__.startswith("jaxddp.models.")
+        arrays = None if is_built_in else getattr(model, "layer_arrays", None)
+        kernels = BY_NAME if arrays is None else Kernels.of_layers(arrays(image_shape))
+        return OPTIMIZERS.get(config.optimizer.name)(*arguments, kernels), kernels, True
+    optimizer, where = custom.value, custom.where
+    functions = (getattr(optimizer, name, None) for name in ("init", "update"))
+    if isinstance(optimizer, type) or not all(map(callable, functions)):
+        raise InputError(f"{where}: {kind_of(optimizer)} was given; give an optax optimizer, such as optax.sgd(0.1)")
+    check_parameters(optimizer.init, where, "init", "params")
+    check_parameters(optimizer.update, where, "update", "updates, state, params", more=True)
+    for layer, decay in config.optimizer.layer_settings.decays.items():
+        problem = f": {layer}:decay={decay:g}: {where} gives an object, which has its own decay"
+        raise InputError(Key("optimizer.groups"), problem, advice="leave it out")
+    return optimizer, BY_NAME, custom.hook is not None
 
 
 def metrics_of(config: Config, labels: LabelKind, user_object: ObjectSource) -> dict[str, Any]:

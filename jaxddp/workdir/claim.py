@@ -235,27 +235,24 @@ _OPENING_KEYS |= {"data.verify", "data.manifest", "data.data_dir"}
 """The keys that a resumed run may change, and after whose change it opens its data: to train longer, or to compare."""
 
 
-def _end(directory: Path) -> tuple[int, str]:
-    """Return the step at which the run of a work directory has ended, and lines on what it reached and how to go on.
-
-    The result is (-1, "") if the run has not ended.
-    """
+def _end(directory: Path, step: int | None) -> str:
+    """Return lines on what a run reached and how to go on; "" if it did not end at `step`, its latest checkpoint."""
     path = directory / RESULT
     try:
         result: dict[str, Any] = files.parse_json(files.read(path), dict)
-        status, step = result["status"], result["step"]
+        status, last = result["status"], result["step"]
         metrics = {name: value for name, value in (result[VAL] or {}).items() if isinstance(value, float)}
         when = f"{datetime.fromtimestamp(path.stat().st_mtime):%Y-%m-%d %H:%M}"
     # Another program may have written the file. A new run replaces it.
     except (OSError, ValueError, KeyError, AttributeError, OverflowError):
-        return -1, ""
-    if status not in ("done", "stopped") or type(step) is not int:
-        return -1, ""
+        return ""
+    if status not in ("done", "stopped") or step is None or last != step:
+        return ""
     reason = f" ({result.get('reason') or ''})" if status == "stopped" else ""
     measured = f"; result: {VAL} {format_metrics(metrics)}" if metrics else ""
     reached = f"{status} at step {step:,}{reason} on {when}: nothing to train{measured}{_best(directory)}"
     advice = "to train longer, give more --epochs; to start anew, another --workdir; to measure the run again:"
-    return step, f"{directory}: {reached}\n{advice} jaxddp eval {shlex.quote(str(directory))}"
+    return f"{directory}: {reached}\n{advice} jaxddp eval {shlex.quote(str(directory))}"
 
 
 def _best(directory: Path) -> str:
@@ -278,11 +275,7 @@ def describe_end(directory: Path, step: int | None, peers: Peers, *, is_same: bo
         step: the step of the latest checkpoint; None if there is none.
         is_same: whether the run has the same length. Otherwise it continues, for instance with more epochs.
     """
-
-    def lines() -> str:
-        ended, lines = _end(directory) if is_same else (-1, "")
-        return lines if ended == step else ""
-
+    lines = lambda: _end(directory, step) if is_same else ""  # noqa: E731
     # All processes have the same step, and most starts have none: they need no exchange.
     return "" if step is None else peers.from_first("whether the run has ended", lines)
 
@@ -295,8 +288,9 @@ def nothing_to_train(file: RecipeFile, directory: Path) -> str:
     Raises: InputError if a setting of the run has changed.
     """
     directory = directory.absolute()
-    place, (step, lines) = directory / integrity.CHECKPOINTS, _end(directory)
-    if not lines or integrity.steps_in(place)[-1:] != [step] or is_locked(directory):
+    place = directory / integrity.CHECKPOINTS
+    step = max(integrity.steps_in(place), default=None)
+    if step is None or not (lines := _end(directory, step)) or is_locked(directory):
         return ""
     try:
         saved = files.parse_json(files.read(directory / CONFIG_FILE), dict)
