@@ -37,8 +37,8 @@ from jaxddp.engine.objective import Loss, Metric
 from jaxddp.engine.parts.part import Part
 from jaxddp.engine.state import TrainState
 from jaxddp.inference.exports import export_program, write_weights
+from jaxddp.inference.pretrained import measure_network
 from jaxddp.inference.trained import TrainedRun, restore_run
-from jaxddp.inference.trained import evaluate as evaluate_checkpoint
 from jaxddp.job.environment import find_job
 from jaxddp.losses import sigmoid_cross_entropy, softmax_cross_entropy
 from jaxddp.mesh import Device, Topology
@@ -254,25 +254,38 @@ def train(
 
 
 @errors_name_arguments()
-def evaluate(state: TrainState, setup: RunSetup, table: Source, loss: Loss = softmax_cross_entropy) -> dict[str, float]:
-    """Measure a state on a table, each example once.
+def evaluate(
+    state: Any, setup: Any, table: Any, loss: Loss | None = None, *, data: DataConfig | None = None
+) -> dict[str, float]:
+    """Measure a state on a table, or a network that jaxddp has not trained on data, each example once.
 
-    If the state has averaged parameters (`ema`), these are measured.
+    evaluate(state, setup, table) measures a trained state. If it has averaged parameters (`ema`), these are measured.
+
+    evaluate(model, params, data) measures any network on all devices, in the network's own precision, without a setup.
 
     Args:
-        state: a trained state.
-        setup: the result of `prepare_training`.
-        table: the examples.
-        loss: the loss to measure, as for `train`.
+        state: a trained state; or a network, as for `prepare_training`.
+        setup: the result of `prepare_training`; or the parameters, a dict of Linen's variables ("params",
+            "batch_stats"), a dict of the parameters alone, a pair (params, model_state), or None for the weights of an
+            NNX module.
+        table: the examples; for a network also the path of a data set, whose validation split is used if it has one.
+        loss: the loss to measure, as for `train`. Default: the cross-entropy.
+        data: the preprocessing of the images, for a network; as for `prepare_training`.
 
     Returns:
         The means of the loss and the metrics by name, with `count`.
 
     Raises:
-        InputError: an argument has the wrong type, the state is of another network, or the table has other classes or
-            another image format than the training data.
+        InputError: an argument has the wrong type, the state or the parameters are of another network, or the table has
+            other classes or another image format than the training data.
     """
+    if not any(isinstance(each, RunSetup | TrainState) for each in (state, setup)):
+        topology = Topology.create(None, join_job(find_job(), Config().parallel))
+        return measure_network(state, setup, table, loss, arguments.check_data(data), topology)
+    loss = loss or softmax_cross_entropy
     arguments.check_evaluation(state, setup, table)
+    if data is not None:
+        raise InputError("data: the setup has the preprocessing already; leave it out")
     return setup.with_loss(loss).evaluator(table)(state)
 
 

@@ -1,14 +1,14 @@
 """usage: jaxddp train CONFIG [--workdir DIR] [--resume auto|never|must] [overrides]
        jaxddp sweep CONFIG --KEY A,B,C ... [--workdir DIR] [--jobs J] [--search optuna --trials N] [overrides]
-       jaxddp eval RUN|WEIGHTS [--step latest|best|N] [overrides]
-       jaxddp predict RUN IMAGES... --out FILE [--top K] [--format csv|jsonl|parquet|kaggle] [--step best|latest|N]
+       jaxddp eval RUN|WEIGHTS [--step latest|best|N] [--per-class] [overrides]
+       jaxddp predict RUN|WEIGHTS IMAGES... --out FILE [--top K] [--format csv|jsonl|parquet|kaggle] [--step best|N]
        jaxddp features RUN|WEIGHTS DATA... --out FILE [--layer NAME] [--split train|val] [--step best|latest|N]
        jaxddp probe TRAIN.npz VAL.npz [--method knn|linear] [--neighbours K]
        jaxddp checkpoints RUN [--verify]
-       jaxddp export RUN --out FILE [--format safetensors|stablehlo|onnx|hub] [--step latest|best|N]
+       jaxddp export RUN|WEIGHTS --out FILE [--format safetensors|stablehlo|onnx|hub] [--step latest|best|N]
        jaxddp push RUN hf://OWNER/NAME [--private] [--step best|latest|N]
-       jaxddp weights [NAME]
-       jaxddp report RUN [RUN ...] --out FILE.html [--step latest|best|N | --no-predictions] [--features]
+       jaxddp weights [NAME | inspect FILE [RECIPE]]
+       jaxddp report RUN [RUN ...]|WEIGHTS --out FILE.html [--step latest|best|N | --no-predictions] [--features]
        jaxddp runs [DIR]
        jaxddp find-lr CONFIG [--lowest RATE] [--highest RATE] [--steps N] [--out FILE] [overrides]
        jaxddp doctor [CONFIG [overrides]] [--workdir DIR]
@@ -24,10 +24,11 @@
 
 CONFIG is a name ({names}),
 the path of a recipe file (Python with get_config(), YAML or JSON), or a RUN. RUN is the work directory of a run, whose
-saved settings apply. PATH is a data set, as in data.path. IMAGES is a folder, files, a CSV file with a column `path`,
-or a directory with a test listing. `jaxddp train CONFIG --help` lists every key that can be overridden, with the
-config's values. The most used keys have short forms: --lr X, --epochs N, --batch-size B, --model NAME, --data DIR and
---seed N. Each command has its own --help. `jaxddp --version` prints the installed versions."""
+saved settings apply. WEIGHTS is a name of `jaxddp weights`, a file, hf://OWNER/NAME or a recipe with weights. PATH is a
+data set, as in data.path. IMAGES is a folder, files, a CSV file with a column `path`, or a directory with a test
+listing. `jaxddp train CONFIG --help` lists every key that can be overridden, with the config's values. The most used
+keys have short forms: --lr X, --epochs N, --batch-size B, --model NAME, --data DIR and --seed N. Each command has its
+own --help. `jaxddp --version` prints the installed versions."""
 
 # The text above is what `jaxddp --help` prints; see `_usage`.
 import contextlib

@@ -7,7 +7,7 @@ import re
 import shlex
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import redirect_stderr
-from dataclasses import MISSING, field, fields, make_dataclass, replace
+from dataclasses import MISSING, dataclass, field, fields, make_dataclass, replace
 from io import StringIO
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
@@ -25,8 +25,9 @@ from jaxddp.core.errors import HelpPrinted, InputError, format_option
 from jaxddp.core.files import check_path
 from jaxddp.core.phases import phase
 from jaxddp.core.process_exit import watch_alone
+from jaxddp.data.storage.root import nearest_beside
 from jaxddp.recipe.file import RecipeFile, read_recipe
-from jaxddp.recipe.sources import CONFIG_FILE, config_names, recipe_path
+from jaxddp.recipe.sources import CONFIG_FILE, TEXT_FILES, config_names, recipe_path
 
 STYLE = (tyro.conf.PositionalMetavarFromFieldName,)
 """Positional arguments have the names of their fields: RUN, IMAGES."""
@@ -209,6 +210,63 @@ def _existing(directory: Any) -> Path:
 
 RunDirectory = Annotated[Path, _existing]
 """The type of a command's field for the work directory of a run, which exists."""
+
+
+def _network(directory: Any) -> Path:
+    if not (path := Path(check_path(directory, "RUN"))).is_dir():
+        weights = "weights as `jaxddp weights` lists them, a .safetensors or .pth file, or a recipe with model.weights"
+        raise InputError(f"{path}: no such work directory{nearest_beside(path.absolute())}; give one, or {weights}")
+    return path
+
+
+@dataclass(frozen=True)
+class OfRun:
+    """The base of a command that reads its network from a run, or from weights; see `parse_network`."""
+
+    run: tyro.conf.Positional[Annotated[Path, _network]] = tyro.MISSING
+    """The work directory of the run. In its place, weights as in model.weights: a name, a file, hf://owner/name; or a
+    recipe with model.weights. The keys of a config that describe the network and its images are then options."""
+    step: str = "best"
+    """The checkpoint: latest, best, or its step. Without validations, best is the latest."""
+
+
+def parse_network(command: type[Command], prog: str, arguments: list[str]) -> tuple[Any, Path | RecipeFile]:
+    """Parse the arguments of a command whose first argument is a run, weights, or a recipe with weights.
+
+    Args:
+        command: a dataclass with the bases (options, `OfRun`). For weights, `config` takes the place of the fields of
+            `OfRun`.
+
+    Returns:
+        The command, and the work directory of the run or the recipe.
+
+    Raises: InputError.
+    """
+    from jaxddp.weights.places import is_weights
+
+    first = Path(arguments[0] if arguments else "-")
+    if first.name == CONFIG_FILE:
+        arguments = [str(first.parent), *arguments[1:]]
+    of_weights = not str(first).startswith("-") and is_weights(arguments[0])
+    if of_weights or (first.suffix in (".py", *TEXT_FILES) and first.name != CONFIG_FILE):
+        config: Any = [("config", ConfigOfRecipe, field(default=tyro.MISSING))]
+        derived: Any = make_dataclass(command.__name__, config, bases=command.__bases__[:1], frozen=True)
+        derived.__doc__ = command.__doc__
+        return (parse_weights if of_weights else parse_recipe)(derived, prog, arguments)
+    options: Any = parse(command, command(), prog, arguments)
+    return options, getattr(options, "run", first)
+
+
+def images_of(options: Any, words: Sequence[str]) -> list[str]:
+    """Return the images that a command names: its positional words, or else the value of --data, or of a recipe.
+
+    Raises: InputError if the words of a run's command are beside --data.
+    """
+    of_run = getattr(options, "data_path", None)
+    if words and of_run is not None:
+        raise InputError(f"--data {of_run}: the images are given already, {words[0]}; leave one of them out")
+    path = options.config.data.path if hasattr(options, "config") else of_run
+    return [*words] or ([] if path is None else [path])
 
 
 def workdir_of(path: str | Path) -> Path:

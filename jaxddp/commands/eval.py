@@ -1,10 +1,12 @@
 """`jaxddp eval RUN|WEIGHTS`: measure a checkpoint, or published weights, on the validation split."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from jaxddp.command_line.parse import ConfigOfRecipe, parse_recipe, parse_weights, workdir_of
-from jaxddp.command_line.terminal import IMPORTING
+from jaxddp.command_line.terminal import IMPORTING, print_table
 from jaxddp.command_line.words import config_and_words, option
 from jaxddp.config.values import HELP
 from jaxddp.core.errors import InputError, Key
@@ -22,7 +24,9 @@ class Eval:
     In place of a run, give weights as in model.weights (timm/resnet50.a1_in1k, a file), or a recipe that names some and
     was not trained yet. Nothing is trained or written, and no work directory is needed.
 
-    Example: jaxddp eval digits --workdir runs/first, or jaxddp eval runs/first --step best
+    Short forms: --metrics top1,ece for --eval.metrics, and --precision float32 for --train.precision.
+
+    Example: jaxddp eval runs/first --step best, or jaxddp eval timm/resnet50.a1_in1k --data /data/imagenet
     """
 
     config: ConfigOfRecipe
@@ -31,6 +35,8 @@ class Eval:
     step: str = "latest"
     """The checkpoint: latest, best, or its step; 0 for the weights before training. A damaged checkpoint is an
     error."""
+    per_class: bool = False
+    """Also print the accuracy of each class, the worst first, and the class that it is most often taken for."""
 
 
 def run(arguments: list[str]) -> None:
@@ -40,19 +46,36 @@ def run(arguments: list[str]) -> None:
     """
     options, file = parse_eval(arguments)
     with doing(IMPORTING):
+        from jaxddp.api import evaluate
         from jaxddp.core.peers import joined
-        from jaxddp.inference.trained import evaluate, evaluate_weights
+        from jaxddp.inference.pretrained import evaluate_weights
         from jaxddp.training.progress import format_metrics
 
+    classes = list[tuple[Sequence[str], Any]]()
+    on_classes = [lambda *found: classes.append(found)] if options.per_class else []
     if options.step == _INITIAL:
-        measured, name = evaluate_weights(file), str(file.config.model.weights or file.path)
+        measured, name = evaluate_weights(file, *on_classes), str(file.config.model.weights or file.path)
     else:
-        measured, name = evaluate(file, options.workdir, options.step), str(options.workdir)
+        measured, name = evaluate(file, options.workdir, options.step, *on_classes), str(options.workdir)
     if joined().is_first:
+        if classes:
+            _print_classes(*classes[-1])
         # A count has all its digits, and a measured value the seven digits of a float32.
         texts = {key: str(value) if isinstance(value, int) else f"{value:.7g}" for key, value in measured.items()}
         print(*map(": ".join, texts.items()), sep="\n")
         print(f"{name}: {format_metrics({key: value for key, value in measured.items() if key != 'step'})}")
+
+
+def _print_classes(names: Sequence[str], confusion: Any) -> None:
+    """Print a row for each class that has examples, from the counts by label (row) and prediction, int[K, K]."""
+    rows = []
+    for label, (name, counts) in enumerate(zip(names, confusion.tolist(), strict=True)):
+        if total := sum(counts):
+            right, counts[label] = counts[label], 0
+            other = f"{names[counts.index(most)]} ({most:,})" if (most := max(counts)) else ""
+            rows.append((right / total, (name, f"{total:,}", f"{right / total:.2%}", other)))
+    rows.sort(key=lambda row: row[0])
+    print_table(("class", "images", "top-1", "taken for"), [row for _, row in rows])
 
 
 def parse_eval(arguments: list[str]) -> tuple[Eval, RecipeFile]:

@@ -1,4 +1,4 @@
-"""`jaxddp export RUN --out FILE`: write a run's weights or its network as a program, or a folder to publish."""
+"""`jaxddp export RUN|WEIGHTS --out FILE`: write a network's weights or its program, or a folder to publish."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -6,8 +6,9 @@ from typing import Literal
 
 import tyro
 
-from jaxddp.command_line.parse import RunDirectory, parse
+from jaxddp.command_line.parse import OfRun, parse_network
 from jaxddp.command_line.terminal import IMPORTING
+from jaxddp.core.errors import InputError
 from jaxddp.core.phases import doing
 from jaxddp.inference.predictions import format_of
 
@@ -15,11 +16,7 @@ ExportFormat = Literal["safetensors", "stablehlo", "onnx", "hub"]
 
 
 @dataclass(frozen=True)
-class Export:
-    """Write the network of a checkpoint as a file of weights, as a program from pixels to logits, or as a folder."""
-
-    run: tyro.conf.Positional[RunDirectory] = tyro.MISSING
-    """The work directory of the run."""
+class _ExportOptions:
     out: Path = tyro.MISSING
     """The file to write, such as resnet18.safetensors; for the format hub, a new folder."""
     format: ExportFormat | None = None
@@ -27,24 +24,36 @@ class Export:
     safetensors.torch.load_file. stablehlo: a program for CPU, CUDA and TPU, which jax.export.deserialize reads. onnx: a
     float32 program for onnxruntime. hub: a folder with the files that `jaxddp push` uploads, which --model.weights
     reads. By default the extension of FILE names the format."""
-    step: str = "best"
-    """The checkpoint: latest, best, or its step. Without validations, best is the latest."""
+
+
+@dataclass(frozen=True)
+class Export(_ExportOptions, OfRun):
+    """Write the network of a run or of weights as a file of weights, as a program from pixels to logits, or as a
+    folder."""
 
 
 def run(arguments: list[str]) -> None:
     """Run the command. Raises: InputError."""
-    options = parse(Export, Export(), "jaxddp export", arguments)
+    options, place = parse_network(Export, "jaxddp export", arguments)
     form = options.format or format_of(options.out, ExportFormat, ", or give --format")
     with doing(IMPORTING):
-        from jaxddp.inference.exports import export_program, export_run, write_folder
-        from jaxddp.inference.trained import restore_run
+        from jaxddp.inference import exports
+        from jaxddp.inference.pretrained import trained_network
         from jaxddp.mesh import Topology
 
-    if form in ("hub", "safetensors"):
-        print((write_folder if form == "hub" else export_run)(options.run, options.step, options.out))
+    step = getattr(options, "step", "")
+    if isinstance(place, Path) and form in ("hub", "safetensors"):
+        print((exports.write_folder if form == "hub" else exports.export_run)(place, step, options.out))
         return
+    if form == "hub":
+        advice = "write safetensors, stablehlo or onnx, or give the work directory of a run"
+        raise InputError(f"--format hub: a folder to publish has the settings and the curves of a run; {advice}")
     # On a CPU, onnxruntime supports few operations in bfloat16.
-    net = restore_run(options.run, options.step, Topology.create(1), precision="float32" if form == "onnx" else None)
+    precision = "float32" if form in ("onnx", "safetensors") else None
+    network = trained_network(place, step, Topology.create(1), precision=precision)
+    if form == "safetensors":
+        print(exports.export_weights_of(network, options.out))
+        return
     with doing(f"making the program {options.out}"):
-        summary = export_program(net, options.out, form)
+        summary = exports.export_program(network, options.out, form)
     print(summary)

@@ -1,4 +1,4 @@
-"""`jaxddp predict RUN IMAGES --out FILE`: classify images with the network of a run."""
+"""`jaxddp predict RUN|WEIGHTS IMAGES --out FILE`: classify images with a trained network."""
 
 import os
 from collections.abc import Iterable
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from jaxddp.command_line.parse import RunDirectory, parse
+from jaxddp.command_line.parse import OfRun, images_of, parse_network
 from jaxddp.command_line.terminal import IMPORTING
 from jaxddp.config import ParallelConfig
 from jaxddp.core.errors import InputError, counted
@@ -36,16 +36,10 @@ def check_output(out: Path, images: Iterable[str]) -> None:
 
 
 @dataclass(frozen=True)
-class PredictImages:
-    """Classify images with the network of a run, on all devices.
-
-    If the command is interrupted, the same command continues.
-    """
-
-    run: tyro.conf.Positional[RunDirectory] = tyro.MISSING
-    """The work directory of the run."""
-    images: tyro.conf.Positional[tuple[str, ...]] = tyro.MISSING
-    """A folder, files, a CSV file with a column `path`, or a directory with LOC_sample_submission.csv."""
+class _PredictOptions:
+    images: tyro.conf.Positional[tuple[str, ...]] = ()
+    """A folder, files, a CSV file with a column `path`, or a directory with LOC_sample_submission.csv. Also as --data
+    IMAGES."""
     out: Path = tyro.MISSING
     """The file to write."""
     top: Annotated[int, Range(1, 100_000)] = 5
@@ -59,33 +53,43 @@ class PredictImages:
     explain: Path | None = None
     """A folder for a PNG file of each image, with a heat map of the pixels that its predicted class depends on
     (Grad-CAM)."""
-    step: str = "best"
-    """The checkpoint: latest, best, or its step. Without validations, best is the latest."""
     devices: Devices | None = None
     """The number of devices to use; all by default."""
     cpu_devices: CpuDevices | None = None
     """The number of CPU devices to simulate in each process."""
 
 
+@dataclass(frozen=True)
+class PredictImages(_PredictOptions, OfRun):
+    """Classify images with the network of a run or of weights, on all devices.
+
+    If the command is interrupted, the same command continues.
+    """
+
+    data_path: Annotated[str | None, tyro.conf.arg(name="data.path", aliases=["--data"])] = None
+    """The images, in place of IMAGES."""
+
+
 def run(arguments: list[str]) -> None:
     """Run the command. Raises: InputError."""
-    options = parse(PredictImages, PredictImages(), "jaxddp predict", arguments)
+    options, place = parse_network(PredictImages, "jaxddp predict", arguments)
+    images = images_of(options, options.images)
     form = options.format or format_of(options.out, PredictionFormat, ", or give --format")
     if options.guard_formulas and form != "csv":
         raise InputError(f"--guard-formulas: applies to csv only, and {options.out} is {form}; leave it out")
-    check_output(options.out, options.images)
+    check_output(options.out, images)
     with doing(IMPORTING):
         from jaxddp.data.opening import open_inputs
         from jaxddp.inference.output_files import write_predictions
-        from jaxddp.inference.trained import restore_run
+        from jaxddp.inference.pretrained import trained_network
 
         topology = topology_of(options)
     with doing("looking for the images"):
-        table = open_inputs(options.images)
-    trained = restore_run(options.run, options.step, topology)
+        table = open_inputs(images)
+    trained = trained_network(place, getattr(options, "step", ""), topology, table)
     more = {"top": options.top, "guard_formulas": options.guard_formulas, "explain": options.explain}
     with counting_images("classifying images", len(table)) as progress:
         errors = write_predictions(trained, table, options.out, form, **more, progress=progress)
     if topology.peers.is_first:
         unusable = f", of which {errors:,} cannot be used" if errors else ""
-        print(f"{options.out}: {counted(len(table), 'image')}{unusable}, step {trained.step} of {options.run}")
+        print(f"{options.out}: {counted(len(table), 'image')}{unusable}, {trained.origin}")

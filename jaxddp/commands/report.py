@@ -1,4 +1,4 @@
-"""`jaxddp report RUN…`: write an HTML page about runs."""
+"""`jaxddp report RUN…|WEIGHTS`: write an HTML page about runs, or about the mistakes of weights."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -6,37 +6,46 @@ from typing import Annotated
 
 import tyro
 
-from jaxddp.command_line.parse import parse
+from jaxddp.command_line.parse import parse_network
 from jaxddp.core.phases import doing
 
 
 @dataclass(frozen=True)
-class ReportRuns:
-    """Write one HTML file about runs: curves, settings, seeds, speed, classes and mistakes.
+class _ReportOptions:
+    out: Path = tyro.MISSING
+    """The file to write, such as report.html."""
+    predictions: bool = True
+    """Classify the validation data. Without this, only the runs' files are read, which takes about a second."""
+    features: bool = False
+    """Draw a map of the features of the validation images (t-SNE, or UMAP where umap-learn is installed)."""
+
+
+@dataclass(frozen=True)
+class ReportRuns(_ReportOptions):
+    """Write one HTML file about runs: curves, settings, seeds, speed, classes and mistakes; or about the classes and
+    mistakes of weights.
 
     The file loads nothing from the network.
     """
 
     runs: tyro.conf.Positional[tuple[Path, ...]] = tyro.MISSING
-    """The work directories of the runs."""
-    out: Path = tyro.MISSING
-    """The file to write, such as report.html."""
+    """The work directories of the runs. In their place, weights as in model.weights, or a recipe with weights."""
     step: str = "best"
     """The checkpoint that classifies the validation data: latest, best, or its step."""
-    predictions: bool = True
-    """Classify the validation data. Without this, only the runs' files are read, which takes about a second."""
-    features: bool = False
-    """Draw a map of the features of the validation images (t-SNE, or UMAP where umap-learn is installed)."""
-    data_path: Annotated[str | None, tyro.conf.arg(name="data.path")] = None
+    data_path: Annotated[str | None, tyro.conf.arg(name="data.path", aliases=["--data"])] = None
     """The location of the runs' data, if the data were moved."""
 
 
 def run(arguments: list[str]) -> None:
     """Run the command. Raises: InputError."""
-    options = parse(ReportRuns, ReportRuns(), "jaxddp report", arguments)
-    from jaxddp.reports.compose import write_report
+    options, place = parse_network(ReportRuns, "jaxddp report", arguments)
+    from jaxddp.reports.compose import write_report, write_report_of_weights
 
-    checkpoint = options.step if options.predictions else None
+    more = {"features": options.features}
     with doing("reading the runs"):
-        summary = write_report(options.runs, options.out, checkpoint, options.data_path, features=options.features)
+        if not isinstance(place, Path):
+            summary = write_report_of_weights(place, options.out, **more)
+        else:
+            checkpoint = options.step if options.predictions else None
+            summary = write_report(options.runs, options.out, checkpoint, options.data_path, **more)
     print(summary)

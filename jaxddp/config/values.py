@@ -324,6 +324,7 @@ def nested(flat: dict[str, Any]) -> dict[str, Any]:
 HELP = ("-h", "--help")
 SHORT = {"lr": "optimizer.learning_rate", "epochs": "train.duration", "batch_size": "train.batch_size"}
 SHORT |= {"model": "model.name", "data": "data.path", "offline": "model.offline"}
+SHORT |= {"metrics": "eval.metrics", "precision": "train.precision"}
 """Short forms that the command line accepts; `--seed` is a key already."""
 _FOREIGN_NAMES = dict.fromkeys(("num_epochs", "max_epochs"), "train.duration") | {"bs": "train.batch_size"}
 _FOREIGN_NAMES |= {"wd": "optimizer.weight_decay", "arch": "model.name", "output_dir": "workdir"}

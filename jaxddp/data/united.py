@@ -9,8 +9,9 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from typing import Any, cast
 
 import numpy as np
 
@@ -170,6 +171,27 @@ def own_part(source: Source) -> Source:
 def class_counts(source: Source) -> np.ndarray:
     """Return the number of examples of each class on all processes, int64[K]."""
     return source.class_counts if isinstance(source, UnitedSource) else labels_of(source).counts
+
+
+def in_classes(source: Source, ids: tuple[str, ...], names: tuple[str, ...]) -> Source:
+    """Return a labelled source with the classes of a network, among which all of its own are."""
+    own = tuple(source.class_ids)
+    if own == ids:
+        return source
+    places = np.array([ids.index(class_id) for class_id in own], np.int32)
+    if isinstance(source, UnitedSource):
+        counts = np.zeros(len(ids), np.int64)
+        counts[places] = source.class_counts
+        new_labels = places[source.new_labels]
+        return replace(source, class_ids=ids, class_names=names, class_counts=counts, new_labels=new_labels)
+    labels = np.asarray(source.labels)
+    if labels.ndim == 2:
+        values = np.zeros((len(labels), len(ids)), np.uint8)
+        values[:, places] = labels
+    else:
+        values = np.where(labels >= 0, places[labels], labels)
+    more: Any = {"labels": values, "class_names": names} | ({} if hasattr(source, "images") else {"class_ids": ids})
+    return replace(cast(Any, source), **more)
 
 
 def unite(source: Source, data: DataConfig, peers: Peers, what: str) -> Source:

@@ -35,7 +35,7 @@ from jaxddp.core.peers import ALONE, Peers
 from jaxddp.data.batch import Batch
 from jaxddp.inference.trained import TrainedRun
 from jaxddp.mesh import Topology
-from jaxddp.models.interface import Model
+from jaxddp.models.interface import Model, by_path
 from jaxddp.recipe.file import RUN_ID
 from jaxddp.recipe.sources import CONFIG_FILE
 from jaxddp.setup import recipe, user_objects
@@ -102,7 +102,7 @@ def export_program(run: TrainedRun, out: str | Path, form: str | None = None) ->
     files.replace(Path(f"{out}.json"), (json.dumps(_description(run, form), indent=2) + "\n").encode())
     files.replace(out, content)
     within = f"logits within {difference:.1g} of the network's; classes and sizes in {out}.json"
-    return f"{out}: {errors.size(len(content))}, step {run.step} of {run.directory}; {within}"
+    return f"{out}: {errors.size(len(content))}, {run.origin}; {within}"
 
 
 def logits_of(run: TrainedRun) -> Logits:
@@ -248,6 +248,16 @@ def export_run(directory: Path, which: str, out: Path) -> str:
     """
     step, model, arrays = weights_of_run(directory, which)
     return f"{out}: {counted(write_weights(out, model, arrays), 'array')} of step {step} of {directory}"
+
+
+def export_weights_of(network: TrainedRun, out: Path) -> str:
+    """Write the weights of a network without a run as .safetensors, and return a summary line.
+
+    Raises: see `write_weights`.
+    """
+    arrays = by_path(network.state.params, network.state.model_state)
+    count = write_weights(out, network.model, {path: np.asarray(leaf) for path, leaf in arrays.items()})
+    return f"{out}: {counted(count, 'array')} of {network.origin}"
 
 
 def write_weights(out: Path, model: Model, arrays: dict[str, np.ndarray], peers: Peers = ALONE) -> int:

@@ -7,7 +7,7 @@ import itertools
 import json
 import os
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -19,14 +19,13 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxddp.losses as losses
-import jaxddp.platforms as platforms
 from jaxddp.augment.preprocess import Preprocess
 from jaxddp.config import Config, DataConfig
 from jaxddp.config.goal import flat
 from jaxddp.config.tree import Precision
 from jaxddp.config.values import checked
 from jaxddp.core import files
-from jaxddp.core.errors import InputError, Key, counted, show
+from jaxddp.core.errors import InputError, counted, show
 from jaxddp.core.phases import doing, phase
 from jaxddp.data.arrays import ArrayTable
 from jaxddp.data.opening import chosen_images, open_inputs
@@ -40,13 +39,12 @@ from jaxddp.engine.state import TrainState
 from jaxddp.inference.predictions import Outcome, Predictions
 from jaxddp.mesh import Topology
 from jaxddp.models.activations import find_layer, heat_map_layer
-from jaxddp.models.adapt import NNXModel, adapt, for_platform
+from jaxddp.models.adapt import adapt, for_platform
 from jaxddp.models.interface import Model, by_path, trees_of
 from jaxddp.recipe.file import RecipeFile
 from jaxddp.setup import feed, network_checks, run_setup
-from jaxddp.setup.initial_weights import WeightsTarget, state_of_weights
 from jaxddp.setup.recipe import check_normalization, model_of
-from jaxddp.setup.resources import TrainingData, join_and_resolve, open_validation, open_validation_alone, steps_of
+from jaxddp.setup.resources import TrainingData, join_and_resolve, open_validation, steps_of
 from jaxddp.setup.user_objects import ObjectSource, losses_of, metrics_of, objects_of_hooks, parts_of
 from jaxddp.training import evaluation, events, plan
 from jaxddp.training.checkpoints import integrity, manager
@@ -58,9 +56,12 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-NUM_CLASSES = 1000
-"""The number of classes of the network, as in ImageNet. A head for another number of classes is not loaded."""
 Images = np.ndarray | Source | str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+
+
+OnClasses = Callable[[Sequence[str], np.ndarray], None]
+"""A function that receives the names of the K classes, and the number of examples by label (row) and prediction
+(column), int[K, K]."""
 
 
 class BatchOutputs(NamedTuple):
@@ -206,6 +207,12 @@ class TrainedRun:
     signature: Signature
     topology: Topology = field(repr=False)
     _feature_programs: dict[Any, tuple[LayerProgram, Any]] = field(default_factory=dict, init=False, repr=False)
+
+    @property
+    def origin(self) -> str:
+        """The checkpoint, or the weights, for messages."""
+        weights = self.config.model.weights or self.directory
+        return f"step {self.step} of {self.directory}" if self.step else str(weights)
 
     @property
     def class_ids(self) -> tuple[str, ...]:
@@ -423,30 +430,6 @@ def restore_run(
     return TrainedRun(place, int(saved.step), config, network, state, Preprocess.of(config), signature, topology)
 
 
-def network_of_weights(config: Config, source: Source, topology: Topology) -> TrainedRun:
-    """Return the network `model.name` with the weights `model.weights`, for the images of a source.
-
-    The weights are a file, or a name as in `jaxddp weights`.
-
-    Its classes are numbered from 0. Features do not depend on the head, which may be missing in the weights.
-
-    Raises:
-        InputError: the weights cannot be read, or are of another network.
-    """
-    if config.model.weights is None:
-        raise InputError(Key("model.weights"), ": is not set", advice="give a file of weights")
-    if config.train.precision is None:
-        config = config.replace(train={"precision": platforms.platform_named(topology.platform).precision})
-    model = model_of(config, NUM_CLASSES, objects_of_hooks({}))
-    data = config.data.of_evaluation
-    shape = source.image_shape(data)
-    target = WeightsTarget(model, shape, NUM_CLASSES, new_layers=config.model.fresh_layers)
-    path, state = state_of_weights(config, target, topology)
-    names = tuple(map(str, range(NUM_CLASSES)))
-    signature = Signature(names, names, shape, np.dtype(image_dtype(source, data)).name, source.pixel_shape is not None)
-    return TrainedRun(path or Path(), 0, config, model, state, Preprocess.of(config), signature, topology)
-
-
 def fitted(network: Model, saved: TrainState, image_shape: tuple[int, int, int], place: Path) -> TrainState:
     """Return a checkpoint's state for evaluation, with the tree structure of the network for images [H, W, C].
 
@@ -466,10 +449,15 @@ def fitted(network: Model, saved: TrainState, image_shape: tuple[int, int, int],
 
 
 @phase("start")
-def evaluate(file: RecipeFile, directory: Path, which: str = "latest") -> dict[str, float]:
+def evaluate(
+    file: RecipeFile, directory: Path, which: str = "latest", on_classes: OnClasses | None = None
+) -> dict[str, float]:
     """Return the validation metrics of a checkpoint ("latest", "best" or a step): means, `count` and `step`.
 
     The metrics of averaged parameters follow, as "val_ema loss" and so on.
+
+    Args:
+        on_classes: receives the confusions; with averaged parameters, theirs.
 
     Raises:
         InputError: the checkpoint or the data do not exist, the recipe names no network, or the network, the classes or
@@ -489,7 +477,7 @@ def evaluate(file: RecipeFile, directory: Path, which: str = "latest") -> dict[s
     data, user_object = TrainingData.of(train, config.data), objects_of_hooks(file.hooks)
     model = model_of(config, data.num_classes, user_object, data.image_shape)
     network_checks.check_sizes(config.data, model, data)
-    evaluator = _evaluator(config, user_object, model, data, val, topology)
+    evaluator = evaluator_of(config, user_object, model, data, val, topology, on_classes)
     # Choose the checkpoint again: a training run may have saved another one since.
     saved = restore_state(directory, which, topology)
     # A part without arrays in the checkpoint has no parameters to evaluate.
@@ -500,59 +488,32 @@ def evaluate(file: RecipeFile, directory: Path, which: str = "latest") -> dict[s
     return {"step": int(saved.step), **flat({split: evaluator(state) for split, state in states.items()})}
 
 
-@phase("start")
-def evaluate_weights(file: RecipeFile) -> dict[str, float]:
-    """Return the validation metrics of the weights `model.weights` of a recipe: means, and `count`. Nothing is written.
-
-    Without `model.weights`, the recipe's `get_initialize` or its NNX module brings the weights. If the weights have all
-    classes of the data, the examples of `data.classes` are measured among all of them.
-
-    Raises:
-        InputError: the recipe has no weights, they have other classes than the data, or the data do not exist.
-    """
-    topology, config = join_and_resolve(file)
-    # Training data, which class weights follow from, are not opened, and the crops of training are not made.
-    config = config.replace(loss={"class_weights": None}, data={"crop": "whole"})
-    user_object = objects_of_hooks(file.hooks)
-    try:
-        model, state, val = _with_weights(config, user_object, topology, of_all=False)
-    except InputError:
-        if config.data.classes is None:
-            raise
-        model, state, val = _with_weights(config, user_object, topology, of_all=True)
-    return _evaluator(config, user_object, model, TrainingData.of(val, config.data), val, topology)(state)
-
-
-def _with_weights(
-    config: Config, user_object: ObjectSource, topology: Topology, *, of_all: bool
-) -> tuple[Model, TrainState, Source]:
-    """Return a network, its weights, and the validation data.
-
-    Args:
-        of_all: whether the network has all classes of the data, and not only those of `data.classes`.
-    """
-    val = open_validation_alone(config, topology, of_all=of_all)
-    data = TrainingData.of(val, config.data)
-    model = model_of(config, data.num_classes, user_object, data.image_shape)
-    network_checks.check_sizes(config.data, model, data)
-    initialize = user_object("initialize", config, data.images)
-    if config.model.weights is None and initialize is None and not isinstance(model, NNXModel):
-        raise InputError(Key("model.weights"), ": is not set", advice="name the weights to evaluate")
-    change = initialize and initialize.function("(params, model_state)", "params, model_state")
-    ids, fresh = tuple(val.class_ids), config.model.fresh_layers
-    target = WeightsTarget(model, data.image_shape, len(ids), ids, fresh, needs_head=True)
-    _, state = state_of_weights(config, target, topology, change)
-    return model, state, val
-
-
-def _evaluator(
-    config: Config, user_object: ObjectSource, model: Model, data: TrainingData, val: Source, topology: Topology
-) -> evaluation.Evaluator:
+def evaluator_of(
+    config: Config,
+    user_object: ObjectSource,
+    model: Model,
+    data: TrainingData,
+    val: Source,
+    topology: Topology,
+    on_classes: OnClasses | None = None,
+) -> Callable[[TrainState], dict[str, float]]:
+    """Return a function that measures a state on validation data. Raises: InputError."""
     check_normalization(config.data, data.image_shape)
+    if on_classes is not None:
+        config = config.replace(eval={"metrics": (*dict.fromkeys((*config.eval.metrics, "confusion")),)})
     (_, loss), metrics = losses_of(config, data, user_object), metrics_of(config, data.labels, user_object)
     network, size = for_platform(model, topology.platform), feed.limit_batch_size(config.eval.batch_size, val, topology)
     topology.peers.agree(run_setup.settings())
     topology.connect()
     objective = Objective(network, loss, Preprocess.of(config), metrics, config.eval.views)
     batches = lambda: zip(feed.eval_batches(val, config.data, size, topology))  # noqa: E731
-    return evaluation.Evaluator(programs.make_eval_step(objective, topology), batches, len(val), metrics=metrics)
+    step = programs.make_eval_step(objective, topology)
+    evaluator = evaluation.Evaluator(step, batches, len(val), metrics=metrics)
+
+    def measure(state: TrainState) -> dict[str, float]:
+        measured, sets = evaluator.measure(state)
+        if on_classes is not None:
+            on_classes(val.class_names, sets["confusion"])
+        return measured
+
+    return measure

@@ -17,6 +17,7 @@ import functools
 import hashlib
 import inspect
 import os
+import re
 import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import chdir, contextmanager, suppress
@@ -55,6 +56,8 @@ HOOKS = {
     "get_listeners": "config, workdir",
 }
 """The hooks that a recipe file can define in addition to `get_config()`, and their arguments."""
+RENAME = "rename"
+"""The name of a recipe's function or table for the names in a file of weights; see `jaxddp.weights.foreign`."""
 CALLED = "called"
 """The entry of `Hook.read` for a call of the function among a hook's arguments."""
 
@@ -102,7 +105,11 @@ def hooks_of(path: Path, module: ModuleType) -> dict[str, Hook]:
     """
     hooks = {}
     for name, value in vars(module).items():
-        if name in HOOKS:
+        # A module may import another function of this name, such as os.rename.
+        if name == RENAME and (isinstance(value, Mapping) or inspect.isfunction(value)):
+            hooks[name] = Hook(path, _by_table(value, path) if isinstance(value, Mapping) else value)
+            check_parameters(hooks[name].function, str(path), name, "name")
+        elif name in HOOKS:
             if not callable(value):
                 raise InputError(f"{path}: {name} is a {type(value).__name__}; define {name}({HOOKS[name]})")
             check_parameters(value, str(path), name, HOOKS[name])
@@ -110,6 +117,29 @@ def hooks_of(path: Path, module: ModuleType) -> dict[str, Hook]:
         elif name.startswith("get_") and name != "get_config" and getattr(value, "__module__", "") == module.__name__:
             raise InputError(f"{path}: {name} is not a hook; {choices(name, [*HOOKS, 'get_config'])}")
     return hooks
+
+
+def _by_table(table: Mapping[str, str | None], path: Path) -> Callable[[str], str | None]:
+    """Return the function that replaces the regular expressions of a table one after the other, as `re.sub`.
+
+    A name that an expression whose replacement is None matches becomes None.
+
+    Raises: InputError if an expression or a replacement is invalid.
+    """
+    for pattern, replacement in table.items():
+        try:
+            re.sub(pattern, replacement or "", "")
+        except (re.error, TypeError) as error:
+            raise InputError(f"{path}: rename: {show(pattern)}: {show(replacement)}: {error}") from None
+
+    def rename(name: str) -> str | None:
+        for pattern, replacement in table.items():
+            if replacement is None and re.search(pattern, name):
+                return None
+            name = re.sub(pattern, replacement or "", name)
+        return name
+
+    return rename
 
 
 def check_parameters(function: Callable[..., Any], where: str, name: str, arguments: str, more: bool = False) -> None:
@@ -212,6 +242,12 @@ class RecipeFile:
         """Return the recipe without the hooks of these names."""
         hooks = {name: hook for name, hook in self.hooks.items() if name not in names}
         return replace(self, hooks=hooks, replaced=tuple(sorted({*self.replaced, *names})))
+
+    @property
+    def rename(self) -> Callable[[str], str | None] | None:
+        """The recipe's function from the names in a file of weights to those of the network; None if it has none."""
+        hook = self.hooks.get(RENAME)
+        return None if hook is None else hook.guarded(hook.function)
 
     def check_network(self, advice: str) -> None:
         """Raise `InputError` with this advice if the network cannot be made from the config and the hooks."""

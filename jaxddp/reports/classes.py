@@ -10,11 +10,12 @@ import io
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from PIL import Image
 
+import jaxddp.inference.pretrained as pretrained
 from jaxddp.config import DataConfig
 from jaxddp.core.errors import InputError, counted
 from jaxddp.data.opening import chosen_images, open_unchecked
@@ -24,6 +25,7 @@ from jaxddp.engine.compilation import keep_compiled_programs
 from jaxddp.inference.predictions import Outcome
 from jaxddp.inference.trained import TrainedRun, restore_run
 from jaxddp.mesh import Topology
+from jaxddp.recipe.file import RecipeFile
 from jaxddp.reports.charts import COLOURS, Chart, numbers
 from jaxddp.reports.tables import NOTHING, Cell, TextTable
 from jaxddp.training.events import short_class_name, to_drawable
@@ -67,6 +69,12 @@ def predict_validation_images(directory: Path, which: str, data_path: str | None
     # The same images as in the run's validations: the first `eval.limit`, in the same order.
     _, source = open_unchecked(data, run.config.eval.limit)
     return ValidationImages(run.outcome(source), source, run.data_of(source), run)
+
+
+def predict_with_weights(file: RecipeFile) -> ValidationImages:
+    """Return the predictions of the weights of a recipe for its validation data. Raises: see `open_measured`."""
+    network, source = pretrained.open_measured(file)
+    return ValidationImages(network.outcome(source), cast(SourceTable, source), network.data_of(source), network)
 
 
 def thumbnails(source: Source, data: DataConfig, rows: np.ndarray) -> list[str]:

@@ -4,7 +4,7 @@ Values from a run, such as the names of its classes, are untrusted. The template
 security policy forbids loading anything.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
@@ -12,15 +12,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jaxddp.core.files as files
+from jaxddp.config.values import flatten
 from jaxddp.core.errors import InputError, counted, not_installed, size
 from jaxddp.core.user_code import describe_error
+from jaxddp.recipe.file import RecipeFile
 from jaxddp.reports import tables
 from jaxddp.reports.charts import COLOURS, Chart, Positions, curves, run_positions, seed_curves
 from jaxddp.reports.tables import Cell, RunFiles, SeedGroup, TextTable, read_runs
-from jaxddp.training.events import is_wide
+from jaxddp.training.events import Series, is_wide
 
 if TYPE_CHECKING:
-    from jaxddp.reports.classes import RunClasses
+    from jaxddp.reports.classes import RunClasses, ValidationImages
 
 _LIBRARIES = (("jinja2", "report"), ("plotly", "report"), ("sklearn", "features"))
 """The libraries of a report, and their extras. The last one is for the map of features."""
@@ -41,9 +43,7 @@ def write_report(
         InputError: a directory contains no run, a library is missing, or `out` cannot be written. A missing or damaged
             file of a run is no error: the page omits its content and lists the fault.
     """
-    for library, extra in _LIBRARIES if features else _LIBRARIES[:-1]:
-        if find_spec(library) is None:
-            raise InputError(f"report: {not_installed(library, extra)}")
+    _check_libraries(features=features)
     if which is not None and which not in ("best", "latest") and not (which.isascii() and which.isdecimal()):
         raise InputError(f"--step {which}: give best, latest, or the step of a checkpoint")
     if features and which is None:
@@ -51,12 +51,36 @@ def write_report(
     if not directories:
         raise InputError("report: no run is given; give the work directory of at least one")
     runs = read_runs(directories)
+    return _write(runs, out, which, data_path, features=features)
+
+
+def write_report_of_weights(file: RecipeFile, out: Path, *, features: bool = False) -> str:
+    """Write a page about what the weights of a recipe predict for its validation data; see `write_report`.
+
+    Raises: InputError.
+    """
+    from jaxddp.reports.classes import predict_with_weights
+
+    _check_libraries(features=features)
+    path, config = Path(str(file.config.model.weights or file.path)), flatten(file.config.to_dict())
+    of_weights = RunFiles(path, str(path), config, Series(*({} for _ in Series._fields)), {}, "weights")
+    images = predict_with_weights(file)
+    return _write([of_weights], out, "", None, features=features, images_of=lambda *_: images)
+
+
+def _check_libraries(*, features: bool) -> None:
+    for library, extra in _LIBRARIES if features else _LIBRARIES[:-1]:
+        if find_spec(library) is None:
+            raise InputError(f"report: {not_installed(library, extra)}")
+
+
+def _write(runs: Sequence[RunFiles], out: Path, which: str | None, data_path: str | None, **more: Any) -> str:
     if out.suffix != ".html":
         raise InputError(f"{out}: the report is an HTML page; give a name that ends in .html")
     files.create(out.parent)
     out, page = files.check_out(out), page_of(runs)
     if which is not None:
-        page = with_classes(page, runs, which, data_path, features=features)
+        page = with_classes(page, runs, which, data_path, **more)
     content = render(page).encode(errors="replace")
     files.replace(out, content)
     summary = f"{out}: {counted(len(runs), 'run')}, {size(len(content))}"
@@ -133,11 +157,18 @@ def page_of(runs: Sequence[RunFiles]) -> Page:
 
 
 def with_classes(
-    page: Page, runs: Sequence[RunFiles], which: str, data_path: str | None = None, *, features: bool = False
+    page: Page,
+    runs: Sequence[RunFiles],
+    which: str,
+    data_path: str | None = None,
+    *,
+    features: bool = False,
+    images_of: "Callable[..., ValidationImages] | None" = None,
 ) -> Page:
     """Return a copy of the page with the predictions of each run's checkpoint for the validation data.
 
     Args:
+        images_of: a function in place of `predict_validation_images`, with the same arguments.
         features: whether to add a map of the features of the validation images.
     """
     from jaxddp.reports.classes import accuracy_tables, feature_map, predict_validation_images, run_classes
@@ -147,7 +178,7 @@ def with_classes(
         with _faults_of(f"{run.name}: its classes are left out", faults):
             if run.config and not any(key.startswith("model.") for key in run.config):
                 raise InputError("the run came from Python, and its config does not name the network")
-            images = predict_validation_images(run.directory, which, data_path)
+            images = (images_of or predict_validation_images)(run.directory, which, data_path)
             classes.append(run_classes(number, entry, images))
             if features:
                 with _faults_of(f"{run.name}: its features are left out", faults):

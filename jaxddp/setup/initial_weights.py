@@ -4,7 +4,7 @@ import functools
 import logging
 import os
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,9 +25,11 @@ from jaxddp.kernels import Kernels
 from jaxddp.mesh import Topology
 from jaxddp.models.adapt import with_frozen_norms
 from jaxddp.models.interface import PARAMS, Model, name_of, parameter_names, shapes_of
+from jaxddp.models.network import Naming
 from jaxddp.recipe.sources import CONFIG_FILE
 from jaxddp.setup.recipe import Recipe
 from jaxddp.setup.resources import ImageShape
+from jaxddp.weights.foreign import Foreign, Rename, in_terms_of, renamed
 from jaxddp.weights.match import ImageArrays, Shapes, dotted_path, listed, match, namings_of
 from jaxddp.weights.places import WEIGHTS_FILE, local_weights
 from jaxddp.weights.state_dict import read
@@ -48,6 +50,7 @@ class WeightsTarget:
         image_shape: the shape of its images, [H, W, C], to which arrays are converted.
         new_layers: layers that keep their initial values.
         needs_head: whether a head for other classes is an error.
+        rename: a recipe's function from the names in a file to those of the network.
     """
 
     model: Model
@@ -56,11 +59,40 @@ class WeightsTarget:
     class_ids: tuple[str, ...] = ()
     new_layers: Layers = NO_LAYERS
     needs_head: bool = False
+    rename: Rename | None = None
 
     @functools.cached_property
     def shapes(self) -> Shapes:
         """The shapes of the network's arrays by path."""
         return shapes_of(self.model, self.image_shape)
+
+
+def stored_arrays(path: Path, target: WeightsTarget) -> tuple[Foreign, Sequence[Naming]]:
+    """Return the arrays of a file of weights under names of the network, and the namings that find them.
+
+    The names of a network that torchvision or timm publish are those of the library; see `jaxddp.weights.foreign` for
+    those of another network. A recipe's `rename` is applied before.
+
+    Raises: InputError if the file cannot be read, or `rename` is wrong.
+    """
+    stored, namings = read(path), namings_of(target.model)
+    if len(namings) > 1:
+        names = renamed(stored, target.rename)
+        return Foreign({names.get(name, name): array for name, array in stored.items()}, {}, {}), namings
+    with about(path):
+        return in_terms_of(target.shapes, stored, target.rename), namings
+
+
+def signature_of_weights(path: Path) -> Signature | None:
+    """Return the classes and the images of weights: those of a run, or of a folder with a pushed run; None for others.
+
+    Raises: InputError if the file with them is damaged.
+    """
+    if os.path.isdir(path):  # False if the name is too long; `Path.is_dir` raises an error.
+        return Signature.read(path)
+    # `jaxddp push` writes the signature beside a file of weights.
+    is_pushed = path.name == WEIGHTS_FILE and os.path.isfile(path.parent / CONFIG_FILE)
+    return Signature.read(path.parent) if is_pushed else None
 
 
 def initial_weights(path: Path, target: WeightsTarget, topology: Topology) -> dict[str, np.ndarray]:
@@ -74,15 +106,13 @@ def initial_weights(path: Path, target: WeightsTarget, topology: Topology) -> di
     Raises: InputError if the weights cannot be read, are of another network (the message lists missing arrays and wrong
     shapes), or differ between processes.
     """
-    if os.path.isdir(path):  # False if the name is too long; `Path.is_dir` raises an error.
+    if os.path.isdir(path):
         _, arrays = read_run(path, "best", topology)
-        stored, namings = {dotted_path(name): array for name, array in arrays.items()}, (dotted_path,)
-        signature = Signature.read(path)
+        foreign = Foreign({dotted_path(name): array for name, array in arrays.items()}, {}, {})
+        namings: Sequence[Naming] = (dotted_path,)
     else:
-        stored, namings = read(path), namings_of(target.model)
-        # `jaxddp push` writes the signature beside a file of weights.
-        is_pushed = path.name == WEIGHTS_FILE and os.path.isfile(path.parent / CONFIG_FILE)
-        signature = Signature.read(path.parent) if is_pushed else None
+        foreign, namings = stored_arrays(path, target)
+    signature, stored = signature_of_weights(path), foreign.arrays
     has_other_classes = signature is not None and bool(target.class_ids) and signature.class_ids != target.class_ids
     if has_other_classes and target.needs_head:
         raise InputError(f"{path}: its classes differ from those of the data; give data with the same classes")
@@ -99,6 +129,7 @@ def initial_weights(path: Path, target: WeightsTarget, topology: Topology) -> di
         f"a new head for {classes}": matched.head,
         "converted": [f"{name} ({each.description})" for name, each in matched.conversions.items()],
         "not used": matched.left_over,
+        "converted layouts": foreign.told,
     }
     told = "; ".join(f"{name}: {listed(arrays)}" for name, arrays in differences.items() if arrays)
     if topology.peers.is_first and told:

@@ -48,14 +48,14 @@ def reason_of_rejection(model: Model, trees: Any, made_for: ImageShape, shape: I
         trees: the network's (params, model_state).
         made_for: the shape of the images that the network is made for.
     """
-    expected = _logits(model, trees, made_for)
+    expected = logits_of(model, trees, made_for)
     try:
-        return "" if _logits(model, trees, shape) == expected else "its output has another shape"
+        return "" if logits_of(model, trees, shape) == expected else "its output has another shape"
     except Exception as error:
         return first_line(error)
 
 
-def _logits(model: Model, trees: Any, shape: ImageShape) -> Any:
+def logits_of(model: Model, trees: Any, shape: ImageShape) -> Any:
     """Return the shape and dtype of a network's logits for an image [H, W, C]."""
     image = jax.ShapeDtypeStruct((1, *shape), jnp.float32)
     return jax.eval_shape(lambda *arguments: model.apply(*arguments, train=False, key=None)[0], *trees, image)

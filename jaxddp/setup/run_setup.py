@@ -364,6 +364,8 @@ def initialize(recipe: Recipe, *, fresh: bool = True, programs: CompiledPrograms
     if fresh:
         config, shape, ids = recipe.config.model, layout.training_data.image_shape, recipe.resources.train.class_ids
         target = WeightsTarget(recipe.model, shape, len(ids), tuple(ids), config.fresh_layers)
+        if recipe.file is not None:
+            target = dataclasses.replace(target, rename=recipe.file.rename)
         _, weights = configured_weights(config, target, topology)
     else:
         recipe = dataclasses.replace(recipe, initialize=None)

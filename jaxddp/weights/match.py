@@ -14,10 +14,12 @@ import numpy as np
 from jaxddp.config.layers import NO_LAYERS, Layers
 from jaxddp.core.errors import InputError, Key, counted, nearest
 from jaxddp.models.network import Naming, PositionGrid
+from jaxddp.weights.foreign import nearest_array
 
 Shapes = Mapping[str, tuple[int, ...]]
 """The shapes of a network's arrays by path, such as "params/fc/kernel" or "batch_stats/bn1/mean"."""
 _LISTED = 6
+_RENAMING = ("define rename(name) in the recipe, for names as `jaxddp weights inspect FILE RECIPE` lists them",)
 _PUBLISHED_CHANNELS = (1, 3)
 """The numbers of channels of weights that can be converted."""
 # torchvision's layer scales of ConvNeXt are [C, 1, 1], to match images of [C, H, W].
@@ -243,10 +245,11 @@ def match(
     unmatched = [path for path in unmatched if path not in {*new, *converted}]
     head = _head(shapes, [path for path in shapes if path not in new] if new_head else unmatched, num_classes)
     if faults := [path for path in unmatched if path not in head]:
-        advice = (
-            *("give weights of this network for such images, choose the network of these weights (", Key("model.name")),
-            *(", width and stem), or initialize these layers anew (", Key("model.new_layers"), ")"),
-        )
+        choice = "choose the network of these weights (", Key("model.name"), ", width and stem), or "
+        if len(namings) == 1:
+            choice = (*_RENAMING, ", or ") if any(names[path] not in state_dict for path in faults) else ()
+        anew = "initialize these layers anew (", Key("model.new_layers"), ")"
+        advice = ("give weights of this network for such images, ", *choice, *anew)
         raise InputError(_describe_faults(faults, names, shapes, state_dict), advice=advice)
     if needs_head and (others := [path for path in unmatched if path in head]):
         faults = _describe_faults(others, names, shapes, state_dict)
@@ -272,13 +275,18 @@ def _describe_faults(
     faults: Sequence[str], names: Mapping[str, str], shapes: Shapes, state_dict: Mapping[str, np.ndarray]
 ) -> str:
     """Describe the arrays that are missing or have another shape."""
-    missing, differences, clauses = [names[path] for path in faults if names[path] not in state_dict], [], []
+    absent, differences, clauses = [path for path in faults if names[path] not in state_dict], [], []
+    missing = [names[path] for path in absent]
     for path in faults:
         if (name := names[path]) in state_dict:
             shape = to_published(path, name, np.broadcast_to(0, shapes[path])).shape
             differences.append(f"{name} is {list(state_dict[name].shape)} in the file and {list(shape)} in the network")
     if missing:
-        hint = nearest(missing[0], set(state_dict) - set(names.values()))
+        used = set(names.values())
+        others = {name: array for name, array in state_dict.items() if name not in used}
+        hint, name = nearest(missing[0], others), nearest_array(absent[0], shapes[absent[0]], others)
+        if not hint and name is not None:
+            hint = f" (the nearest in the file is {name!r}, {list(others[name].shape)})"
         of_all = f"{len(missing)} of the network's {counted(len(shapes), 'array')}"
         clauses.append(f"{of_all} missing: {listed(missing, most=2)}{hint}")
     if differences:

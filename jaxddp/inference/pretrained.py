@@ -1,0 +1,297 @@
+"""The network of weights that no run of this machine trained: its classes, its images, and its evaluation.
+
+A command reads its network from a run, or from weights: a name, a file, a file of the Hub, or a recipe with one of
+them. `trained_network` opens both.
+"""
+
+import functools
+import logging
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import jaxddp.losses as losses
+import jaxddp.platforms as platforms
+from jaxddp.augment.preprocess import Preprocess
+from jaxddp.config import Config, DataConfig
+from jaxddp.config.tree import Precision
+from jaxddp.core.errors import InputError, Key, counted, some
+from jaxddp.core.files import check_path
+from jaxddp.core.phases import doing, phase
+from jaxddp.data.opening import open_validation_split, sample_images
+from jaxddp.data.source import Source, check_labelled, check_source, image_dtype, labels_of
+from jaxddp.data.united import in_classes, own_part
+from jaxddp.engine.initial_state import replace_by_weights
+from jaxddp.engine.state import TrainState
+from jaxddp.inference.trained import OnClasses, TrainedRun, evaluator_of, restore_run
+from jaxddp.mesh import Topology
+from jaxddp.models.adapt import NNXModel, adapt
+from jaxddp.models.interface import Model, by_path, trees_of
+from jaxddp.recipe.file import RecipeFile
+from jaxddp.setup.initial_weights import WeightsTarget, signature_of_weights, state_of_weights, stored_arrays
+from jaxddp.setup.network_checks import brings_weights, logits_of
+from jaxddp.setup.recipe import model_of
+from jaxddp.setup.resources import ImageShape, TrainingData, join_and_resolve, open_validation_alone
+from jaxddp.setup.user_objects import ObjectSource, objects_of_arguments, objects_of_hooks
+from jaxddp.weights.foreign import Foreign, in_terms_of, renamed
+from jaxddp.weights.match import Shapes, from_published
+from jaxddp.weights.places import has_library, local_weights
+from jaxddp.weights.state_dict import read
+from jaxddp.workdir.signature import Signature
+
+IMAGENET = 1000
+"""The number of classes of ImageNet-1k."""
+_log = logging.getLogger("jaxddp.experiment")
+
+
+class Classes(NamedTuple):
+    """The ids and the names of the classes of a network, in the order of its logits."""
+
+    ids: tuple[str, ...]
+    names: tuple[str, ...]
+
+
+@functools.cache
+def imagenet_classes() -> Classes:
+    """Return the 1,000 classes of ImageNet in the order of published weights, which is that of the sorted synsets.
+
+    The names are the first words of the synsets in WordNet.
+    """
+    with (Path(__file__).parents[1] / "weights" / "imagenet_classes.txt").open(encoding="utf-8") as file:
+        pairs = [line.rstrip("\n").split(" ", 1) for line in file]
+    return Classes(*(tuple(column) for column in zip(*pairs, strict=True)))
+
+
+def network_of_weights(
+    file: RecipeFile,
+    topology: Topology,
+    source: Source | None = None,
+    *,
+    measures: bool = False,
+    needs_head: bool = True,
+) -> TrainedRun:
+    """Return the network of a recipe with the weights `model.weights`. Nothing is trained, and nothing is written.
+
+    Without `model.weights`, the recipe's `get_initialize` or its NNX module brings the weights. The classes are those
+    of the weights, if they are known: the signature of a run; ImageNet's for published weights, and for others with
+    1,000 classes. Otherwise they are those of the source, or numbers.
+
+    Args:
+        source: the images, which may have another shape than the config's if they are arrays.
+        measures: whether the labels of the source are compared with the classes of the network.
+        needs_head: whether the weights need a head. Features do not depend on it.
+
+    Raises:
+        InputError: there are no weights, they cannot be read, they are of another network, or they have other classes
+            than the source.
+    """
+    config, user_object = file.config, objects_of_hooks(file.hooks)
+    if config.train.precision is None:
+        config = config.replace(train={"precision": platforms.platform_named(topology.platform).precision})
+    data, in_memory = config.data.of_evaluation, source is not None and source.pixel_shape is not None
+    shape = (data.image_size, data.image_size, data.channels) if source is None else source.image_shape(data)
+    dtype = np.dtype(f"uint{data.bits}") if source is None else np.dtype(image_dtype(source, data))
+    path = None
+    if config.model.weights is not None:
+        with doing(f"reading weights from {config.model.weights}"):
+            path = local_weights(config.model.weights, offline=config.model.offline)
+    own = Classes(tuple(source.class_ids), tuple(source.class_names)) if source is not None and measures else None
+    stated = None if path is None else signature_of_weights(path)
+    known = None if stated is None else Classes(stated.class_ids, stated.class_names)
+    if config.model.weights is not None and has_library(config.model.weights):
+        known = imagenet_classes()
+    guess = len(known.ids if known else own.ids if own else ()) or IMAGENET
+    target = _target(file, config, user_object, shape, guess)
+    if known is None:
+        count = _head_size(path, target) or _outputs(target.model, shape)
+        known = imagenet_classes() if count == IMAGENET else own or Classes(*(tuple(map(str, range(count))),) * 2)
+    if own and not {*own.ids} <= {*known.ids}:
+        if stated is not None or len(own.ids) != len(known.ids):
+            raise _other_classes(config, known, own)
+        known = own
+    if len(known.ids) != target.num_classes:
+        target = _target(file, config, user_object, shape, len(known.ids))
+    target = replace(target, class_ids=known.ids, needs_head=needs_head)
+    initialize = user_object("initialize", config, functools.partial(_images, source, config))
+    if path is None and initialize is None and not isinstance(target.model, NNXModel):
+        raise InputError(Key("model.weights"), ": is not set", advice="name the weights")
+    change = initialize and initialize.function("(params, model_state)", "params, model_state")
+    _, state = state_of_weights(config, target, topology, change)
+    if own and own.ids != known.ids and topology.peers.is_first:
+        both = f"{counted(len(own.ids), 'class')} of the data, among the {counted(len(known.ids), 'class')}"
+        _log.info(f"{config.model.weights}: {both} of the weights")
+    several = stated.multi_label if stated else own is not None and source is not None and labels_of(source).several
+    signature, place = Signature(*known, shape, dtype.name, in_memory, several), path or file.path
+    return TrainedRun(place, 0, config, target.model, state, Preprocess.of(config), signature, topology)
+
+
+def _target(
+    file: RecipeFile, config: Config, user_object: ObjectSource, shape: ImageShape, num_classes: int
+) -> WeightsTarget:
+    model = model_of(config, num_classes, user_object, shape)
+    return WeightsTarget(model, shape, num_classes, new_layers=config.model.fresh_layers, rename=file.rename)
+
+
+def _images(source: Source | None, config: Config, count: int) -> np.ndarray:
+    """Return images of the source, for `get_initialize`. Raises: InputError if there is none."""
+    if source is None:
+        raise InputError("get_initialize: it reads training images, and here are none; give model.weights")
+    return sample_images(own_part(source), config.data, count)
+
+
+def _outputs(model: Model, shape: ImageShape) -> int:
+    """Return the number of logits of a network for images [H, W, C]."""
+    return logits_of(model, trees_of(model, shape), shape).shape[-1]
+
+
+def _head_size(path: Path | None, target: WeightsTarget) -> int | None:
+    """Return the number of classes of the head in a file of weights; None if the head is not found there."""
+    if path is None or not path.is_file():
+        return None
+    foreign, namings = stored_arrays(path, target)
+    outputs = (target.num_classes,)
+    heads = [path for path, shape in target.shapes.items() if path.endswith("/kernel") and shape[1:] == outputs]
+    for name in (naming(path) for naming in namings for path in heads if len(heads) == 1):
+        if (array := foreign.arrays.get(name)) is not None and array.ndim > 1:
+            return from_published(heads[0], name, array).shape[-1]
+    return None
+
+
+def _other_classes(config: Config, known: Classes, own: Classes) -> InputError:
+    both = f"the weights have {counted(len(known.ids), 'class')} ({some(known.ids)})"
+    others = sorted({*own.ids} - {*known.ids})
+    advice = f"name the classes of the data by their ids, such as {known.ids[0]}, or train a head for them"
+    problem = f": {both}, and the data have {some(others)}, which are not among them"
+    return InputError(Key("model.weights", config.model.weights), problem, advice=advice)
+
+
+def mapped_names(file: RecipeFile, path: Path) -> tuple[Shapes, Foreign]:
+    """Return the shapes of the arrays of a recipe's network, by path, and how the names in a file map to them.
+
+    Raises: InputError if the file cannot be read, or the recipe has no network.
+    """
+    data, user_object = file.config.data, objects_of_hooks(file.hooks)
+    shape = data.image_size, data.image_size, data.channels
+    target = _target(file, file.config, user_object, shape, IMAGENET)
+    if (count := _head_size(path, target)) not in (None, IMAGENET):
+        target = _target(file, file.config, user_object, shape, count)
+    mapped, (*published_names, own) = stored_arrays(path, target)
+    if published_names:
+        paths = {naming(array): array for naming in (own, *reversed(published_names)) for array in target.shapes}
+        names = renamed(stored := read(path), file.rename)
+        mapped = in_terms_of(target.shapes, stored, lambda name: paths.get(names.get(name, "")))
+    return target.shapes, mapped
+
+
+def open_measured(file: RecipeFile) -> tuple[TrainedRun, Source]:
+    """Return the network with the weights of a recipe, and its validation data, with the classes of the network.
+
+    The training split is not opened.
+
+    Raises:
+        InputError: the data do not exist; see also `network_of_weights`.
+    """
+    topology, config = join_and_resolve(file)
+    # Class weights follow from the training data, which are not opened. Crops of training are not made.
+    file = replace(file, config=config.replace(loss={"class_weights": None}, data={"crop": "whole"}))
+    val = open_validation_alone(file.config, topology, of_all=False)
+    try:
+        network = network_of_weights(file, topology, val, measures=True)
+    except InputError:
+        if config.data.classes is None:
+            raise
+        val = open_validation_alone(file.config, topology, of_all=True)
+        network = network_of_weights(file, topology, val, measures=True)
+    return network, in_classes(val, network.class_ids, network.class_names)
+
+
+@phase("start")
+def evaluate_weights(file: RecipeFile, on_classes: OnClasses | None = None) -> dict[str, float]:
+    """Return the validation metrics of the weights of a recipe: means, and `count`.
+
+    The examples of the data, or those of `data.classes`, are measured among all classes of the weights.
+
+    Args:
+        on_classes: see `jaxddp.inference.trained.OnClasses`.
+
+    Raises: see `open_measured`.
+    """
+    network, val = open_measured(file)
+    config, user_object = network.config, objects_of_hooks(file.hooks)
+    data = TrainingData.of(val, config.data)
+    return evaluator_of(config, user_object, network.model, data, val, network.topology, on_classes)(network.state)
+
+
+def measure_network(
+    model: Any, params: Any, examples: Any, loss: Any, data: DataConfig | None, topology: Topology
+) -> dict[str, float]:
+    """Measure a network and its parameters; see `jaxddp.evaluate`. Raises: InputError."""
+    if isinstance(examples, str | os.PathLike):
+        path = os.fspath(check_path(examples, "data"))
+        data = replace(data or DataConfig(), path=path)
+        source: Source = open_validation_split(data)
+        source.check(data)
+    else:
+        source = check_source(examples, "data")
+        data = data or source.default_data()
+    check_labelled(source, "data")
+    model, shape = adapt(model), source.image_shape(data.of_evaluation)
+    trees = trees_of(model, shape)
+    if params is None and brings_weights(model):
+        params = model.init(jax.random.key(0), np.zeros((1, *shape), np.float32))
+    elif isinstance(params, Mapping) and "params" in params:
+        params = params["params"], {name: value for name, value in params.items() if name != "params"}
+    given, expected = by_path(*(params if isinstance(params, tuple) else (params, {}))), by_path(*trees)
+    for path in sorted(given.keys() | expected.keys()):
+        of_params, of_network = ([*np.shape(tree[path])] if path in tree else "absent" for tree in (given, expected))
+        if of_params != of_network:
+            problem = f"params: {path} is {of_params} in the parameters and {of_network} in the network"
+            raise InputError(problem, advice="give the variables of this network")
+    state = TrainState(jnp.zeros((), jnp.int32), *replace_by_weights(*trees, given), ())
+    own, count = Classes(tuple(source.class_ids), tuple(source.class_names)), _outputs(model, shape)
+    if count != len(own.ids):
+        known = imagenet_classes()
+        if count != IMAGENET or not {*own.ids} <= {*known.ids}:
+            problem = f"data: {counted(len(own.ids), 'class')} ({some(own.ids)}), and the network has {count} outputs"
+            raise InputError(problem, advice="give data with the network's classes")
+        source = in_classes(source, *known)
+    several = labels_of(source).several
+    size = max(1, Config().eval.batch_size // topology.num_devices) * topology.num_devices
+    config = Config(data=data).replace(eval={"batch_size": size, **({"metrics": ("map",)} if several else {})})
+    loss = loss or (losses.sigmoid_cross_entropy if several else losses.softmax_cross_entropy)
+    of = TrainingData.of(source, data)
+    measure = evaluator_of(config, objects_of_arguments(loss=loss), model, of, source, topology)
+    return measure(topology.replicate(state))
+
+
+def trained_network(
+    place: Path | RecipeFile,
+    step: str,
+    topology: Topology,
+    source: Source | None = None,
+    *,
+    precision: Precision | None = None,
+    needs_head: bool = True,
+) -> TrainedRun:
+    """Return the network of a run's checkpoint, or that of the weights of a recipe.
+
+    Args:
+        place: a work directory, or a recipe.
+        step: "best", "latest" or the step of a checkpoint; for a run.
+        source: the images, for weights.
+        precision: the precision of the computation; None for that of the run or the recipe.
+        needs_head: whether the weights need a head.
+
+    Raises: see `restore_run` and `network_of_weights`.
+    """
+    if isinstance(place, RecipeFile):
+        if precision is not None:
+            place = replace(place, config=place.config.replace(train={"precision": precision}))
+        return network_of_weights(place, topology, source, needs_head=needs_head)
+    return restore_run(place, step, topology, precision=precision)
