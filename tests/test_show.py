@@ -104,7 +104,7 @@ def test_a_run_is_shown_with_its_config(config: Config, tmp_path: Path, capfd):
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        ([], "data: unknown command ''; there are: check, pack, sample, show"),
+        ([], "data: unknown command ''; there are: check, get, pack, sample, show, split"),
         (["shwo"], "data: unknown command 'shwo'; did you mean 'show'?"),
         (["show", "digits", "--step", "0"], "--step 0: expected 1 to"),
         (["show", "nothing.json"], "config 'nothing.json' does not exist"),
