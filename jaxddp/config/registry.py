@@ -17,6 +17,7 @@ or a command sets the key that decides on their effect, the keys that lose it ge
 file or command sets them.
 
 The signature of the function is documented at each kind below; the hooks of a recipe file have the same signatures.
+Below, `hooks` are the names of a recipe's hooks, each of which replaces a choice and may read all keys of its kind.
 
 A kind names its modules, which are imported on first use. The one module of a kind with settings is quick to import, so
 that a mistyped name is found without the import of JAX; its choices import heavy libraries in `make`.
@@ -221,11 +222,7 @@ NAMES = tuple(kind.key for kind in CHOICES)
 
 
 def check_names(config: Any, hooks: Collection[str] = ()) -> None:
-    """Raise `InputError` if a name of a choice in a config is unknown. No slow imports are made.
-
-    Args:
-        hooks: names of the recipe's hooks, each of which replaces a choice.
-    """
+    """Raise `InputError` if a name of a choice in a config is unknown. No slow imports are made."""
     for kind in (*CHOICES, METRICS, AUGMENTATIONS, POLICIES, LOGGERS):
         names = attrgetter(kind.key)(config)
         # A get_optimizer hook receives the learning rate of the schedule.
@@ -260,7 +257,6 @@ def unmet(tree: type, settings: Mapping[str, Any], hooks: Collection[str] = ()) 
 
     Args:
         settings: the result of `resolved`; keys may be absent.
-        hooks: names of the recipe's hooks, each of which replaces a choice and may read all of its keys.
     """
     found = {key: need for key, need in needs(tree).items() if need.key in settings}
     found = {key: need for key, need in found.items() if not need.is_met(settings[need.key])}
@@ -286,7 +282,6 @@ def reset_unread(config: Any, set_keys: Collection[str], hooks: Collection[str] 
 
     Args:
         set_keys: the keys that one file, call or command sets. They are not reset.
-        hooks: names of the recipe's hooks, each of which replaces a choice.
     """
     default, needs_of = type(config)(), without_effect(config, hooks)
     lost = [key for key, need in needs_of.items() if key not in set_keys and need.key in set_keys]
@@ -297,7 +292,6 @@ def check_read(config: Any, hooks: Collection[str] = (), advise: Callable[[Seque
     """Check that every key that is set has an effect: its choice reads it, and the key that it needs is set.
 
     Args:
-        hooks: names of the recipe's hooks, each of which replaces a choice and may read any key.
         advise: a function that returns the advice of the message for the keys without effect; by default, to leave
             them out.
 

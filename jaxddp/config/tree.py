@@ -128,12 +128,11 @@ class Shares:
         """
         if text == AUTO:
             return cls()
-        weights = [converted(word, float) for word in text.split(",")]
-        for weight in weights:
-            if isinstance(weight, str) or weight not in _SHARES:
-                expected = f": expected {AUTO!r}, or a number for each device or process, as in '3,1', each {_SHARES}"
-                raise InputError(Key("parallel.shares", text), expected)
-        return cls(tuple(weights))
+        weights = tuple(converted(word, float) for word in text.split(","))
+        if any(isinstance(weight, str) or weight not in _SHARES for weight in weights):
+            expected = f": expected {AUTO!r}, or a number for each device or process, as in '3,1', each {_SHARES}"
+            raise InputError(Key("parallel.shares", text), expected)
+        return cls(weights)
 
     def of_devices(self, devices: int, processes: int) -> tuple[float, ...]:
         """Return the relative size of each device's slice, in mesh order. They are equal for "auto".
