@@ -30,17 +30,8 @@ from dataclasses import Field, dataclass, fields, is_dataclass
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
 
-from jaxddp.config.values import (
-    descriptions,
-    flatten,
-    keys_of,
-    nested,
-    notes,
-    observed_like,
-    plain,
-    replaced,
-    unobserved,
-)
+import jaxddp.config.values as values_of_config
+from jaxddp.config.values import flatten, keys_of, nested, plain, replaced
 from jaxddp.core.errors import InputError, Key, Words, choices, joined
 
 T = TypeVar("T")
@@ -144,11 +135,11 @@ class Registry:
         Args:
             choice: the choice; None for the one that the section names.
         """
-        values = unobserved(section)
+        values = values_of_config.unobserved(section)
         if choice is None:
             choice = self.choice(getattr(values, self.key.rpartition(".")[2]))
         given = {field.name: value for field in fields(choice) if (value := getattr(values, field.name)) is not None}
-        return observed_like(section, choice(**given))
+        return values_of_config.observed_like(section, choice(**given))
 
     def keys_read(self, name: str) -> dict[str, Field[Any]]:
         """Return the settings of a choice, by dotted key; none for an unknown name."""
@@ -234,14 +225,14 @@ def check_names(config: Any, hooks: Collection[str] = ()) -> None:
 @functools.cache
 def needs(tree: type) -> Mapping[str, Requires]:
     """Return what each key of a config needs, for the keys that need another key."""
-    return {key: need for key, hint in keys_of(tree) for need in notes(hint, Requires)}
+    return {key: need for key, hint in keys_of(tree) for need in values_of_config.notes(hint, Requires)}
 
 
 def description(key: str) -> str:
     """Return the description of a setting of choices: the docstring of its field in the first choice that has one."""
     name = key.rpartition(".")[2]
     readers = [kind.choice(reader) for kind in CHOICES for reader in kind.readers().get(key, ())]
-    described = [descriptions(base) for reader in readers for base in reader.__mro__[:-1]]
+    described = [values_of_config.descriptions(base) for reader in readers for base in reader.__mro__[:-1]]
     return next((texts[name] for texts in described if name in texts), "")
 
 
