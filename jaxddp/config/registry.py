@@ -125,19 +125,14 @@ class Registry:
         def make(config: Any, *arguments: Any, **more: Any) -> Any:
             if attrgetter(self.key)(config) != name:
                 config = config.replace(**nested({self.key: name}))
-            return self.settings(getattr(config, self.section), choice).make(config, *arguments, **more)
+            return self.settings(getattr(config, self.section)).make(config, *arguments, **more)
 
         return make
 
-    def settings(self, section: Any, choice: Any = None) -> Any:
-        """Return a choice with the values of a section, and with its own defaults for keys that are None.
-
-        Args:
-            choice: the choice; None for the one that the section names.
-        """
+    def settings(self, section: Any) -> Any:
+        """Return the choice that a section names with the section's values, or its own defaults for keys of None."""
         values = values_of_config.unobserved(section)
-        if choice is None:
-            choice = self.choice(getattr(values, self.key.rpartition(".")[2]))
+        choice = self.choice(getattr(values, self.key.rpartition(".")[2]))
         given = {field.name: value for field in fields(choice) if (value := getattr(values, field.name)) is not None}
         return values_of_config.observed_like(section, choice(**given))
 
