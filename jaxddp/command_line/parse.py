@@ -8,6 +8,7 @@ import shlex
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import redirect_stderr
 from dataclasses import MISSING, dataclass, field, fields, make_dataclass, replace
+from functools import partial
 from io import StringIO
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
@@ -202,9 +203,13 @@ def _measured(name: str, workdir: Path) -> RecipeFile:
     return replace(run, notice=notice)
 
 
-def _existing(directory: Any) -> Path:
+_OR_WEIGHTS = ", or weights as `jaxddp weights` lists them, a .safetensors or .pth file, or a recipe with model.weights"
+
+
+def _existing(directory: Any, otherwise: str = "") -> Path:
     if not (path := Path(check_path(directory, "RUN"))).is_dir():
-        raise InputError(f"{path}: no such work directory; give one that a run wrote into")
+        similar = nearest_beside(path.absolute())
+        raise InputError(f"{path}: no such work directory{similar}; give one that a run wrote into{otherwise}")
     return path
 
 
@@ -212,18 +217,11 @@ RunDirectory = Annotated[Path, _existing]
 """The type of a command's field for the work directory of a run, which exists."""
 
 
-def _network(directory: Any) -> Path:
-    if not (path := Path(check_path(directory, "RUN"))).is_dir():
-        weights = "weights as `jaxddp weights` lists them, a .safetensors or .pth file, or a recipe with model.weights"
-        raise InputError(f"{path}: no such work directory{nearest_beside(path.absolute())}; give one, or {weights}")
-    return path
-
-
 @dataclass(frozen=True)
 class OfRun:
     """The base of a command that reads its network from a run, or from weights; see `parse_network`."""
 
-    run: tyro.conf.Positional[Annotated[Path, _network]] = tyro.MISSING
+    run: tyro.conf.Positional[Annotated[Path, partial(_existing, otherwise=_OR_WEIGHTS)]] = tyro.MISSING
     """The work directory of the run. In its place, weights as in model.weights: a name, a file, hf://owner/name; or a
     recipe with model.weights. The keys of a config that describe the network and its images are then options."""
     step: str = "best"
