@@ -25,12 +25,12 @@ from support.peers import Second
 from support.runs import RECIPE, fails, metrics, train_words
 
 import jaxddp
-from jaxddp.api import evaluate
 from jaxddp.cli import main
 from jaxddp.command_line.parse import workdir_of
 from jaxddp.commands.eval import parse_eval
 from jaxddp.core.peers import ALONE
 from jaxddp.inference.pretrained import evaluate_weights
+from jaxddp.inference.trained import evaluate
 from jaxddp.recipe.file import read_recipe
 from jaxddp.setup.run_setup import initialize, open_recipe
 from jaxddp.training.checkpoints.manager import Checkpoints

@@ -122,7 +122,7 @@ def network_of_weights(
     if path is None and initialize is None and not isinstance(target.model, NNXModel):
         raise InputError(Key("model.weights"), ": is not set", advice="name the weights")
     change = initialize and initialize.function("(params, model_state)", "params, model_state")
-    _, state = state_of_weights(config, target, topology, change)
+    state = state_of_weights(config, target, topology, change)
     if own and own.ids != known.ids and topology.peers.is_first:
         both = f"{counted(len(own.ids), 'class')} of the data, among the {counted(len(known.ids), 'class')}"
         _log.info(f"{config.model.weights}: {both} of the weights")

@@ -140,8 +140,8 @@ def initial_weights(path: Path, target: WeightsTarget, topology: Topology) -> di
 
 def state_of_weights(
     config: Config, target: WeightsTarget, topology: Topology, initialize: Transform | None = None
-) -> tuple[Path | None, TrainState]:
-    """Return the file of the weights of a config, and the state of a network with them, on all devices.
+) -> TrainState:
+    """Return the state of a network with the weights of a config, on all devices.
 
     Args:
         target: the network, and the shape of its images.
@@ -149,20 +149,17 @@ def state_of_weights(
 
     Raises: see `initial_weights` and `make_init`.
     """
-    path, arrays = configured_weights(config.model, target, topology)
+    arrays = configured_weights(config.model, target, topology)
     init = make_init(target.model, optax.identity(), target.image_shape, topology, transform=initialize)
-    return path, init(topology.replicate(jax.random.key(config.seed)), topology.replicate(arrays))
+    return init(topology.replicate(jax.random.key(config.seed)), topology.replicate(arrays))
 
 
-def configured_weights(
-    config: ModelConfig, target: WeightsTarget, topology: Topology
-) -> tuple[Path | None, dict[str, np.ndarray]]:
-    """Return the file of the weights that a config names, and their arrays by path. Raises: see `initial_weights`."""
+def configured_weights(config: ModelConfig, target: WeightsTarget, topology: Topology) -> dict[str, np.ndarray]:
+    """Return the arrays of the weights that a config names, by path. Raises: see `initial_weights`."""
     if config.weights is None:
-        return None, {}
+        return {}
     with doing(f"reading weights from {config.weights}"):
-        path = local_weights(config.weights, offline=config.offline)
-        return path, initial_weights(path, target, topology)
+        return initial_weights(local_weights(config.weights, offline=config.offline), target, topology)
 
 
 def fine_tuned(recipe: Recipe, shapes: Shapes) -> Recipe:

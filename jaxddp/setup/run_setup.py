@@ -366,7 +366,7 @@ def initialize(recipe: Recipe, *, fresh: bool = True, programs: CompiledPrograms
         target = WeightsTarget(recipe.model, shape, len(ids), tuple(ids), config.fresh_layers)
         if recipe.file is not None:
             target = dataclasses.replace(target, rename=recipe.file.rename)
-        _, weights = configured_weights(config, target, topology)
+        weights = configured_weights(config, target, topology)
     else:
         recipe = dataclasses.replace(recipe, initialize=None)
     made = {"network": for_platform(recipe.model, topology.platform), "programs": programs or CompiledPrograms()}
