@@ -281,16 +281,23 @@ def test_duplicates_are_noted_with_the_image_that_they_repeat(tmp_path, capfd):
     files[4].write_bytes(content)
     Path(val.name(0)).write_bytes(content)
     Path(val.name(1)).write_bytes(files[1].read_bytes() + b"not the same")
+    photographs = np.random.default_rng(0).integers(0, 255, (2, 6, 6, 3), np.uint8)
+    photograph, other = (Image.fromarray(pixels).resize((90, 60)) for pixels in photographs)
+    photograph.save(files[5], quality=95)
+    photograph.resize((48, 32)).save(val.name(2), quality=40)
+    other.save(val.name(3))
     notes = [notes_of(split) for split in check({"train": train, "val": val}).splits]
     same_content = f"the same content as {files[0]}"
     assert notes[0] == {
         3: (f"duplicate: {same_content}",),
         4: (f"contradiction: {same_content}, which is of class {synset(0)}, and this of {synset(1)}",),
     }
-    assert notes[1] == {0: (f"leak: {same_content}, of split train",), 1: ("bytes after the end: 12",)}
+    near = f"near leak: it looks like {files[5]}, of split train"
+    assert notes[1] == {0: (f"leak: {same_content}, of split train",), 1: ("bytes after the end: 12",), 2: (near,)}
     code, lines, _ = run([root, "--manifest", tmp_path / "m"], capfd)
     assert code == 0
     assert "train: warning: contradiction: 1" in lines and "val: warning: leak: 1" in lines
+    assert f"{val.name(2)}: {near}" in lines and "val: warning: near leak: 1" in lines
     assert "train: note: duplicate: 1" in lines
 
 

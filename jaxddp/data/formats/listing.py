@@ -7,6 +7,8 @@ An image is below the folder of the table, or at an absolute path. If the first 
 they are looked for in the folders beside the table, and with the suffixes of images.
 """
 
+import functools
+import itertools
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -34,6 +36,7 @@ _DIVIDER = "split"
 _BITS = {"0": False, "0.0": False, "false": False, "1": True, "1.0": True, "true": True}
 # A column of 0 and 1 with such a name divides the rows, and is no class.
 _DIVIDERS = re.compile(r"(is)?(fold|group|split|train|val|valid|validation|test)")
+_PLAIN = re.compile(r"[^\x00-\x20./\x7f][^\x00-\x1f./\x7f]{0,200}+(?:[/.][^\x00-\x1f./\x7f]{1,200}+){0,9}")
 _TEXT = re.compile(r"[^\x00-\x1f\x7f]{1,1000}")
 _SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".tif", ".tiff", ".bmp")
 _LOOKED_AT = 3
@@ -110,7 +113,7 @@ class Row(NamedTuple):
 
     number: Any
     image: str
-    labels: list[str]
+    labels: tuple[str, ...]
     group: str
 
 
@@ -280,23 +283,31 @@ def _read_rows(
 ) -> list[Row]:
     """Return the rows; only those with some values of the column that divides them, if there is one."""
     others = [*filter(None, (columns.group, columns.divider))]
-    raw = [*listing.rows([columns.image, *columns.labels, *others], refuse)]
+    raw = [tuple(row) for row in listing.rows([columns.image, *columns.labels, *others], refuse)]
     if values is not None:
-        raw = [row for row in raw if row.pop().strip() in values]
-    rows, separator = list[Row](), _separator(listing, columns, data, raw)
-    for number, text, *cells in raw:
-        group, image, fault = cells.pop().strip() if columns.group else "", _clean(text), ""
+        raw = [row[:-1] for row in raw if row[-1].strip() in values]
+    separator, rows = _separator(listing, columns, data, raw), list[Row]()
+
+    @functools.cache
+    def parsed(*cells: str) -> tuple[tuple[str, ...], str]:
+        """Return the labels of a row's cells, and what is wrong with them."""
         if columns.several:
             bits = [_BITS.get(cell.strip().lower()) for cell in cells]
-            labels = [name for name, bit in zip(columns.labels, bits, strict=True) if bit]
-            if None in bits:
-                wrong = bits.index(None)
-                fault = f"column {columns.labels[wrong]} holds {show(cells[wrong])}; write 0 or 1"
-        else:
-            labels = [name.strip() for cell in cells for name in cell.split(separator)]
-            if "" in labels or len({*labels}) < len(labels):
-                fault = f"label {show(cells[0])} has an empty name or one name twice"
-                fault += f"; write one label, or 'cat{separator or ' '}dog'"
+            wrong = [
+                f"column {name} holds {show(cell)}"
+                for name, cell, bit in zip(columns.labels, cells, bits)
+                if bit is None
+            ]
+            return tuple(itertools.compress(columns.labels, bits)), f"{wrong[0]}; write 0 or 1" if wrong else ""
+        labels = tuple(name.strip() for cell in cells for name in cell.split(separator))
+        if "" not in labels and len({*labels}) == len(labels):
+            return labels, ""
+        fault = f"label {show(cells[0])} has an empty name or one name twice"
+        return labels, f"{fault}; write one label, or 'cat{separator or ' '}dog'"
+
+    for number, text, *cells in raw:
+        group, image = cells.pop().strip() if columns.group else "", _clean(text)
+        labels, fault = parsed(*cells)
         if image is None:
             fault = f"path {show(text)} names no file below a folder; write it like cats/1.png"
         if columns.group and not group:
@@ -310,11 +321,15 @@ def _read_rows(
     return rows
 
 
-def _separator(listing: Listing, columns: Columns, data: DataConfig, rows: Sequence[list[Any]]) -> str | None:
+def _separator(listing: Listing, columns: Columns, data: DataConfig, rows: Sequence[tuple[Any, ...]]) -> str | None:
     """Return the separator of several labels in a cell; None for blanks. Raises: InputError if there are two."""
     if data.label_separator is not None:
         return data.label_separator.strip() or None
-    used = [sign for sign in SEPARATORS if len(columns.labels) == 1 and any(sign in row[2] for row in rows)]
+    used = [
+        sign
+        for sign in SEPARATORS
+        if len(columns.labels) == 1 and any(sign in cell for cell in {row[2] for row in rows})
+    ]
     if len(used) > 1:
         fault = f"{listing.file}: labels hold both {show(used[0])} and {show(used[1])}"
         raise InputError(fault, advice=("name the separator of labels by ", Key("data.label_separator")))
@@ -323,6 +338,8 @@ def _separator(listing: Listing, columns: Columns, data: DataConfig, rows: Seque
 
 def _clean(text: str) -> str | None:
     """Return a path without `.` and empty parts; None if it has `..`, control characters or no part."""
+    if _PLAIN.fullmatch(text):
+        return text
     parts = [part for part in text.split("/") if part not in ("", ".")]
     if not parts or ".." in parts or not _TEXT.fullmatch(text):
         return None
