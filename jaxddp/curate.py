@@ -149,7 +149,7 @@ def _reduced(image: Image.Image) -> bytes:
     """Return `ImageFindings.reduced`."""
     # Pillow cannot decode some images that training can.
     with suppress(OSError, ValueError, SyntaxError):
-        image.draft("L", (_SIDE, _SIDE))
+        image.draft("L", (4 * _SIDE, 4 * _SIDE))
         return _eight_bits(image).convert("L").resize((_SIDE, _SIDE), Image.Resampling.BOX).tobytes()
     return b""
 

@@ -293,12 +293,8 @@ def _read_rows(
         """Return the labels of a row's cells, and what is wrong with them."""
         if columns.several:
             bits = [_BITS.get(cell.strip().lower()) for cell in cells]
-            wrong = [
-                f"column {name} holds {show(cell)}"
-                for name, cell, bit in zip(columns.labels, cells, bits)
-                if bit is None
-            ]
-            return tuple(itertools.compress(columns.labels, bits)), f"{wrong[0]}; write 0 or 1" if wrong else ""
+            fault = f"{show(cells[bits.index(None)])} in a column of classes; write 0 or 1" if None in bits else ""
+            return tuple(itertools.compress(columns.labels, bits)), fault
         labels = tuple(name.strip() for cell in cells for name in cell.split(separator))
         if "" not in labels and len({*labels}) == len(labels):
             return labels, ""
@@ -325,11 +321,8 @@ def _separator(listing: Listing, columns: Columns, data: DataConfig, rows: Seque
     """Return the separator of several labels in a cell; None for blanks. Raises: InputError if there are two."""
     if data.label_separator is not None:
         return data.label_separator.strip() or None
-    used = [
-        sign
-        for sign in SEPARATORS
-        if len(columns.labels) == 1 and any(sign in cell for cell in {row[2] for row in rows})
-    ]
+    cells = {row[2] for row in rows} if len(columns.labels) == 1 else ()
+    used = [sign for sign in SEPARATORS if any(sign in cell for cell in cells)]
     if len(used) > 1:
         fault = f"{listing.file}: labels hold both {show(used[0])} and {show(used[1])}"
         raise InputError(fault, advice=("name the separator of labels by ", Key("data.label_separator")))
