@@ -27,6 +27,7 @@ from jaxddp.job.environment import report_work
 from jaxddp.setup.run_setup import RunSetup
 from jaxddp.training.checkpoints.manager import Checkpoints
 from jaxddp.training.epoch_sums import Clock
+from jaxddp.training.events import StepRecord
 from jaxddp.workdir.session import resume_step
 
 TABLE = random_table(50)
@@ -76,6 +77,16 @@ def test_listeners_are_called_in_the_order_that_fit_documents(tmp_path, monkeypa
 def test_an_epochs_end_and_the_last_step_are_logged_whatever_the_cadence():
     _, recorder = run(setup_of(), plan_of(9, log="1000 steps", eval="0 steps", checkpoint="0 steps"))
     assert recorder.moments == [("start", 0), ("step", 7), ("step", 9), ("end", "done")]
+
+
+@pytest.mark.parametrize(("log", "reported"), [("1000 steps", [10]), ("6 steps", [])])
+def test_the_speed_after_ten_steps_is_reported_if_no_step_was_logged_before(log, reported):
+    early: list[StepRecord] = []
+    listener = SimpleNamespace(first_steps=early.append)
+    plan = plan_of(14, log=log, eval="0 steps", checkpoint="0 steps")
+    train(setup_of(net=linear_model(), table=random_table(200)), plan, val=VAL, listeners=[listener])
+    assert [record.step for record in early] == reported
+    assert all(record.images_per_second > 0 for record in early)
 
 
 def test_records_have_the_losses_of_their_steps_and_the_means_of_epochs():

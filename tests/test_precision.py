@@ -22,6 +22,7 @@ from jaxddp.models.adapt import adapt
 from jaxddp.models.resnet import BASIC, Architecture, ResNet
 from jaxddp.setup.network_checks import check_outputs, dtypes_of_products, in_precision
 from jaxddp.setup.run_setup import RunSetup, initialize
+from jaxddp.setup.run_training import make_run
 
 SIZE, BATCH = 8, 8
 TABLE = random_table(4 * BATCH, image=SIZE)
@@ -120,11 +121,10 @@ def test_a_users_network_computes_in_the_precision_and_keeps_float32(network):
     assert {leaf.dtype for leaf in leaves if jnp.issubdtype(leaf.dtype, jnp.floating)} == {jnp.dtype("float32")}
 
 
-def test_a_network_with_a_dtype_of_its_own_is_refused_only_if_the_precision_is_set(caplog):
+def test_a_network_with_a_dtype_of_its_own_is_refused_only_if_the_precision_is_set():
     arguments = TABLE, 1, sgd(0.05), BATCH
-    caplog.set_level("INFO", "jaxddp.experiment")
-    prepare_training(Mixed("bfloat16"), *arguments)
-    assert [line for line in caplog.messages if line.startswith("model: the network computes in bfloat16")]
+    setup = prepare_training(Mixed("bfloat16"), *arguments)
+    assert make_run(setup).description.network == "Mixed in bfloat16"
     for dtype, precision in (("float32", "bfloat16"), ("bfloat16", "float32")):
         with pytest.raises(InputError, match=f"^precision='{precision}': the network computes in {dtype}, because"):
             prepare_training(Mixed(dtype), *arguments, precision=precision)

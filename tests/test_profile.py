@@ -149,11 +149,11 @@ def test_an_unwritable_trace_raises_a_one_line_error_and_hides_no_other_error(tm
 
 def test_the_opening_lines_name_the_traced_steps():
     def opening(traced: range | None) -> str:
-        return progress.opening(RunStart(0, 40, 8, 50, 1, 1, traced=traced))[1]
+        return progress.opening(RunStart(0, 40, 8, 50, 1, 1, traced=traced))[-1]
 
     assert opening(range(4, 14)).endswith(" | tracing steps 4 to 13")
     assert opening(range(2, 2)).endswith(" | no step left to trace (the first step compiles and is not traced)")
-    assert opening(None) == "40 steps (6.4 epochs)"
+    assert opening(None) == "training: 40 steps (6.4 epochs) | global batch 8 on 1 x cpu"
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,7 +21,7 @@ from support.listeners import TOTAL, drive, evaluation_record, run_start, step_r
 from jaxddp.command_line.terminal import print_table
 from jaxddp.core.errors import InputError, on_screen
 from jaxddp.training import progress
-from jaxddp.training.events import RunEnd, Usage
+from jaxddp.training.events import Description, RunEnd, Usage
 from jaxddp.training.progress import PlainLines
 
 USED = Usage(flops_per_step=24 * 10**12, flops_utilization=0.41234, peak_memory=12_345_678_901)
@@ -47,17 +48,71 @@ def test_control_characters_in_names_are_shown_and_not_executed(capsys) -> None:
 def test_the_printed_number_of_epochs_is_the_requested_number() -> None:
     config = {"train": {"duration": "6 epochs"}}
     run = run_start(total_steps=281, batch_size=32, num_examples=1497, config=config)
-    assert progress.opening(run)[1] == "281 steps (6 epochs)"
-    for first, more in (("pets/test/cat/1.jpg", "; the first is pets/test/cat/1.jpg"), ("", "")):
-        validated = dataclasses.replace(run, num_validation=1234, first_validated=first)
-        assert progress.opening(validated)[2:] == [f"validating on 1,234 examples{more}"]
+    assert progress.opening(run)[-1].startswith("training: 281 steps (6 epochs) | ")
     long = dataclasses.replace(run, total_steps=47_905, config={})
-    assert progress.opening(long)[1] == "47,905 steps (1,024 epochs)"
+    assert progress.opening(long)[-1].startswith("training: 47,905 steps (1,024 epochs) | ")
     assert progress.position(long, 12) == "epoch 12.00/1,024"
     assert progress.position(run, 281 * 32 / 1497) == "epoch 6.00/6"
     small_run = run_start(total_steps=1, batch_size=1, num_examples=1, params={"bias": np.zeros(1)})
-    scale = "1 parameter | 1 example | global batch 1 on 4 x cpu in 2 processes"
-    assert progress.opening(small_run) == [scale, "1 step (1 epoch)"]
+    training = "training: 1 step (1 epoch) | global batch 1 on 4 x cpu in 2 processes"
+    assert progress.opening(small_run) == ["data: 1 example", "network: 1 parameter", training]
+
+
+def test_the_start_says_how_the_data_were_read_and_what_is_trained() -> None:
+    said = Description("resnet10 in bfloat16", "class folders in seg_train/", "class folders in seg_test/")
+    names = {"class_names": ("tench, Tinca tinca", "bee", "cat", "dog"), "num_validation": 77, "description": said}
+    assert progress.opening(run_start(2, params={"bias": np.zeros(4)}, workdir=Path("runs/demo"), **names)) == [
+        "data: 100 examples of 4 classes (tench, bee, cat, ...) | class folders in seg_train/",
+        "validation: 77 examples | class folders in seg_test/",
+        "network: resnet10 in bfloat16 | 4 parameters",
+        "training: 10 steps (3.2 epochs) | global batch 32 on 4 x cpu in 2 processes | resuming at step 2"
+        " | writing to runs/demo",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("waits", "cores", "said"),
+    [
+        (0.4, 0.9, "40% of the time, and needed 90% of the cores meanwhile: decoding images bounds the run; … pack"),
+        (0.5, 0.1, "50% of the time, and needed 10% of the cores meanwhile: reading images bounds the run; … cache"),
+        (0.2, 0.9, None),
+    ],
+)
+def test_a_run_that_waits_for_images_is_told_once_why(waits, cores, said, monkeypatch) -> None:
+    spent, printed = np.zeros(2), list[str]()
+    monkeypatch.setattr(progress, "_core_seconds", lambda: tuple(spent))
+    shown = progress.RunLines(printed.append)
+    shown.start(run_start(description=Description(helps_decoding="pack", helps_reading="cache")))
+    # A step takes 8 s. The work of an evaluation is not that of training.
+    for step in range(1, 7):
+        spent += cores, 1
+        shown.step(step_record(step, images_per_second=4.0, data_wait_fraction=waits))
+        assert step > 2 or not any("waited" in line for line in printed)
+        if step == 1:
+            spent += 1 - cores, 1
+            shown.evaluation(evaluation_record(step, seen=9))
+    lines = [f"training waited for images {said}".replace("…", "what helps:")] if said else []
+    assert [line for line in printed if "waited" in line] == lines
+
+
+def test_the_time_left_is_said_after_ten_steps(monkeypatch) -> None:
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    monkeypatch.setattr(progress.time, "time", lambda: 6 * 3600.0)
+    printed: list[str] = []
+    shown = progress.RunLines(printed.append)
+    for steps in (11, 1010, 101_010):
+        shown.start(run_start(total_steps=steps))
+        printed.clear()
+        shown.first_steps(step_record(10, images_per_second=32.0))
+        assert (
+            printed
+            == {
+                11: [],
+                1010: ["about 16 min 40 s left, until 06:16, at 32 images/s"],
+                101_010: ["about 28 h 03 min left, until Fri 02 Jan, 10:03, at 32 images/s"],
+            }[steps]
+        )
 
 
 def test_the_remaining_time_is_exact_in_a_run_with_constant_times(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,11 +152,11 @@ def test_an_epoch_and_the_evaluation_at_its_end_share_a_line() -> None:
     epochs.evaluation(evaluation_record(10, split="ema"))
     epochs.evaluation(evaluation_record(10))
     assert printed == [
-        "epoch   1  train loss 1.0000 top-1 36.36%  val loss 0.6796 top-1 23.53%  7.2 s",
-        "step 5  epoch 1.60  val loss 0.5437 top-1 29.41%  77 in 2.5 s",
+        "epoch   1  train loss 1.0000 top-1 36.36%  val loss 0.6796 top-1 23.53% (77 images, 31 images/s)  7.2 s",
+        "step 5  epoch 1.60  val loss 0.5437 top-1 29.41% (77 images, 31 images/s)",
         "epoch   2  train loss 0.5714 top-1 63.64%  7.2 s",
-        "epoch   3  train loss 0.4000 top-1 90.91%  ema loss 0.2718 top-1 58.82%  7.2 s",
-        "step 10  epoch 3.20  val loss 0.2718 top-1 58.82%  77 in 2.5 s",
+        "epoch   3  train loss 0.4000 top-1 90.91%  ema loss 0.2718 top-1 58.82% (77 images, 31 images/s)  7.2 s",
+        "step 10  epoch 3.20  val loss 0.2718 top-1 58.82% (77 images, 31 images/s)",
     ]
 
 
@@ -116,14 +171,12 @@ def test_a_run_prints_opening_step_epoch_and_closing_lines() -> None:
     listener.evaluation(evaluation_record(7))
     listener.end(RunEnd("preempted", 8, 61.0))
     printed = stream.getvalue().splitlines()
-    assert printed[:3] == [
-        "16 parameters | 100 examples | global batch 32 on 4 x cpu in 2 processes",
-        "10 steps (3.2 epochs) | resuming at step 2 | writing to runs/demo",
+    assert printed[3:4] == [
         "step 3/10  epoch 0.96/3.2  loss 1.0472 top-1 23.08% top-5 25.00%  lr 0.03333  1,234 images/s  data wait 14%"
         "  ETA 0.2 s",
     ]
-    assert [line[:9] for line in printed[3:7]] == ["step 4/10", "epoch   1", "step 7/10", "epoch   2"]
-    assert printed[7:] == [
+    assert [line[:9] for line in printed[4:8]] == ["step 4/10", "epoch   1", "step 7/10", "epoch   2"]
+    assert printed[8:] == [
         "preempted at step 8 after 2.6 s of training and validation (1 min 01 s in all); the same command resumes it"
     ]
 
@@ -166,9 +219,9 @@ def test_a_terminal_gets_a_live_display_whose_epoch_lines_stay() -> None:
     # Each lasting line is printed once; at the end the bar is erased and the cursor is visible again.
     lasting_lines = [line for line in frames.splitlines() if line.startswith(("epoch ", "done "))]
     assert lasting_lines == [
-        "epoch   1  train loss 1.0000 top-1 36.36%  val loss 0.6796 top-1 23.53%  7.2 s",
+        "epoch   1  train loss 1.0000 top-1 36.36%  val loss 0.6796 top-1 23.53% (77 images, 31 images/s)  7.2 s",
         "epoch   2  train loss 0.5714 top-1 63.64%  7.2 s",
-        "epoch   3  train loss 0.4000 top-1 90.91%  val loss 0.2718 top-1 58.82%  7.2 s",
+        "epoch   3  train loss 0.4000 top-1 90.91%  val loss 0.2718 top-1 58.82% (77 images, 31 images/s)  7.2 s",
         CLOSING,
     ]
     after_last_bar = raw[raw.rfind("━") :]
@@ -188,11 +241,11 @@ def test_the_live_display_shows_how_far_an_evaluation_is(monkeypatch: pytest.Mon
     monkeypatch.setattr(progress, "SECONDS_BETWEEN_FRAMES", 0)
     drive(progress.LiveDisplay(screen))
     during = [frame for frame in drawn if "val" in frame]
-    assert [re.search(r"val .* (\d+/77  loss .*%)", frame)[1] for frame in during] == [
-        "32/77  loss 0.6796 top-1 23.53%",
-        "64/77  loss 0.6796 top-1 23.53%",
-        "32/77  loss 0.2718 top-1 58.82%",
-        "64/77  loss 0.2718 top-1 58.82%",
+    assert [re.search(r"val .* (\d+/77, .*%)", frame)[1] for frame in during] == [
+        "32/77, 13 images/s  loss 0.6796 top-1 23.53%",
+        "64/77, 26 images/s  loss 0.6796 top-1 23.53%",
+        "32/77, 13 images/s  loss 0.2718 top-1 58.82%",
+        "64/77, 26 images/s  loss 0.2718 top-1 58.82%",
     ]
     assert all("train" in frame and "ETA" in frame for frame in drawn)
     monkeypatch.setattr(progress, "SECONDS_BETWEEN_FRAMES", 3600)
@@ -231,7 +284,7 @@ def test_a_notebook_gets_one_display_and_a_history_with_a_picture(tmp_path: Path
     assert len(displays) == 1
     assert "step 10/10" in displays[0].data["text/html"]
     printed = "".join(output.text for output in outputs if output.output_type == "stream")
-    assert "epoch   3  train loss 0.4000 top-1 90.91%  val loss 0.2718 top-1 58.82%  7.2 s\n" in printed
+    assert "  val loss 0.2718 top-1 58.82% (77 images, 31 images/s)  7.2 s\n" in printed
     assert "image/png" in outputs[-1].data
     assert outputs[-1].data["text/plain"].startswith("History(10 logged steps, 3 epochs, 2 evaluations")
     # Drawing did not change the notebook's plotting.

@@ -1,5 +1,6 @@
 """Compute values in threads, ahead of their use."""
 
+import os
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -7,6 +8,11 @@ from typing import TypeVar
 
 A = TypeVar("A")
 T = TypeVar("T")
+
+
+def usable_cores() -> int:
+    """Return the number of cores that this process may use: a scheduler or `taskset` may give it fewer than all."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def map_in_threads(work: Callable[[A], T], items: Iterable[A], threads: int = 1, *, ahead: int = 32) -> Generator[T]:

@@ -149,9 +149,9 @@ class Program:
     def __call__(self, state: TrainState, *feed: Any) -> tuple[TrainState, MetricSums]:
         return self.prepare(state, *feed)(state, *feed)
 
-    def check(self, state: TrainState, *feed: Any) -> None:
-        """Trace the program for a feed. Compilation uses the same trace. Raises: see `Way.step`."""
-        self.function.eval_shape(state, *feed)
+    def check(self, state: TrainState, *feed: Any) -> Any:
+        """Trace the program for a feed, and return its jaxpr. Compiling uses the same trace. Raises: see `Way.step`."""
+        return self.function.trace(state, *feed).jaxpr
 
     def prepare(self, state: TrainState, *feed: Any) -> Any:
         """Return the executable for a feed, which is compiled on first use. The feed may consist of shapes."""

@@ -77,14 +77,18 @@ def compile_with_cost(function: Any, *arguments: Any) -> tuple[Any, Cost]:
 def compile_traced(traced: Any) -> tuple[Any, Cost]:
     """Compile a traced function; return the executable and its cost."""
     compiled = traced.lower().compile()
+    return compiled, Cost(flops_by_dtype(traced.jaxpr), _memory_of(compiled))
+
+
+def flops_by_dtype(jaxpr: Any) -> dict[str, int]:
+    """Return the result of `count_flops`, the largest number first; empty if JAX changes the names in jaxprs."""
     try:
-        flops = dict(count_flops(traced.jaxpr))
+        return dict(count_flops(jaxpr).most_common())
     # If JAX changes the names of operations or of their parameters, this may raise any exception.
     except Exception:
         lost = "the operations of a step are not counted, and MFU is unknown"
         libraries.warn_missing("jax", "jaxpr (names of operations and their parameters)", lost)
-        flops = {}
-    return compiled, Cost(flops, _memory_of(compiled))
+        return {}
 
 
 def _memory_of(compiled: Any) -> Any:

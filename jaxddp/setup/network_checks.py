@@ -12,7 +12,7 @@ from jaxddp.config import Config, DataConfig
 from jaxddp.config.layers import NO_LAYERS, Layers
 from jaxddp.core.errors import InputError, Key, counted, first_line, kind_of
 from jaxddp.engine.objective import wide_logits
-from jaxddp.measure.cost import count_flops, operations_in, origins
+from jaxddp.measure.cost import flops_by_dtype, operations_in, origins
 from jaxddp.mesh import AXIS
 from jaxddp.models.adapt import FunctionModel, LinenModel, NNXModel, has_dropout, takes_cpu_convolutions
 from jaxddp.models.interface import Model, by_path, name_of, other_switches, takes_example_keys, trees_of
@@ -85,7 +85,7 @@ def _selects(layers: Layers, name: str) -> bool:
 
 
 def check_network(model: Model, where: str, config: Config, layout: Layout, precision: str | None) -> None:
-    """Check a user's network before training, and log how it computes. Raises: InputError.
+    """Check a user's network before training, and log what looks like a mistake. Raises: InputError.
 
     Args:
         where: the beginning of the lines of the log.
@@ -93,17 +93,13 @@ def check_network(model: Model, where: str, config: Config, layout: Layout, prec
     """
     used, data, topology = config.train.precision or "float32", layout.training_data, layout.way.topology
     evaluation, training = check_outputs(model, data.image_shape, data.num_classes, used)
-    shares = dtypes_of_products(evaluation)
-    computed = next(iter(shares), used)
+    computed = next(iter(dtypes_of_products(evaluation)), used)
     if precision not in (None, computed):
         problem = f": the network computes in {computed}, because its layers or constants have this dtype"
         advice = "let it set no dtype, or leave ", Key("train.precision"), " out"
         raise InputError(Key("train.precision", precision), problem, advice=advice)
     if not topology.peers.is_first:
         return
-    if where != "model" or computed != used:
-        others = "".join(f", {share:.0%} of its products in {name}" for name, share in [*shares.items()][1:])
-        _log.info(f"{where}: the network computes in {computed}{others}")
     replaces = topology.platform == "cpu" and config.model.cpu_convolutions and takes_cpu_convolutions(model)
     convolutions = [each for each in operations_in(evaluation) if each.primitive.name == "conv_general_dilated"]
     count = sum(each.params["feature_group_count"] > 1 and each.invars[0].aval.ndim == 4 for each in convolutions)
@@ -199,8 +195,8 @@ def _checked_logits(logits: Any, num_classes: int, *, train: bool) -> Any:
 
 def dtypes_of_products(jaxpr: Any) -> dict[str, float]:
     """Return the share of each dtype in the operations of products and convolutions, the largest first."""
-    flops = count_flops(jaxpr.jaxpr)
-    return {name: count / flops.total() for name, count in flops.most_common()}
+    flops = flops_by_dtype(jaxpr)
+    return {name: count / sum(flops.values()) for name, count in flops.items()}
 
 
 def notices(

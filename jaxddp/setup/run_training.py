@@ -4,7 +4,9 @@ import dataclasses
 import functools
 import inspect
 import json
+import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,27 +16,33 @@ import numpy as np
 from jax import P
 
 from jaxddp.config.registry import METRICS
-from jaxddp.core.errors import InputError, plural
+from jaxddp.core.errors import InputError, plural, size
 from jaxddp.core.files import reading
 from jaxddp.core.peers import Peers
 from jaxddp.core.phases import phase
 from jaxddp.data.batch import Batch
+from jaxddp.data.formats.packed_records import MANIFEST
+from jaxddp.data.storage.root import is_url
+from jaxddp.data.united import own_part
 from jaxddp.engine.objective import Objective, targets
 from jaxddp.engine.replicas import Replicas
 from jaxddp.engine.state import TrainState
 from jaxddp.job.environment import report_work
 from jaxddp.mesh import AXIS, Topology
+from jaxddp.models.interface import name_of
 from jaxddp.recipe.file import RUN_ID
 from jaxddp.schedules import derivation
 from jaxddp.setup.feed import Feed
 from jaxddp.setup.identity import checksums, identity
 from jaxddp.setup.measured_shares import settle_shares
+from jaxddp.setup.network_checks import dtypes_of_products
 from jaxddp.setup.recipe import Recipe
 from jaxddp.setup.resources import warn_of_unseen_classes
 from jaxddp.setup.run_setup import RunSetup, check_state, initialize
 from jaxddp.setup.user_objects import check_listeners, check_requested_metrics, objects_of_hooks
 from jaxddp.training.checkpoints.integrity import RunIdentity
 from jaxddp.training.evaluation import Evaluator, Measure
+from jaxddp.training.events import Description
 from jaxddp.training.listeners.jsonl import SlowProcesses
 from jaxddp.training.listeners.notifier import make_loggers
 from jaxddp.training.loop import fit
@@ -173,12 +181,10 @@ def make_run(setup: RunSetup, listeners: Sequence[Any] = (), evaluators: Sequenc
         # Errors in the step are raised before any listener is called.
         feed = next(chunks(0)).feed if resident else (setup.feed.abstract_batch(), setup.key)
         state = setup.way.placed(setup.state)
-        program.check(state, *feed)
+        jaxpr = program.check(state, *feed)
     # The listeners of process 0 decide how many predictions are made, and all processes compute them.
     wanted = [getattr(listener, "wants_predictions", 0) for listener in listeners]
     max_predictions = peers.from_first("predictions", lambda: str(max(wanted, default=0)))
-    # The examples of arrays have numbers in place of paths.
-    first_name = "" if setup.validated is None else setup.validated.name(0)
     return Run(
         plan=plan,
         topology=topology,
@@ -198,11 +204,48 @@ def make_run(setup: RunSetup, listeners: Sequence[Any] = (), evaluators: Sequenc
         evaluator=evaluator,
         predictor=setup.predictor(int(max_predictions)),
         early_stopping=early_stopping,
-        first_name=first_name if "/" in first_name else "",
+        description=describe(setup, jaxpr),
         listeners=listeners,
         record=record or {},
         class_names=setup.resources.train.class_names,
     )
+
+
+def describe(setup: RunSetup, jaxpr: Any) -> Description:
+    """Return a run in words; `jaxpr` is that of a step."""
+    model, val = setup.model, setup.validated
+    name = name_of(getattr(model, "module", getattr(model, "function", model))).removesuffix(".__call__")
+    if setup.file is not None and "get_model" not in setup.file.hooks:
+        name = setup.config.model.name
+    name = name.rpartition("<locals>.")[2]
+    # The shares of dtypes in the products of the step, the largest first; below 0.5% they are not the network's.
+    for index, (dtype, share) in enumerate(dtypes_of_products(jaxpr).items()):
+        if share >= _LEAST_SHARE:
+            name += f", {share:.0%} of its products in {dtype}" if index else f" in {dtype}"
+    sources = setup.resources.train, val
+    data, validation = ("" if each is None else getattr(own_part(each), "reading", "") for each in sources)
+    # The examples of arrays have numbers in place of paths.
+    if val is not None and not validation and "/" in (first := val.name(0)):
+        validation = f"the first is {first}"
+    return Description(name, data, validation, *_helps(setup))
+
+
+def _helps(setup: RunSetup) -> tuple[str, str]:
+    """Return what helps if steps wait for images: if the cores are busy, and if they are not; "" for nothing."""
+    source, data, path = setup.resources.train, setup.config.data, setup.config.data.path or ""
+    both, decoding, reading = list[str](), ["more cores"], ["a faster disk"]
+    if own_part(source).pixel_shape is not None:
+        decoding = reading = []
+    elif is_url(path):
+        reading = [] if data.local_cache else ["data.local_cache"]
+    with suppress(InputError):
+        source.check_resident(data)
+        needed, free = sum(setup.feed.resident_bytes(setup.validated).values()), setup.topology.free_memory()
+        if data.placement == "shared" and needed < (free or _FREE) / 2:
+            both.append(f"data.cache=device ({size(needed)})")
+    if decoding and not os.path.isfile(os.path.join(path, MANIFEST)):
+        both.append("`jaxddp data pack` (smaller images, few files)")
+    return ", ".join([*both, *decoding]), ", ".join([*both, *reading])
 
 
 def _evaluator(setup: RunSetup, listeners: Sequence[Any], evaluators: Sequence[Measure]) -> Evaluator | None:
@@ -219,6 +262,11 @@ def _evaluator(setup: RunSetup, listeners: Sequence[Any], evaluators: Sequence[M
     if peers.is_first:
         warn_of_unseen_classes(val, setup.resources.train)
     return dataclasses.replace(measured, extra=evaluators)
+
+
+_LEAST_SHARE = 0.005
+_FREE = 4 << 30
+"""Bytes that are assumed to be free on a device that does not report them."""
 
 
 def describe_non_finite(state: TrainState, step: int, objective: Objective, feed: Feed, key: jax.Array) -> str:

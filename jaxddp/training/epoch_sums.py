@@ -247,6 +247,11 @@ class Clock:
         """Return images per second over all devices up to the last call of `rates`; None before a second dispatch."""
         return self._all_steps * self._batch_size / self._all_seconds if self._all_steps else None
 
+    def early_rates(self) -> tuple[float, float]:
+        """Return the same as `rates` for the steps after the first dispatch, and go on; the devices must be idle."""
+        seconds = time.perf_counter() - self._begin
+        return self._steps * self._batch_size / seconds, self._waited / seconds
+
     def end_epoch(self) -> float:
         """Return the training seconds of the epoch that ends, and begin the next epoch."""
         seconds, self.epoch_seconds = self.epoch_seconds, 0.0

@@ -102,6 +102,21 @@ def reason_of(error: BaseException) -> str:
     return "" if isinstance(error, KeyboardInterrupt) else describe_error(error)
 
 
+class Description(NamedTuple):
+    """What displays say about a run in words; "" where nothing is known."""
+
+    network: str = ""
+    """The network, and the dtypes in which it computes: "resnet50 in bfloat16"."""
+    data: str = ""
+    """How the training examples were found: "class folders in seg_train/"."""
+    validation: str = ""
+    """How the validation examples were found, or the path of the first one."""
+    helps_decoding: str = ""
+    """What helps if the steps wait for images, and the cores are busy."""
+    helps_reading: str = ""
+    """What helps if the steps wait for images, and the cores are not busy."""
+
+
 @dataclass(frozen=True)
 class RunStart:
     """A run before its first step.
@@ -116,7 +131,7 @@ class RunStart:
         config: the content of config.json.
         class_names: the class names of the data.
         num_validation: the number of validation examples; 0 if the run is not validated.
-        first_validated: the path of the first validation example; "" if it has none.
+        description: what displays say about the run in words.
         logged: the `step` and `loss` of the last step logged before the checkpoint of `start_step` was saved; None if
             the checkpoint does not hold them.
     """
@@ -134,7 +149,7 @@ class RunStart:
     config: Mapping[str, Any] = field(default_factory=dict, repr=False)
     class_names: tuple[str, ...] = field(default=(), repr=False)
     num_validation: int = 0
-    first_validated: str = ""
+    description: Description = field(default_factory=Description, repr=False)
     logged: Mapping[str, float] | None = None
 
 
@@ -250,6 +265,9 @@ class Listener:
 
     def step(self, record: StepRecord) -> None:
         """Handle a logged step."""
+
+    def first_steps(self, record: StepRecord) -> None:
+        """Handle the speed after ten steps, in a record without metrics, if no step was logged before."""
 
     def evaluation(self, record: EvaluationRecord) -> None:
         """Handle an evaluation that is in progress or finished."""

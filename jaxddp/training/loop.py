@@ -83,6 +83,10 @@ def fit(run: Run) -> TrainState:
     return run.way.result(state)
 
 
+_EARLY_STEPS = 10
+"""The number of steps after which the speed is reported, if no step was logged before."""
+
+
 class _Loop:
     """The variables of one call of `fit`, apart from the training state."""
 
@@ -100,6 +104,7 @@ class _Loop:
         self.last: dict[str, Mapping[str, float]] = {}
         self._saved_step, self._predictor = self.step, run.predictor
         self._untested, self._logged_once = run.self_test, False
+        self._early_step: int | None = self.step + _EARLY_STEPS
 
     def run_end(self, status: events.Status, reason: str, used: events.Usage) -> events.RunEnd:
         """Return the record of the run's end for the listeners."""
@@ -173,12 +178,24 @@ class _Loop:
             self.record(step, state)
         elif stop:
             self.fetch(state)
+        elif self._early_step is not None and step >= self._early_step:
+            self._report_early(step, state)
         if self.plan.compares(before, step) or ((saves or stop) and self.checkpoints):
             self._compare(step, state)
         if saves or stop:
             self._save(step, state)
         if stop and (validates or not self.plan.is_last(step)):
             self._stop(step)
+
+    def _report_early(self, step: int, state: TrainState) -> None:
+        """Report the speed once, because the first record may be far away. A record before it makes it unnecessary."""
+        self._early_step = None
+        with phase("device"):
+            jax.block_until_ready(state)
+        left = self.plan.validations_from(step) if self.run.evaluator else 0
+        rates = self.clock.early_rates()
+        record = events.StepRecord(step, self.plan.epoch(step), {}, None, *rates, validations_left=left)
+        self.notifier.notify("first_steps", record)
 
     def _compare(self, step: int, state: TrainState) -> None:
         if self.run.replicas:
@@ -230,7 +247,7 @@ class _Loop:
         # At the first record, listeners open files and import libraries, which takes seconds and is not training time.
         with nullcontext() if self._logged_once else self.clock.paused():
             self.notifier.notify("step", record)
-        self._logged_once, self.logged = True, {"step": step, "loss": float(metrics["loss"])}
+        self._early_step, self._logged_once, self.logged = None, True, {"step": step, "loss": float(metrics["loss"])}
 
     def validate(self, step: int, state: TrainState) -> Mapping[str, float | None] | None:
         """Validate if due (point 5 of `fit`). Returns the `flat` metrics; None if no validation is due."""

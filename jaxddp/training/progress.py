@@ -7,16 +7,24 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from pathlib import Path
 from typing import Any, TextIO
 
 import jaxddp.core.phases as phases
 from jaxddp.config.goal import VAL, VAL_EMA
 from jaxddp.core.duration import Duration
-from jaxddp.core.errors import counted, duration, figure, plural, size, speed
-from jaxddp.training.events import EvaluationRecord, Listener, RunEnd, RunStart, StepRecord, Usage
+from jaxddp.core.errors import counted, duration, figure, plural, size, some, speed
+from jaxddp.core.threads import usable_cores
+from jaxddp.training.events import EvaluationRecord, Listener, RunEnd, RunStart, StepRecord, Usage, short_class_name
 
 SECONDS_BETWEEN_FRAMES = 0.1
+_WAITED_SECONDS, _WAITED_SHARE = 10.0, 0.3
+"""The least time in seconds, and the least share of the training time, of waits of which the cause is said."""
+_LONG_SECONDS, _DAY_SECONDS = 60.0, 20 * 3600.0
+"""The time left in seconds from which on it is said early, and from which on the day is said, too."""
+_BUSY = 0.8
+"""The used share of the cores' time from which on more work for them takes longer."""
 # The colours of the curves, which are distinct on light and dark backgrounds.
 TRAIN_COLOUR, VAL_COLOUR, VAL_EMA_COLOUR = "#0072B2", "#D55E00", "#009E73"
 _STYLES = {"train": TRAIN_COLOUR, "val": VAL_COLOUR, "val_ema": VAL_EMA_COLOUR, r"^epoch +\d+": "bold"}
@@ -41,19 +49,22 @@ def progress(stream: TextIO | None = None) -> Listener:
 
 
 def opening(run: RunStart) -> list[str]:
-    """Return the first lines: the sizes of network and batch, the length, the work directory, the validation data."""
+    """Return the first lines: the data, the validation data, the network, and the length and place of the run."""
     devices = f"{run.devices} x {run.device_kind}" + (f" in {run.processes} processes" if run.processes > 1 else "")
-    scale = [counted(count_parameters(run.params), "parameter"), counted(run.num_examples, "example")]
-    scale, epochs = [*scale, f"global batch {run.batch_size:,} on {devices}"], total_epochs(run)
+    epochs, said, names = total_epochs(run), run.description, [*map(short_class_name, run.class_names)]
+    classes = f" of {counted(len(names), 'class')} ({some(names)})" if names else ""
+    data = [counted(run.num_examples, "example") + classes, said.data]
+    validation = [counted(run.num_validation, "example"), said.validation] if run.num_validation else []
+    network = [said.network, counted(count_parameters(run.params), "parameter")]
     length = [f"{counted(run.total_steps, 'step')} ({_epochs(epochs)} {plural(epochs, 'epoch')})"]
+    length += [f"global batch {run.batch_size:,} on {devices}"]
     length += [f"resuming at step {run.start_step:,}"] if run.start_step else []
     length += [f"writing to {run.workdir}"] if run.workdir else []
     if run.traced is not None:
         nothing = "no step left to trace (the first step compiles and is not traced)"
         length.append(f"tracing steps {run.traced[0]:,} to {run.traced[-1]:,}" if run.traced else nothing)
-    first = f"; the first is {run.first_validated}" if run.first_validated else ""
-    validating = [f"validating on {counted(run.num_validation, 'example')}{first}"] if run.num_validation else []
-    return [" | ".join(scale), " | ".join(length), *validating]
+    lines = {"data": data, "validation": validation, "network": network, "training": length}
+    return [f"{name}: {' | '.join(filter(None, parts))}" for name, parts in lines.items() if parts]
 
 
 def position(run: RunStart, epoch: float) -> str:
@@ -94,6 +105,10 @@ def format_metrics(metrics: Mapping[str, float]) -> str:
     return " ".join(f"{name} {value}" for name, value in shown.items() if name != "count")
 
 
+def _rate(record: EvaluationRecord) -> str:
+    return f", {speed(record.seen / record.seconds)} images/s" if record.seconds > 0 else ""
+
+
 def total_epochs(run: RunStart) -> float:
     """Return the length of the run in epochs. If the config gives the duration in epochs, this number is returned.
 
@@ -113,6 +128,47 @@ def count_parameters(params: Any) -> int:
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params))
 
 
+class InputWaits:
+    """The time that the steps of a run wait for images, from which it is said once what bounds the run."""
+
+    def __init__(self, run: RunStart):
+        self._run, self._seconds, self._waited, self._is_said = run, 0.0, 0.0, False
+        self._begin: tuple[float, float] | None = None
+        self._wanted = self._available = 0.0
+
+    def pause(self) -> None:
+        """Leave out the work of the cores until the next record, because they evaluate."""
+        self._begin = None
+
+    def after(self, seconds: float, record: StepRecord) -> str | None:
+        """Return what bounds the run and what helps, if it waits long; else None. A record's steps took `seconds`."""
+        if self._is_said:
+            return None
+        self._seconds, self._waited = self._seconds + seconds, self._waited + seconds * record.data_wait_fraction
+        end = _core_seconds() if record.data_wait_fraction >= _WAITED_SHARE else None
+        if self._begin and end:
+            self._wanted += end[0] - self._begin[0]
+            self._available += end[1] - self._begin[1]
+        self._begin = end
+        if not self._available or self._waited < max(_WAITED_SECONDS, _WAITED_SHARE * self._seconds):
+            return None
+        self._is_said = True
+        busy, said = min(self._wanted / self._available, 1.0), self._run.description
+        work, helps = ("decoding", said.helps_decoding) if busy >= _BUSY else ("reading", said.helps_reading)
+        waited = f"training waited for images {self._waited / self._seconds:.0%} of the time, and needed {busy:.0%} of "
+        advice = f"; what helps: {helps}" if helps else ""
+        return f"{waited}the cores meanwhile: {work} images bounds the run{advice}"
+
+
+def _core_seconds() -> tuple[float, float]:
+    """Return the seconds in which threads of this process have run or waited for a core, and the time of its cores."""
+    waited = 0
+    for file in Path("/proc/self/task").glob("*/schedstat"):  # There are none if this is not Linux.
+        with suppress(OSError, ValueError, IndexError):  # The thread has ended.
+            waited += int(file.read_text().split()[1])
+    return time.process_time() + waited / 1e9, time.monotonic() * usable_cores()
+
+
 class RunLines(Listener):
     """The lines that every display keeps on the screen: the start and the end of a run, its epochs and its evaluations.
 
@@ -130,30 +186,45 @@ class RunLines(Listener):
         self._run, self._last, self._saved_before = run, run.start_step, phases.spent().get("save", 0.0)
         self._step_seconds = self._validation_seconds = 0.0
         self._last_validation: float | None = None
+        self._waits = InputWaits(run)
         for line in opening(run):
             self._keep(line)
 
+    def first_steps(self, record: StepRecord) -> None:
+        seconds = self._seconds_of(record)
+        left = self._left(record, seconds / max(record.step - self._run.start_step, 1))
+        if left >= _LONG_SECONDS:
+            end = time.localtime(time.time() + left)
+            at = time.strftime("%H:%M" if left < _DAY_SECONDS else "%a %d %b, %H:%M", end)
+            self._keep(f"about {duration(left)} left, until {at}, at {speed(record.images_per_second)} images/s")
+
     def step(self, record: StepRecord) -> None:
         self.flush()
-        # `jaxddp runs` adds up the same seconds from the log.
-        if record.images_per_second > 0:
-            self._step_seconds += (record.step - self._last) * self._run.batch_size / record.images_per_second
+        seconds = self._seconds_of(record)
+        self._step_seconds += seconds
         self._last, self._pending_epoch = record.step, record if record.epoch_end is not None else None
+        if line := self._waits.after(seconds, record):
+            self._keep(line)
+
+    def _seconds_of(self, record: StepRecord) -> float:
+        """Return the seconds of the steps since the last record. `jaxddp runs` adds up the same from the log."""
+        steps = (record.step - self._last) * self._run.batch_size
+        return steps / record.images_per_second if record.images_per_second > 0 else 0.0
 
     def evaluation(self, record: EvaluationRecord) -> None:
+        self._waits.pause()
         if not record.final:
             return
         self._validation_seconds += record.seconds
         # The averaged parameters are evaluated in the same validation, after the trained ones.
         earlier = 0.0 if record.split == VAL else self._last_validation or 0.0
         self._last_validation = earlier + record.seconds
-        metrics = f"{record.split} {format_metrics(record.metrics)}"
+        metrics = f"{record.split} {format_metrics(record.metrics)} ({counted(record.seen, 'image')}{_rate(record)})"
         if self._pending_epoch is not None and self._pending_epoch.step == record.step:
             self.flush(f"  {metrics}")
         else:
             self.flush()
-            place = f"step {record.step}  epoch {record.epoch:.2f}"
-            self._keep(f"{place}  {metrics}  {record.seen:,} in {duration(record.seconds)}")
+            self._keep(f"step {record.step}  epoch {record.epoch:.2f}  {metrics}")
 
     def end(self, run: RunEnd) -> None:
         self.flush()
@@ -175,8 +246,11 @@ class RunLines(Listener):
         """
         if not self._step_seconds:
             return None
-        run, saving = self._run, phases.spent().get("save", 0.0) - self._saved_before
-        step_seconds = (self._step_seconds + saving) / (record.step - run.start_step)
+        saving = phases.spent().get("save", 0.0) - self._saved_before
+        return self._left(record, (self._step_seconds + saving) / (record.step - self._run.start_step))
+
+    def _left(self, record: StepRecord, step_seconds: float) -> float:
+        run = self._run
         unknown = run.num_validation / run.batch_size * step_seconds / 3
         validation = unknown if self._last_validation is None else self._last_validation
         return (run.total_steps - record.step) * step_seconds + record.validations_left * validation
@@ -287,7 +361,7 @@ class LiveDisplay(RunLines):
 
     def evaluation(self, record: EvaluationRecord) -> None:
         super().evaluation(record)
-        done = f"{record.seen:,}/{record.total:,}  {format_metrics(record.metrics)}"
+        done = f"{record.seen:,}/{record.total:,}{_rate(record)}  {format_metrics(record.metrics)}"
         bar = record.split, record.seen, record.total, VAL_COLOUR, done
         self._draw(*([] if record.final else [bar]), at_once=record.final)
 

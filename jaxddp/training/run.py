@@ -15,7 +15,7 @@ from jaxddp.measure.cost import Cost
 from jaxddp.mesh import Topology
 from jaxddp.training.checkpoints.manager import Checkpoints
 from jaxddp.training.evaluation import EarlyStopping, Evaluator, ImagePredictor
-from jaxddp.training.events import RunStart, Usage
+from jaxddp.training.events import Description, RunStart, Usage
 from jaxddp.training.plan import Plan
 
 
@@ -65,7 +65,7 @@ class Run:
         evaluator: evaluates the validation set; None for a run without validation.
         predictor: predicts the validation images that listeners request; None if no listener requests any.
         early_stopping: the criterion by which validation stops the run, before the first validation.
-        first_name: the path of the first validation example; "" if it has none.
+        description: the run in words, for the listeners.
         checkpoints: saves the states; None for a run without checkpoints.
         should_stop: returns whether to stop after a step, with the same result on all processes. It is called after
             every chunk and between batches of validation.
@@ -95,7 +95,7 @@ class Run:
     evaluator: Evaluator | None = None
     predictor: ImagePredictor | None = None
     early_stopping: EarlyStopping = field(default_factory=EarlyStopping)
-    first_name: str = ""
+    description: Description = field(default_factory=Description)
     checkpoints: Checkpoints | None = None
     should_stop: Callable[[int], bool] = lambda step: False
     profile: Path | None = None
@@ -125,6 +125,6 @@ class Run:
             config=self.record,
             class_names=self.class_names,
             num_validation=0 if self.evaluator is None else self.evaluator.num_examples,
-            first_validated=self.first_name,
+            description=self.description,
             logged=self.progress.get("logged"),
         )

@@ -74,8 +74,6 @@ def test_a_run_that_is_stopped_and_resumed_by_two_processes_is_one(arrays, start
     stopped.wait_until(lambda: len(lines(workdir)) > 2)
     stopped.process.send_signal(signal.SIGTERM)
     assert stopped.end() == 75
-    network, _ = stopped.err.splitlines()
-    assert network.endswith("get_model: the network computes in float32")
     assert stopped.last.startswith("jaxddp: asked to stop: saved step")
     assert mlflow_runs(tmp_path) == [("run", "KILLED")]
 

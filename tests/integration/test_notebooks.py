@@ -86,9 +86,8 @@ def test_training_shows_one_display_and_a_line_for_each_epoch(name, source, step
     (display,) = [each["data"] for each in outputs(trained, source, "display_data")]
     assert f"step {steps}/{steps}" in display["text/html"]
     assert len(display["text/plain"].splitlines()) == 2
-    *opening, validated = printed(trained, source).splitlines()[:3]
-    assert len(opening) == 2 and validated.startswith("validating on ")
-    lines = printed(trained, source).splitlines()[3:]
+    opening, lines = (printed(trained, source).splitlines()[part] for part in (slice(4), slice(4, None)))
+    assert [line.partition(":")[0] for line in opening] == ["data", "validation", "network", "training"]
     assert [line.split("train loss")[0].split() for line in lines[:-1]] == [
         ["epoch", str(epoch)] for epoch in range(1, epochs + 1)
     ]

@@ -8,7 +8,6 @@ After an unusable image is substituted, the pipeline starts again at the step wi
 import functools
 import hashlib
 import itertools
-import os
 import weakref
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
@@ -17,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from jaxddp.core.errors import InputError, Unreachable, about
-from jaxddp.core.threads import map_in_threads
+from jaxddp.core.threads import map_in_threads, usable_cores
 from jaxddp.data.batch import Batch
 from jaxddp.data.faults import pass_faults_to
 from jaxddp.data.images import sound_image
@@ -115,9 +114,7 @@ class Pipeline:
         There is no padding.
         """
         load, steps = pixel_graph(self.table.store.in_graph(), self.pixels), self.steps[self.steps.index(first) :]
-        # A scheduler or `taskset` may give this process fewer cores than the machine has.
-        threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        options = tf.data.Options()
+        threads, options = usable_cores(), tf.data.Options()
         options.threading.private_threadpool_size = threads
         # Images are decoded in parallel, each by one thread.
         options.threading.max_intra_op_parallelism = 1

@@ -207,8 +207,8 @@ class UnequalProgram(Program):
         update = jax.shard_map(self._update_state, mesh=topology.mesh, in_specs=(P(), P(AXIS)), out_specs=P())
         self._update = jax.jit(update, donate_argnums=0, compiler_options=self._options)
 
-    def check(self, state: TrainState, *feed: Any) -> None:
-        """Trace the programs for a feed.
+    def check(self, state: TrainState, *feed: Any) -> Any:
+        """Trace the programs for a feed, and return the jaxpr of a team's gradients.
 
         Raises:
             InputError: see `Way.step`; or the network or the loss communicates between devices.
@@ -216,6 +216,7 @@ class UnequalProgram(Program):
         traced = self._trace(self._teams[0], state, feed)
         check_no_collective(traced.jaxpr, Key("parallel.shares"), "each device computes its gradient separately")
         self._update.eval_shape(state, self._joined_shapes(traced.out_info))
+        return traced.jaxpr
 
     def _compile(self, state: TrainState, *feed: Any) -> tuple[UnequalStep, Cost]:
         traces = [self._trace(team, state, feed) for team in self._teams]
