@@ -104,7 +104,7 @@ def test_the_delimiter_is_that_with_which_the_header_has_the_columns(root: Path,
         (
             "TRAIN.CSV",
             "",
-            "TRAIN.CSV:1: no column of images by a usual name, found none; name both, as data.columns image",
+            "TRAIN.CSV:1: no column of images by a usual name, found none; write",
         ),
         ("train.csv", b"\xff\xfea", "train.csv: damaged UTF-16"),
         ("train.tsv", "a.png\tcat\n", "train.tsv:1: no column of images by a usual name, found 'a.png', 'cat'"),
@@ -168,6 +168,29 @@ def test_a_table_with_one_reading_opens_and_tells_it(tmp_path: Path, root: Path,
     assert found == [placed(train), placed(val)] and splits[0].reading.endswith(placed(reading))
     for table in splits:
         table.check(data(root))
+
+
+@pytest.mark.parametrize(
+    ("tables", "images", "reading"),
+    [
+        ("labels.csv sample_submission.csv", "train/a train/b test/x", "labels.csv: image=id, label=breed, images in tr"),
+        ("labels.csv", "images/a images/b", "labels.csv: image=id, label=breed, images in images/, suffix .png"),
+        ("labels.csv", "one/a two/b train/c", "labels.csv: image=id, label=breed, images in one/ and two/, suffix .png"),
+        ("a.csv b.csv", "images/a images/b", "a.csv: may hold other labels than the names of the folders"),
+        ("labels.csv", "cat/a dog/b", "labels.csv: may hold other labels than the names of the folders"),
+        ("labels.csv", "images/a images/b old/a train/c", "labels.csv: 'a' is both images/a.png and old/a.png; name one by"),
+    ],
+)  # fmt: skip
+def test_a_folder_of_images_with_one_table_is_read_by_the_table(tmp_path: Path, tables: str, images: str, reading: str):
+    for name in tables.split():
+        (tmp_path / name).write_text("id,breed\na,x\nb,x\n")
+    for name in images.split():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        Image.new("RGB", (4, 4)).save(tmp_path / f"{name}.png")
+    try:
+        assert example_tables(data(tmp_path, val_share=0.5))[0].reading.startswith(reading)
+    except InputError as error:
+        assert str(error).startswith(f"{tmp_path}/{reading}")
 
 
 def test_a_test_file_without_labels_is_no_validation_split(root: Path):

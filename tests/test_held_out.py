@@ -15,7 +15,7 @@ from PIL import Image
 from jaxddp.cli import main
 from jaxddp.config import DataConfig
 from jaxddp.core.errors import InputError
-from jaxddp.data.division import folds, held_out_rows
+from jaxddp.data.division import GROUPS, folds, held_out_rows
 from jaxddp.data.division import held_out as divide_table
 from jaxddp.data.opening import open_splits
 from jaxddp.data.storage.store import LocalFiles
@@ -172,3 +172,15 @@ def test_folds_are_a_table_that_opens_and_a_group_in_both_splits_is_an_error(tmp
     assert Path("set/c.csv").read_text().startswith("path,label,patient,fold\nant/0.png,ant,p1,")
     keys |= {"group_column": "patient", "path": "b.csv", "val_fold": "1"}
     assert "b.csv: 3 groups (p1, p4, p5) with images in both splits; divide" in error_message(DataConfig(**keys))
+
+
+def test_a_function_of_the_path_groups_images_of_any_format(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    root = write(tmp_path / "set", *NAMES)
+    monkeypatch.setitem(GROUPS, "pair", lambda path: int(path[4]) // 2)
+    train, val = open_splits(DataConfig(path=str(root), val_share=0.4, group_column="pair")).values()
+    assert not {name[4] for name in ids(train)} & {name[4] for name in ids(val)} and len(val) == 4
+    monkeypatch.setitem(GROUPS, "pair", lambda path: path[40])
+    message = error_message(DataConfig(path=str(root), val_share=0.4, group_column="pair"))
+    assert message.startswith("GROUPS['pair']: ") and message.endswith("IndexError: string index out of range")
+    message = error_message(DataConfig(path=str(root), val_share=0.4, group_column="other"))
+    assert message.endswith("is of the format folders; leave data.group_column out")

@@ -169,8 +169,8 @@ class DataConfig:
     """Value of `split_column` with which an image is for validation. If None, val, valid, validation, dev or, without
     these, test."""
     group_column: str | None = None
-    """Column of a table that names the group of each image, such as a patient. All images of a group are in one
-    split. For other data, a recipe has the hook `get_group`."""
+    """Column of a table that names the group of each image, such as a patient, or the name of a function of the path
+    that a recipe adds to `jaxddp.data.division.GROUPS`. All images of a group are in one split."""
     data_dir: str | None = None
     """Folder of the data sets that tensorflow-datasets has prepared. If None, the default folder of
     tensorflow-datasets."""

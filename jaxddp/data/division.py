@@ -10,6 +10,8 @@ import io
 import logging
 import math
 import os
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,9 +19,15 @@ import numpy as np
 
 import jaxddp.core.files as files
 from jaxddp.core.errors import InputError, Key, counted, show, some
+from jaxddp.core.user_code import describe_error
 from jaxddp.data.source import SourceTable, Split, labels_of
 from jaxddp.data.table import ExampleTable
 
+GROUPS: dict[str, Callable[[str], object]] = {}
+"""Functions of an image's path in the data set that return its group, by the names that `data.group_column` gives them.
+
+A recipe adds its own: `GROUPS["patient"] = lambda path: path.rpartition("/")[2].partition("_")[0]`.
+"""
 _log = logging.getLogger("jaxddp.data")
 
 
@@ -117,6 +125,23 @@ def _held_out_groups(table: ExampleTable, labels: np.ndarray, share: float, wher
         fault = f"no validation image of {counted(len(missing), 'class')} ({classes}), which few groups have"
         _log.warning(f"{where}: {fault}")
     return is_held_out
+
+
+def grouped(table: SourceTable, name: str | None) -> SourceTable:
+    """Return a table with the groups that a function of `GROUPS` returns; the table itself if there is none.
+
+    Raises: InputError if the function fails, or the images are not in files.
+    """
+    if name not in GROUPS:
+        return table
+    where = f"GROUPS[{name!r}]"
+    if not isinstance(table, ExampleTable):
+        raise InputError(f"{where}: the images of {table!r} have no paths; leave ", Key("data.group_column"), " out")
+    try:
+        groups = [str(GROUPS[name](os.fsdecode(path))).encode() for path in table.path.tolist()]
+    except Exception as error:
+        raise InputError(f"{where}: {describe_error(error)}") from error
+    return replace(table, groups=np.array(groups, "S"))
 
 
 class _Group(NamedTuple):

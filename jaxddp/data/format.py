@@ -88,14 +88,6 @@ class Format(Protocol):
         ...
 
 
-def check_fixed_splits(place: Place) -> None:
-    """Check that the config names no split, for formats whose splits have fixed names. Raises: InputError."""
-    for key, name in (("train", place.data.train), ("val", place.data.val)):
-        if name is not None:
-            fault = f": the splits of {place.local or place.address} have fixed names in this format"
-            raise InputError(Key(f"data.{key}", name), fault, advice=("leave ", Key(f"data.{key}"), " out"))
-
-
 @dataclass(frozen=True)
 class LocalFormat:
     """A format of local data sets, defined by functions of a path."""
@@ -115,7 +107,10 @@ class LocalFormat:
         return match if isinstance(match, Match) else Match.WHOLE if match else Match.NONE
 
     def divided(self, place: Place) -> bool:
-        check_fixed_splits(place)
+        for key, name in (("train", place.data.train), ("val", place.data.val)):
+            if name is not None:
+                fault = f": the splits of {place.local or place.address} have fixed names in this format"
+                raise InputError(Key(f"data.{key}", name), fault, advice=("leave ", Key(f"data.{key}"), " out"))
         return place.local is None or self.is_divided(place.local)
 
     def open(self, place: Place, split: Split) -> SourceTable:

@@ -20,7 +20,7 @@ from jaxddp.config.data_section import TABLE_KEYS
 from jaxddp.config.registry import FORMATS
 from jaxddp.core.errors import InputError, Key, Option, about, counted, show
 from jaxddp.core.phases import doing
-from jaxddp.data.division import check_groups, held_out
+from jaxddp.data.division import GROUPS, check_groups, grouped, held_out
 from jaxddp.data.faults import Refuse, find_repeats, pass_faults_to, raise_fault
 from jaxddp.data.format import Format, Match, Place
 from jaxddp.data.formats.csv_listing import has_labels, is_csv, read_paths
@@ -147,17 +147,17 @@ def open_splits(data: DataConfig, refuse: Refuse = raise_fault) -> dict[str, Sou
         for split in SPLITS:
             # After a fault of one split, the other is still opened. But a file that the config names must be readable.
             with pass_faults_to(raise_fault if getattr(place.data, split) else refuse):
-                opened[split] = data_format.open(place, split)
+                opened[split] = grouped(data_format.open(place, split), data.group_column)
         if not opened:
             raise InputError(f"{where}: no split can be read; correct the faults that are listed above")
-        if place.data.group_column is not None and len(opened) == 2:
+        if data.group_column is not None and len(opened) == 2:
             train, val = (cast(ExampleTable, table) for table in opened.values())
             check_groups(train, val, str(where))
         return _with_equal_labels(opened)
     if data.val_share is None:
         advice = ("give ", Key("data.val_share"), ", such as 0.1 to hold out a tenth of each class")
         raise InputError(f"{where}: has no validation split", advice=advice)
-    whole = cast(ExampleTable, data_format.open(place, "train"))
+    whole = cast(ExampleTable, grouped(data_format.open(place, "train"), data.group_column))
     return _with_equal_labels({**held_out(whole, data.val_share, str(where))})
 
 
@@ -231,6 +231,8 @@ def _place(data: DataConfig) -> Place:
             *("data: give one of ", Key("data.path"), " (a folder, a URL or tfds:NAME) and ", Key("data.name")),
             *(" (in datasets.toml); now ", Key("data.path", data.path), ", ", Key("data.name", data.name)),
         )
+    # A function of the path serves data of any format.
+    data = dataclasses.replace(data, group_column=None) if data.group_column in GROUPS else data
     if data.name is None:
         return Place(data.path or "", data)
     entry = root.resolve(data.name)

@@ -25,7 +25,7 @@ from jaxddp.config.registry import FORMATS
 from jaxddp.core.errors import InputError, show
 from jaxddp.core.phases import reached
 from jaxddp.data.faults import Refuse, index_of_column, raise_fault
-from jaxddp.data.format import Match, Place, check_fixed_splits
+from jaxddp.data.format import Match, Place
 from jaxddp.data.formats.splits import SPLITS
 from jaxddp.data.source import Split
 from jaxddp.data.storage.root import FolderFile, open_root
@@ -35,6 +35,8 @@ _SUFFIXES = (".csv", ".tsv")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _ROWS_BETWEEN_REPORTS = 10_000
 _DELIMITERS = ",;\t"
+_NO_TABLES = ("test", "sample_submission")
+"""The beginnings of the names of CSV files without labels."""
 
 
 class CsvFile(listing.Listing):
@@ -117,7 +119,8 @@ def read_csv(
 
     Raises: InputError if the file or a column is missing, or no row can be used.
     """
-    data, val = data or DataConfig(), _validation_file(file)
+    data = data or DataConfig()
+    val = _validation_file(file, data)
     of_val = _open(file.parent / val, data) if val is not None and split == "val" else None
     return listing.read_listing(_open(file, data), split, data, refuse, of_val, by_column=val is None)
 
@@ -150,13 +153,23 @@ def has_labels(file: Path, data: DataConfig | None = None) -> bool:
     return False
 
 
-def _validation_file(file: Path) -> str | None:
+def lists_images(file: Path) -> bool:
+    """Return whether a file is a CSV file that is no solution file of ILSVRC."""
+    with suppress(InputError):
+        header = is_csv(file) and file.is_file() and _open(file, DataConfig()).header
+        return bool(header) and listing.find_column(header, ["ImageId"]) is None
+    return False
+
+
+def _validation_file(file: Path, data: DataConfig) -> str | None:
     """Return the name of the validation file beside a training file; None if there is none."""
-    return _find(file.parent, "val") if file.stem.lower() == "train" else None
+    return data.val or (_find(file.parent, "val") if file.stem.lower() == "train" else None)
 
 
-def _training_file(path: Path) -> Path:
-    return path if path.is_file() else path / (_find(path, "train") or "train.csv")
+def _training_file(path: Path, data: DataConfig) -> Path:
+    if path.is_file():
+        return path
+    return path / (data.train or _find(path, "train") or _only_table(path) or "train.csv")
 
 
 def _find(folder: Path, split: Split) -> str | None:
@@ -170,25 +183,41 @@ def _find(folder: Path, split: Split) -> str | None:
     return None
 
 
+def _only_table(folder: Path) -> str | None:
+    """Return the name of the only CSV file in a folder without folders of classes; None if there is none."""
+    with suppress(OSError):
+        beside = sorted(os.scandir(folder), key=lambda entry: entry.name)
+        named = [entry for entry in beside if is_csv(Path(entry.name)) and not entry.name.startswith(_NO_TABLES)]
+        if any(Path(entry.name).stem.lower() in SPLITS["val"] for entry in named):
+            return None
+        tables = named if len(named) == 1 else [entry for entry in named if has_labels(Path(entry.path))]
+        folders = [entry for entry in beside if entry.is_dir() and not entry.name.startswith(".")]
+        flat = [entry.name for entry in folders if not any(below.is_dir() for below in os.scandir(entry))]
+        if len(tables) == 1 and (len(folders) < 2 or any(name.startswith(("train", "test")) for name in flat)):
+            return tables[0].name
+    return None
+
+
 class CsvListings:
-    """The format of CSV files, and of folders with train.csv."""
+    """The format of CSV files, and of folders with train.csv or with a single CSV file."""
 
     description = "a CSV file that lists images and labels, or a directory with train.csv"
     keys = TABLE_KEYS
 
     def match(self, place: Place) -> Match:
         """Return whether the path is a CSV file, or a folder with train.csv or val.csv, whatever their content is."""
-        if place.local is None or (place.local.is_file() and not is_csv(place.local)):
-            return Match.NONE
-        if place.local.is_file():
+        path, data = place.local, place.data
+        if path is None or path.is_file():
+            return Match.NAMED if path is not None and is_csv(path) else Match.NONE
+        if any(name is not None and lists_images(path / name) for name in (data.train, data.val)):
             return Match.NAMED
-        return Match.WHOLE if any(_find(place.local, split) for split in SPLITS) else Match.NONE
+        is_whole = any(_find(path, split) for split in SPLITS) or _only_table(path)
+        return Match.WHOLE if is_whole else Match.NONE
 
     def divided(self, place: Place) -> bool:
-        check_fixed_splits(place)
         assert place.local is not None
-        file, data = _training_file(place.local), place.data
-        val = _validation_file(file)
+        file, data = _training_file(place.local, place.data), place.data
+        val = _validation_file(file, data)
         if val is None:
             return listing.divides(_open(file, data), data)
         listing.check_one_division(data, file.name, val)
@@ -196,7 +225,8 @@ class CsvListings:
 
     def open(self, place: Place, split: Split) -> ExampleTable:
         assert place.local is not None
-        return read_csv(_training_file(place.local), split, place.refuse, place.data).select(place.data.classes)
+        file = _training_file(place.local, place.data)
+        return read_csv(file, split, place.refuse, place.data).select(place.data.classes)
 
 
 FORMATS.add("csv_listing")(CsvListings())

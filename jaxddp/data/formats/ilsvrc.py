@@ -18,7 +18,7 @@ from jaxddp.config.registry import FORMATS
 from jaxddp.core.errors import InputError, Key, nearest, show
 from jaxddp.data.faults import Refuse, check_distinct, pass_faults_to, raise_fault
 from jaxddp.data.format import Match, Place
-from jaxddp.data.formats.csv_listing import check_utf8, csv_rows
+from jaxddp.data.formats.csv_listing import check_utf8, csv_rows, lists_images
 from jaxddp.data.formats.listing import sound_rows
 from jaxddp.data.source import ClassSelection, Split
 from jaxddp.data.storage.root import DataRoot, DatasetEntry, FolderFile, find_dataset, is_url, open_root
@@ -129,6 +129,7 @@ class SolutionFiles:
             return Match.NONE
         # Other formats have splits and shards, which are not files of this name.
         named = [name for name in (place.data.train, place.data.val) if name and not name.endswith(SHARDS)]
+        named = [name for name in named if not place.local.is_file() and not lists_images(place.local / name)]
         is_named = any(name.endswith(".csv") or (place.local / name).is_file() for name in named)
         if is_named or (place.local / TRAIN_CSV).is_file():
             return Match.NAMED

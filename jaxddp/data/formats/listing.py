@@ -28,7 +28,7 @@ from jaxddp.data.storage.root import FolderFile, nearest_beside
 from jaxddp.data.storage.store import LocalFiles
 from jaxddp.data.table import ExampleTable
 
-IMAGES = ("path", "file_name", "filename", "file", "image", "image_id", "id", "id_code", "img")
+IMAGES = ("path", "file_name", "file", "image", "image_path", "image_name", "image_id", "id", "id_code", "img")
 """The usual names of the column of images; the first one that a table has is used."""
 LABELS = ("label", "labels", "class", "category", "target", "diagnosis", "species")
 SEPARATORS = ";|"
@@ -74,12 +74,16 @@ class Listing:
         root = Path(self.file.folder.name(self.file.path)).parent
         if any(paths := [image for image in images if "\\" in image]) and not (root / paths[0]).exists():
             images = [image.replace("\\", "/") for image in images]
-        folder, suffix = _find_images(self.file, root, images[:_LOOKED_AT], data)
+        (folder, *beside), suffix = _find_images(self.file, root, images[:_LOOKED_AT], data)
         ids = [image.removeprefix(f"{root}/") for image in images]
-        paths = [os.path.join(folder, f"{image.removesuffix(suffix)}{suffix}") for image in ids]
+        names = [f"{image.removesuffix(suffix)}{suffix}" for image in ids]
+        # The images may be divided among several folders.
+        folders = {name: each for each in (*beside, folder) for name in os.listdir(root / each)} if beside else {}
+        paths = [os.path.join(folders.get(name, folder), name) for name in names]
+        used = " and ".join(f"{each}/" for each in sorted({folders.get(name, folder) for name in names}) if each)
         if any(path.startswith("/") for path in paths):
             paths, root = [os.path.join(root, path)[1:] for path in paths], Path("/")
-        found = f"{f', images in {folder}/' * bool(folder)}{f', suffix {suffix}' * bool(suffix)}"
+        found = f"{f', images in {used}' * bool(used)}{f', suffix {suffix}' * bool(suffix)}"
         columns_of_table = (np.array([text.encode() for text in column], "S") for column in (ids, paths))
         labels, reading = np.full(len(ids), -1, np.int32), f"{self.file.name}: {columns}{found}"
         return ExampleTable(LocalFiles(root), *columns_of_table, labels=labels, reading=reading)
@@ -215,7 +219,8 @@ def choose_columns(listing: Listing, data: DataConfig, divider: str | None = Non
     if image is None or not labels:
         fault = f"{listing.file}:1: no column of {'images' if image is None else 'labels'} by a usual name"
         fault += f", found {some([*map(show, header)], 12) or 'none'}"
-        raise InputError(fault, advice=("name both, as ", Key("data.columns"), " image=NAME,label=NAME"))
+        advice = ("write their names on the first line, or give ", Key("data.columns"), " image=NAME,label=NAME")
+        raise InputError(fault, advice=advice)
     for column in filter(None, (image, *labels, group, divider)):
         index_of_column(header, column, f"{listing.file}:1")
     return Columns(image, tuple(labels), group, divider, several)
@@ -271,7 +276,7 @@ def check_one_division(data: DataConfig, file: str, val: str) -> None:
     """Raise an `InputError` about a column that divides a file which has a validation file, too."""
     if data.split_column is not None:
         fault = f": {file} has its validation split in {val}"
-        advice = ("give one file by its path, or leave ", Key("data.split_column"), " out")
+        advice = ("leave ", Key("data.split_column"), f" out, or move {val} away")
         raise InputError(Key("data.split_column", data.split_column), fault, advice=advice)
 
 
@@ -342,8 +347,8 @@ def _clean(text: str) -> str | None:
 # --- Images ---
 
 
-def _find_images(file: FolderFile, root: Path, images: Sequence[str], data: DataConfig) -> tuple[str, str]:
-    """Return the folder of the images, relative to the root, and the suffix that their rows lack.
+def _find_images(file: FolderFile, root: Path, images: Sequence[str], data: DataConfig) -> tuple[list[str], str]:
+    """Return the folders of the images, relative to the root, that of the first image first, and the missing suffix.
 
     Raises: InputError if the folder of the config is missing, or the first image is in two places.
     """
@@ -360,11 +365,14 @@ def _find_images(file: FolderFile, root: Path, images: Sequence[str], data: Data
     def is_file(image: str, folder: str, suffix: str) -> bool:
         return os.path.isfile(root / folder / f"{image.removesuffix(suffix)}{suffix}")
 
+    if any(is_file(image, folder, data.suffix or "") for image in images):
+        return [folder], data.suffix or ""
     beside = [] if folder else sorted(entry.name for entry in os.scandir(root) if entry.is_dir())
-    for image in images if not any(is_file(image, folder, data.suffix or "") for image in images) else ():
+    for image in images:
         found = []
         for at in (folder, *beside):
-            for suffix in ("", *_SUFFIXES) if data.suffix is None else (data.suffix,):
+            tried = ("", *_SUFFIXES[: 0 if image.lower().endswith(_SUFFIXES) else None])
+            for suffix in tried if data.suffix is None else (data.suffix,):
                 both = (kind for kind in (suffix, suffix.upper()) if is_file(image, at, kind))
                 found += [(at, kind) for kind in both][:1]
         if len(found) > 1:
@@ -372,8 +380,8 @@ def _find_images(file: FolderFile, root: Path, images: Sequence[str], data: Data
             advice = ("name one by ", Key("data.images"), " or ", Key("data.suffix"))
             raise InputError(f"{file}: {show(image)} is both {paths}", advice=advice)
         if found:
-            return found[0]
-    return folder, data.suffix or ""
+            return [found[0][0], *(each for each in beside if each != found[0][0])], found[0][1]
+    return [folder], data.suffix or ""
 
 
 def sound_rows(
