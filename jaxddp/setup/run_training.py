@@ -224,6 +224,8 @@ def describe(setup: RunSetup, jaxpr: Any) -> Description:
             name += f", {share:.0%} of its products in {dtype}" if index else f" in {dtype}"
     sources = setup.resources.train, val
     data, validation = ("" if each is None else getattr(own_part(each), "reading", "") for each in sources)
+    if (share := setup.config.data.val_share) is not None and val is not None:
+        validation = f"{share:.0%} held out"
     # The examples of arrays have numbers in place of paths.
     if val is not None and not validation and "/" in (first := val.name(0)):
         validation = f"the first is {first}"
