@@ -27,12 +27,11 @@ from jaxddp.core.phases import doing, phase
 from jaxddp.data.opening import open_validation_split, sample_images
 from jaxddp.data.source import Source, check_labelled, check_source, image_dtype, labels_of
 from jaxddp.data.united import in_classes, own_part
-from jaxddp.engine.initial_state import replace_by_weights
 from jaxddp.engine.state import TrainState
-from jaxddp.inference.trained import OnClasses, TrainedRun, evaluator_of, restore_run
+from jaxddp.inference.trained import OnClasses, TrainedRun, evaluator_of, fitted, restore_run
 from jaxddp.mesh import Topology
 from jaxddp.models.adapt import NNXModel, adapt
-from jaxddp.models.interface import Model, by_path, trees_of
+from jaxddp.models.interface import Model, trees_of
 from jaxddp.recipe.file import RecipeFile
 from jaxddp.setup.initial_weights import WeightsTarget, signature_of_weights, state_of_weights, stored_arrays
 from jaxddp.setup.network_checks import brings_weights, logits_of
@@ -55,6 +54,10 @@ class Classes(NamedTuple):
 
     ids: tuple[str, ...]
     names: tuple[str, ...]
+
+    @classmethod
+    def of(cls, labelled: Source | Signature) -> "Classes":
+        return cls(tuple(labelled.class_ids), tuple(labelled.class_names))
 
 
 @functools.cache
@@ -101,9 +104,9 @@ def network_of_weights(
     if config.model.weights is not None:
         with doing(f"reading weights from {config.model.weights}"):
             path = local_weights(config.model.weights, offline=config.model.offline)
-    own = Classes(tuple(source.class_ids), tuple(source.class_names)) if source is not None and measures else None
+    own = Classes.of(source) if source is not None and measures else None
     stated = None if path is None else signature_of_weights(path)
-    known = None if stated is None else Classes(stated.class_ids, stated.class_names)
+    known = None if stated is None else Classes.of(stated)
     if config.model.weights is not None and has_library(config.model.weights):
         known = imagenet_classes()
     guess = len(known.ids if known else own.ids if own else ()) or IMAGENET
@@ -123,9 +126,11 @@ def network_of_weights(
         raise InputError(Key("model.weights"), ": is not set", advice="name the weights")
     change = initialize and initialize.function("(params, model_state)", "params, model_state")
     state = state_of_weights(config, target, topology, change)
-    if own and own.ids != known.ids and topology.peers.is_first:
-        both = f"{counted(len(own.ids), 'class')} of the data, among the {counted(len(known.ids), 'class')}"
-        _log.info(f"{config.model.weights}: {both} of the weights")
+    if own and topology.peers.is_first:
+        told = f"those of the data, in their order: {some(known.ids)}"
+        if own.ids != known.ids or known is imagenet_classes():
+            told = f"{len(known.ids):,}, {some(known.ids)}, among them the {len(own.ids):,} of the data"
+        _log.info(f"{config.model.weights or file.path}: the classes are {told}")
     several = stated.multi_label if stated else own is not None and source is not None and labels_of(source).several
     signature, place = Signature(*known, shape, dtype.name, in_memory, several), path or file.path
     return TrainedRun(place, 0, config, target.model, state, Preprocess.of(config), signature, topology)
@@ -242,21 +247,14 @@ def measure_network(
         data = data or source.default_data()
     check_labelled(source, "data")
     model, shape = adapt(model), source.image_shape(data.of_evaluation)
-    trees = trees_of(model, shape)
     if params is None and brings_weights(model):
         params = model.init(jax.random.key(0), np.zeros((1, *shape), np.float32))
     elif isinstance(params, Mapping) and "params" in params:
         params = params["params"], {name: value for name, value in params.items() if name != "params"}
-    given, expected = by_path(*(params if isinstance(params, tuple) else (params, {}))), by_path(*trees)
-    for path in sorted(given.keys() | expected.keys()):
-        of_params, of_network = ([*np.shape(tree[path])] if path in tree else "absent" for tree in (given, expected))
-        if of_params != of_network:
-            problem = f"params: {path} is {of_params} in the parameters and {of_network} in the network"
-            raise InputError(problem, advice="give the variables of this network")
-    state = TrainState(jnp.zeros((), jnp.int32), *replace_by_weights(*trees, given), ())
-    own, count = Classes(tuple(source.class_ids), tuple(source.class_names)), _outputs(model, shape)
+    params, model_state = params if isinstance(params, tuple) else (params, {})
+    state = fitted(model, TrainState(jnp.zeros((), jnp.int32), params, model_state, ()), shape, "params", "tree")
+    own, count, known = Classes.of(source), _outputs(model, shape), imagenet_classes()
     if count != len(own.ids):
-        known = imagenet_classes()
         if count != IMAGENET or not {*own.ids} <= {*known.ids}:
             problem = f"data: {counted(len(own.ids), 'class')} ({some(own.ids)}), and the network has {count} outputs"
             raise InputError(problem, advice="give data with the network's classes")

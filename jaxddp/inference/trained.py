@@ -430,8 +430,13 @@ def restore_run(
     return TrainedRun(place, int(saved.step), config, network, state, Preprocess.of(config), signature, topology)
 
 
-def fitted(network: Model, saved: TrainState, image_shape: tuple[int, int, int], place: Path) -> TrainState:
+def fitted(
+    network: Model, saved: TrainState, image_shape: tuple[int, int, int], place: Path | str, kind: str = "checkpoint"
+) -> TrainState:
     """Return a checkpoint's state for evaluation, with the tree structure of the network for images [H, W, C].
+
+    Args:
+        place, kind: the place of the state and what it is, for messages.
 
     Raises: InputError if the arrays do not fit the network.
     """
@@ -441,7 +446,7 @@ def fitted(network: Model, saved: TrainState, image_shape: tuple[int, int, int],
         found, expected = (list(tree[path].shape) if path in tree else "absent" for tree in (arrays, expected_arrays))
         if found != expected:
             raise InputError(
-                f"{place}: the checkpoint is of another architecture: {path} is {found} in the checkpoint and "
+                f"{place}: the {kind} is of another architecture: {path} is {found} in the {kind} and "
                 f"{expected} in the model; give the model that was trained"
             )
     params, model_state = initial_state.replace_by_weights(*trees, arrays)

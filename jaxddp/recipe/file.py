@@ -107,7 +107,7 @@ def hooks_of(path: Path, module: ModuleType) -> dict[str, Hook]:
     for name, value in vars(module).items():
         # A module may import another function of this name, such as os.rename.
         if name == RENAME and (isinstance(value, Mapping) or inspect.isfunction(value)):
-            hooks[name] = Hook(path, _by_table(value, path) if isinstance(value, Mapping) else value)
+            hooks[name] = Hook(path, _by_table(value) if isinstance(value, Mapping) else value)
             check_parameters(hooks[name].function, str(path), name, "name")
         elif name in HOOKS:
             if not callable(value):
@@ -119,18 +119,11 @@ def hooks_of(path: Path, module: ModuleType) -> dict[str, Hook]:
     return hooks
 
 
-def _by_table(table: Mapping[str, str | None], path: Path) -> Callable[[str], str | None]:
+def _by_table(table: Mapping[str, str | None]) -> Callable[[str], str | None]:
     """Return the function that replaces the regular expressions of a table one after the other, as `re.sub`.
 
     A name that an expression whose replacement is None matches becomes None.
-
-    Raises: InputError if an expression or a replacement is invalid.
     """
-    for pattern, replacement in table.items():
-        try:
-            re.sub(pattern, replacement or "", "")
-        except (re.error, TypeError) as error:
-            raise InputError(f"{path}: rename: {show(pattern)}: {show(replacement)}: {error}") from None
 
     def rename(name: str) -> str | None:
         for pattern, replacement in table.items():
