@@ -38,8 +38,7 @@ from jaxddp.engine.parts.part import Part
 from jaxddp.engine.state import TrainState
 from jaxddp.inference.exports import export_program, write_weights
 from jaxddp.inference.pretrained import measure_network
-from jaxddp.inference.trained import TrainedRun, restore_run
-from jaxddp.inference.trained import evaluate as evaluate_checkpoint
+from jaxddp.inference.trained import TrainedRun, evaluate_checkpoint, restore_run
 from jaxddp.job.environment import find_job
 from jaxddp.losses import sigmoid_cross_entropy, softmax_cross_entropy
 from jaxddp.mesh import Device, Topology

@@ -30,7 +30,7 @@ from jaxddp.command_line.parse import workdir_of
 from jaxddp.commands.eval import parse_eval
 from jaxddp.core.peers import ALONE
 from jaxddp.inference.pretrained import evaluate_weights
-from jaxddp.inference.trained import evaluate
+from jaxddp.inference.trained import evaluate_checkpoint
 from jaxddp.recipe.file import read_recipe
 from jaxddp.setup.run_setup import initialize, open_recipe
 from jaxddp.training.checkpoints.manager import Checkpoints
@@ -96,7 +96,7 @@ def test_eval_prints_the_metrics_of_the_run(finished_run, data, capfd):
 
 @pytest.mark.parametrize("peers", [ALONE, Second()])
 def test_only_one_process_of_a_job_prints_the_metrics_of_eval(peers, data, tmp_path, monkeypatch, capfd):
-    monkeypatch.setattr("jaxddp.inference.trained.evaluate", lambda *arguments: {"loss": 0.5, "top1": 1.0})
+    monkeypatch.setattr("jaxddp.inference.trained.evaluate_checkpoint", lambda *arguments: {"loss": 0.5, "top1": 1.0})
     monkeypatch.setattr("jaxddp.core.peers.joined", lambda: peers)
     assert main(["eval", RECIPE, "--data.path", str(data), "--workdir", str(tmp_path)]) == 0
     shown = f"loss: 0.5\ntop1: 1\n{tmp_path}: loss 0.5000 top-1 100.00%\n"
@@ -112,7 +112,7 @@ def test_weights_are_measured_without_a_run_and_their_metrics_equal_those_of_the
     recipe.write_text(f"base: {Path(RECIPE).resolve()}\nmodel:\n  weights: {tmp_path / 'net.safetensors'}\n")
     words = [str(recipe), "--data.path", str(data)]
     file = parse_eval([*words, "--step", "0"])[1]
-    expected = evaluate(parse_eval([str(finished_run)])[1], finished_run)
+    expected = evaluate_checkpoint(parse_eval([str(finished_run)])[1], finished_run)
     assert evaluate_weights(file) == {name: value for name, value in expected.items() if name != "step"}
     before = [*tmp_path.rglob("*")]
     monkeypatch.chdir(tmp_path)

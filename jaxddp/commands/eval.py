@@ -46,9 +46,9 @@ def run(arguments: list[str]) -> None:
     """
     options, file = parse_eval(arguments)
     with doing(IMPORTING):
-        from jaxddp.api import evaluate
         from jaxddp.core.peers import joined
         from jaxddp.inference.pretrained import evaluate_weights
+        from jaxddp.inference.trained import evaluate_checkpoint
         from jaxddp.training.progress import format_metrics
 
     classes = list[tuple[Sequence[str], Any]]()
@@ -56,7 +56,7 @@ def run(arguments: list[str]) -> None:
     if options.step == _INITIAL:
         measured, name = evaluate_weights(file, *on_classes), str(file.config.model.weights or file.path)
     else:
-        measured, name = evaluate(file, options.workdir, options.step, *on_classes), str(options.workdir)
+        measured, name = evaluate_checkpoint(file, options.workdir, options.step, *on_classes), str(options.workdir)
     if joined().is_first:
         if classes:
             _print_classes(*classes[-1])

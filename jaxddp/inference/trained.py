@@ -454,7 +454,7 @@ def fitted(
 
 
 @phase("start")
-def evaluate(
+def evaluate_checkpoint(
     file: RecipeFile, directory: Path, which: str = "latest", on_classes: OnClasses | None = None
 ) -> dict[str, float]:
     """Return the validation metrics of a checkpoint ("latest", "best" or a step): means, `count` and `step`.
