@@ -322,9 +322,8 @@ def test_a_killed_download_leaves_nothing_that_looks_whole(hub, tmp_path):
     name, digest = torchvision_name(data)
     hub.files[name], hub.delay = data, 0.0
     folder = tmp_path / "c" / "weights"
-    program = (
-        "import sys, time, jaxddp.weights.download as d; d.moved = lambda: time.sleep(0.5); d.download(*sys.argv[1:])"
-    )
+    program = "import sys, time, jaxddp.data.storage.web as w, jaxddp.weights.download as d; "
+    program += "w.reached = lambda count: time.sleep(0.5); d.download(*sys.argv[1:])"
     variables = {**os.environ, **environment(hub, tmp_path / "c")}
     process = subprocess.Popen([sys.executable, "-c", program, name, digest], env=variables)
     end = time.monotonic() + 60
