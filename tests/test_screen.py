@@ -116,38 +116,18 @@ def test_the_remaining_time_is_exact_in_a_run_with_constant_times(monkeypatch: p
     assert shown.remaining(step_record(1)) is None
 
 
-def test_an_epoch_and_the_evaluation_at_its_end_share_a_line() -> None:
-    printed: list[str] = []
-    epochs = progress.RunLines(printed.append)
-    epochs.start(run_start())
-    printed.clear()
-    for step in range(1, TOTAL + 1):
-        epochs.step(step_record(step))
-        if step in (4, 5):
-            epochs.evaluation(evaluation_record(step, seen=10))
-            epochs.evaluation(evaluation_record(step))
-    epochs.evaluation(evaluation_record(10, split="ema"))
-    epochs.evaluation(evaluation_record(10))
-    assert printed == [
-        "epoch   1  train loss 1.0000 top-1 36.36%  val loss 0.6796 top-1 23.53% (77 images, 31 images/s)  7.2 s",
-        "step 5  epoch 1.60  val loss 0.5437 top-1 29.41% (77 images, 31 images/s)",
-        "epoch   2  train loss 0.5714 top-1 63.64%  7.2 s",
-        "epoch   3  train loss 0.4000 top-1 90.91%  ema loss 0.2718 top-1 58.82% (77 images, 31 images/s)  7.2 s",
-        "step 10  epoch 3.20  val loss 0.2718 top-1 58.82% (77 images, 31 images/s)",
-    ]
-
-
 def test_a_run_prints_opening_step_epoch_and_closing_lines() -> None:
-    stream = io.StringIO()
-    listener = PlainLines(stream)
+    """An epoch and the evaluation at its end share a line."""
+    listener = PlainLines(stream := io.StringIO())
     said = Description("resnet10 in bfloat16", "class folders in seg_train/", "class folders in seg_test/")
     more = {"class_names": ("tench, Tinca tinca", "bee", "cat", "dog"), "num_validation": 77, "description": said}
     listener.start(run_start(2, params={"bias": np.zeros(4)}, workdir=Path("runs/demo"), **more))
-    listener.step(step_record(3))
-    listener.step(step_record(4))
-    listener.step(step_record(7))
-    listener.evaluation(evaluation_record(7, seen=32))
-    listener.evaluation(evaluation_record(7))
+    for step in range(3, TOTAL + 1):
+        listener.step(step_record(step))
+        if step in (4, 5):
+            listener.evaluation(evaluation_record(step, seen=10))
+            listener.evaluation(evaluation_record(step))
+    listener.evaluation(evaluation_record(10, split="ema"))
     listener.end(RunEnd("preempted", 8, 61.0))
     printed = stream.getvalue().splitlines()
     assert printed[:5] == [
@@ -159,9 +139,12 @@ def test_a_run_prints_opening_step_epoch_and_closing_lines() -> None:
         "step 3/10  epoch 0.96/3.2  loss 1.0472 top-1 23.08% top-5 25.00%  lr 0.03333  1,234 images/s  data wait 14%"
         "  ETA 0.2 s",
     ]
-    assert [line[:9] for line in printed[5:9]] == ["step 4/10", "epoch   1", "step 7/10", "epoch   2"]
-    assert printed[9:] == [
-        "preempted at step 8 after 2.6 s of training and validation (1 min 01 s in all); the same command resumes it"
+    assert [line for line in printed[5:] if not re.match(r"step [0-9]+/10 ", line)] == [
+        "epoch   1  train loss 1.0000 top-1 36.36%  val loss 0.6796 top-1 23.53% (77 images, 31 images/s)  7.2 s",
+        "step 5  epoch 1.60  val loss 0.5437 top-1 29.41% (77 images, 31 images/s)",
+        "epoch   2  train loss 0.5714 top-1 63.64%  7.2 s",
+        "epoch   3  train loss 0.4000 top-1 90.91%  ema loss 0.2718 top-1 58.82% (77 images, 31 images/s)  7.2 s",
+        "preempted at step 8 after 7.7 s of training and validation (1 min 01 s in all); the same command resumes it",
     ]
 
 
