@@ -214,7 +214,7 @@ def _open(options: DataOptions, report_fault: "Refuse | None" = None) -> "dict[s
     from jaxddp.data.faults import raise_fault
     from jaxddp.data.opening import open_splits
 
-    return open_splits(_config(options), report_fault or raise_fault)
+    return open_splits(_config(options), report_fault or raise_fault, undivided=report_fault is not None)
 
 
 def _config(options: DataOptions) -> DataConfig:

@@ -53,8 +53,10 @@ class Match(IntEnum):
     NONE = 0
     PARTLY = 1
     """The place, or a folder next to it, has some files of the format. `open` reports the missing files."""
-    WHOLE = 2
-    NAMED = 3
+    LIKELY = 2
+    """The place has all files of the format, and may also be a folder of images without labels."""
+    WHOLE = 3
+    NAMED = 4
     """The config names the format, or a file that only this format has. Lower degrees are ignored."""
 
 

@@ -123,7 +123,7 @@ def _open_labelled(place: Place, split: Split | None = None) -> SourceTable:
 
 
 @_reading()
-def open_splits(data: DataConfig, refuse: Refuse = raise_fault) -> dict[str, SourceTable]:
+def open_splits(data: DataConfig, refuse: Refuse = raise_fault, *, undivided: bool = False) -> dict[str, SourceTable]:
     """Open "train" and "val" with the selected classes, without checking images.
 
     Labels are multi-hot if an image of either split has several labels.
@@ -131,6 +131,7 @@ def open_splits(data: DataConfig, refuse: Refuse = raise_fault) -> dict[str, Sou
     Args:
         refuse: a callback with the message about an unusable row, file or split. By default it raises an error. If it
             returns, the row, file or split is skipped.
+        undivided: whether data without a validation split are "all", instead of an error.
 
     Raises:
         InputError: `data.path` and `data.name` are both set or both unset; a validation split and `data.val_share` both
@@ -154,6 +155,8 @@ def open_splits(data: DataConfig, refuse: Refuse = raise_fault) -> dict[str, Sou
             train, val = (cast(ExampleTable, table) for table in opened.values())
             check_groups(train, val, str(where))
         return _with_equal_labels(opened)
+    if data.val_share is None and undivided:
+        return {"all": data_format.open(place, "train")}
     if data.val_share is None:
         advice = ("give ", Key("data.val_share"), ", such as 0.1 to hold out a tenth of each class")
         raise InputError(f"{where}: has no validation split", advice=advice)
@@ -195,7 +198,7 @@ def open_one_split(paths: Sequence[str], data: DataConfig, split: Split | None =
     place = _place(data) if is_own else _whole_place(path, dataclasses.replace(data, val_share=None))
     is_labelled = not is_csv(Path(path)) or has_labels(files.expanded(path).absolute(), place.data)
     # A folder of class folders matches no other format.
-    if others or not is_labelled or not (_is_data_set(place) or [*_matches(place)] == ["folders"]):
+    if others or not is_labelled or not (is_own or _is_data_set(place) or [*_matches(place)] == ["folders"]):
         if split is not None:
             raise InputError(f"--split {split}: {path} is no data set with splits; leave it out")
         return open_inputs(paths)

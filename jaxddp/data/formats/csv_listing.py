@@ -211,8 +211,9 @@ class CsvListings:
             return Match.NAMED if path is not None and is_csv(path) else Match.NONE
         if any(name is not None and lists_images(path / name) for name in (data.train, data.val)):
             return Match.NAMED
-        is_whole = any(_find(path, split) for split in SPLITS) or _only_table(path)
-        return Match.WHOLE if is_whole else Match.NONE
+        if any(_find(path, split) for split in SPLITS):
+            return Match.WHOLE
+        return Match.LIKELY if _only_table(path) else Match.NONE
 
     def divided(self, place: Place) -> bool:
         assert place.local is not None

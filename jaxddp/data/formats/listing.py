@@ -178,7 +178,12 @@ def read_listing(
 
 def read_images(listing: Listing, data: DataConfig) -> ExampleTable:
     """Return the images alone, whose labels are -1. Raises: InputError if a row has no path of an image."""
-    image = find_column(listing.header, (*data.named_columns.get("image", ()), *IMAGES)) or listing.header[0]
+    header = listing.header
+    image = find_column(header, (*data.named_columns.get("image", ()), *IMAGES))
+    if image is None and len(header) != 1:
+        fault = f"{listing.file}:1: no column {IMAGES[0]}, found {some([*map(show, header)], 12) or 'none'}"
+        raise InputError(f"{fault}; call the column of images {' or '.join(IMAGES[:4])}")
+    image = image or header[0]
     rows = _read_rows(listing, Columns(image), data, raise_fault)
     table = listing.table(Columns(image), rows, data)
     return sound_rows(table, lambda row: listing.place(rows[row].number), raise_fault)

@@ -39,7 +39,7 @@ MANIFEST, INDEX, DAMAGED_SUFFIX = "manifest.json", "manifests.json", ".damaged"
 """The suffix that the directory of a damaged step is given."""
 METADATA = "_CHECKPOINT_METADATA"
 """Orbax's metadata file of a step; Orbax reads the metadata of all steps when it opens the directory."""
-LOCATION_KEYS = ("data.path", "data.name", "data.train", "data.val", "data.unlabelled")
+LOCATION_KEYS = ("data.path", "data.name", "data.train", "data.val", "data.images", "data.unlabelled")
 """The keys that name the data's location. They may change on resume, because moved data keep their fingerprint."""
 LENGTH_KEYS = (
     *("train.duration", "train.stop_after", "train.stop_min_gain"),
