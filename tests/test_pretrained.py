@@ -64,15 +64,14 @@ def folder(tmp_path, monkeypatch):
     for number, synset in enumerate(imagenet_classes().ids[7:997:450]):
         (tmp_path / "set" / synset).mkdir(parents=True)
         for other in range(2):
-            (tmp_path / "set" / synset / f"{other}.png").write_bytes(
-                encode(picture(16, 16, seed=2 * number + other), "PNG")
-            )
+            image = encode(picture(16, 16, seed=2 * number + other), "PNG")
+            (tmp_path / "set" / synset / f"{other}.png").write_bytes(image)
     return tmp_path
 
 
-def mapped(recipe: str, classes: int = 1000) -> Any:
+def mapped(recipe: str) -> Any:
     file = read_recipe(recipe)
-    model = adapt(file.hooks["get_model"](file.config, classes))
+    model = adapt(file.hooks["get_model"](file.config, 1000))
     stored = read(file.path.parent / "net.safetensors")
     return model, stored, in_terms_of(shapes_of(model, (16, 16, 3)), stored, file.rename)
 
@@ -89,12 +88,8 @@ def test_a_recipe_renames_foreign_arrays_and_kernels_are_transposed_by_their_kin
 
 
 def test_arrays_in_flax_layout_keep_it_and_attention_gets_its_axes():
-    shapes = {
-        "params/a/kernel": (4, 4),
-        "params/b/kernel": (4, 2, 2),
-        "params/c/kernel": (2, 3),
-        "params/d/bias": (2, 2),
-    }
+    shapes = {"params/a/kernel": (4, 4), "params/b/kernel": (4, 2, 2)}
+    shapes |= {"params/c/kernel": (2, 3), "params/d/bias": (2, 2)}
     stored = {"a.kernel": (4, 4), "b.weight": (4, 4), "c.weight": (2, 3), "d.bias": (4,)}
     stored = {name: np.arange(np.prod(shape)).reshape(shape) for name, shape in stored.items()}
     found = in_terms_of(shapes, stored).arrays

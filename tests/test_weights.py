@@ -121,14 +121,6 @@ def test_scalars_and_integers_are_exported_and_read_back(tmp_path):
     assert largest_difference(again.state.params, setup.state.params) == 0
 
 
-def test_weights_of_another_network_raise_a_one_line_error(tmp_path):
-    write(tmp_path / "w.safetensors", state_dict_of(small_resnet()))
-    with pytest.raises(
-        InputError, match=r"^\S+w.safetensors: 2 of the network's 4 arrays missing: params.Conv_0.bias, params"
-    ):
-        prepare_training(SmallNet(), random_table(20), 1, sgd(0.1), 8, weights=tmp_path / "w.safetensors")
-
-
 # The two types of float8 that PyTorch's weights have.
 FLOAT8 = [pytest.param(kind, marks=pytest.mark.ci) for kind in (ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2)]
 

@@ -291,5 +291,7 @@ def trained_network(
     if isinstance(place, RecipeFile):
         if precision is not None:
             place = replace(place, config=place.config.replace(train={"precision": precision}))
+        if place.notice and topology.peers.is_first:
+            _log.info(place.notice)
         return network_of_weights(place, topology, source, needs_head=needs_head)
     return restore_run(place, step, topology, precision=precision)

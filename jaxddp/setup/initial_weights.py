@@ -77,8 +77,7 @@ def stored_arrays(path: Path, target: WeightsTarget) -> tuple[Foreign, Sequence[
     """
     stored, namings = read(path), namings_of(target.model)
     if len(namings) > 1:
-        names = renamed(stored, target.rename)
-        return Foreign({names.get(name, name): array for name, array in stored.items()}, {}, {}), namings
+        return Foreign({new: stored[name] for name, new in renamed(stored, target.rename).items()}, {}, {}), namings
     with about(path):
         return in_terms_of(target.shapes, stored, target.rename), namings
 
