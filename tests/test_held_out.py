@@ -175,6 +175,8 @@ def test_folds_are_a_table_that_opens_and_a_group_in_both_splits_is_an_error(tmp
     Path("b.csv").write_text(re.sub(r"([1-9]).png", r"\1.png,p\1", text).replace("p,", "p1,"))
     assert main(["data", "split", "b.csv", "--group-column", "patient", "--folds", "3", "--out", "set/c.csv"]) == 0
     assert Path("set/c.csv").read_text().startswith("path,label,patient,fold\nant/0.png,ant,p1,")
+    assert main(["data", "split", "b.csv", "--group-column", "patient", "--folds", "9"]) == 2
+    assert "--folds 9: there are only 5 groups; give at most" in capfd.readouterr().err
     keys |= {"group_column": "patient", "path": "b.csv", "val_fold": "1"}
     assert "b.csv: 3 groups (p1, p4, p5) with images in both splits; divide" in error_message(DataConfig(**keys))
 

@@ -185,15 +185,16 @@ def folds(table: ExampleTable, number: int) -> np.ndarray:
 
     Groups are dealt by their size, the largest first, each to the fold with the fewest examples of its classes.
 
-    Raises: InputError if there are fewer groups than folds.
+    Raises: InputError if there are fewer images or groups than folds.
     """
     labels, fold = _strata(table), np.zeros(len(table), np.int64)
-    if table.groups is None:
+    groups = None if table.groups is None else _groups(table, labels)
+    if len(groups or table) < number:
+        parts = counted(len(groups or table), "image" if groups is None else "group")
+        raise InputError(f"--folds {number}: there are only {parts}; give at most that many")
+    if groups is None:
         fold[np.lexsort((table.id, _digests(table.id), labels))] = np.arange(len(table)) % number
         return fold
-    groups = _groups(table, labels)
-    if len(groups) < number:
-        raise InputError(f"--folds {number}: there are {counted(len(groups), 'group')}; give at most that many")
     loads, total = np.zeros((number, int(labels.max(initial=0)) + 1)), np.bincount(labels[labels >= 0], minlength=1)
     # The order of groups of one size is that of their hashes.
     for group in sorted(groups, key=lambda group: -len(group.rows)):
@@ -223,8 +224,8 @@ def write_folds(table: SourceTable, number: int, out: Path, group_column: str | 
     for row, name in enumerate(table.path.tolist()):
         path = table.store.root / os.fsdecode(name)
         place = path.relative_to(beside) if path.is_relative_to(beside) else path
-        classes = [*map(int, np.isin(np.arange(len(labels.ids)), labels.of(row)))]
-        shown = classes if several else [labels.ids[labels.values[row]]]
+        classes = labels.of(row) if several else labels.values[row]
+        shown = np.isin(np.arange(len(labels.ids)), classes).astype(int) if several else [labels.ids[classes]]
         writer.writerow([place, *shown, *(groups[row] if groups else ()), fold[row]])
     files.replace(out, text.getvalue().encode())
     return np.bincount(fold, minlength=number).tolist()
