@@ -20,6 +20,7 @@ import jaxddp.core.files as files
 from jaxddp.arguments import errors_name_arguments
 from jaxddp.augment.preprocess import Augmentation
 from jaxddp.config import AugmentConfig, Config, DataConfig, ModelConfig
+from jaxddp.config.data_section import TABLE_KEYS
 from jaxddp.config.tree import BatchSize
 from jaxddp.config.values import check_values, checked, plain, replaced
 from jaxddp.core.errors import InputError, Key, choices
@@ -449,13 +450,14 @@ def _which(step: str | int) -> str:
     return step if isinstance(step, str) else str(checked(step, int, "step"))
 
 
-@errors_name_arguments({f"data.{key}": key for key in ("path", "val_share", "classes", "manifest")})
+@errors_name_arguments({f"data.{key}": key for key in ("path", "val_share", "classes", "manifest", *TABLE_KEYS)})
 def open_data(
     path: str | os.PathLike[str],
     val_share: float | None = None,
     *,
     classes: str | None = None,
     manifest: str | os.PathLike[str] | None = None,
+    **table: Any,
 ) -> tuple[Source, Source]:
     """Open a data set: a folder with one folder per class, or any other format in docs/data.md.
 
@@ -466,6 +468,8 @@ def open_data(
         classes: a range of classes, "0:200", or their ids, "cats,dogs". Default: the classes of the entry in
             datasets.toml, else all.
         manifest: a manifest of `jaxddp data check`. The SHA-256 of each image is compared with it on every read.
+        table: keys that say how a table is read, as in the config: `columns`, `images`, `suffix`, `label_separator`,
+            `split_column`, `val_fold`, `group_column`.
 
     Returns:
         The training data and the validation data.
@@ -477,7 +481,9 @@ def open_data(
     place = find_dataset(files.check_path(path, "path"))
     held_out = checked(val_share, HeldOut | None, "val_share")
     chosen = checked(classes, str | None, "classes") or place.classes
-    data = DataConfig(path=place.path, train=place.train, val=place.val, val_share=held_out, classes=chosen)
+    for name in table.keys() - {*TABLE_KEYS}:
+        raise InputError(f"open_data: unknown argument {name!r}; {choices(name, TABLE_KEYS)}")
+    data = DataConfig(path=place.path, train=place.train, val=place.val, val_share=held_out, classes=chosen, **table)
     if manifest is not None:
         data = dataclasses.replace(data, verify="manifest", manifest=os.fspath(files.check_path(manifest, "manifest")))
     train, val = open_full_splits(data).values()

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
+import jaxddp
 from jaxddp.cli import main
 from jaxddp.config import DataConfig
 from jaxddp.core.errors import InputError
@@ -177,6 +178,10 @@ def test_folds_are_a_table_that_opens_and_a_group_in_both_splits_is_an_error(tmp
     assert Path("set/c.csv").read_text().startswith("path,label,patient,fold\nant/0.png,ant,p1,")
     assert main(["data", "split", "b.csv", "--group-column", "patient", "--folds", "9"]) == 2
     assert "--folds 9: there are only 5 groups; give at most" in capfd.readouterr().err
+    train, val = jaxddp.open_data("b.csv", 0.5, group_column="patient")
+    assert (len(train), len(val)) == (6, 6)
+    with pytest.raises(InputError, match="open_data: unknown argument 'group'; there are: columns"):
+        jaxddp.open_data("b.csv", group="patient")
     keys |= {"group_column": "patient", "path": "b.csv", "val_fold": "1"}
     assert "b.csv: 3 groups (p1, p4, p5) with images in both splits; divide" in error_message(DataConfig(**keys))
 
