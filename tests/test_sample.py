@@ -7,6 +7,7 @@ import importlib.util
 import os
 import tarfile
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -65,14 +66,8 @@ def test_existing_files_are_not_changed(digits, tmp_path, capfd):
 
 
 def test_a_full_disk_leaves_no_file(tmp_path, capfd, monkeypatch):
-    write_bytes = Path.write_bytes
-
-    def fail_for_a_csv_file(path, data):
-        if path.suffix == ".csv":
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return write_bytes(path, data)
-
-    monkeypatch.setattr(Path, "write_bytes", fail_for_a_csv_file)
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    monkeypatch.setattr(Path, "write_bytes", mock.Mock(side_effect=[1] * 99 + [full]))
     out = tmp_path / "digits"
     line = fails(["data", "sample", "digits", "--out", str(out)], capfd)
     assert line == f"jaxddp: {out}: cannot be written (No space left on device); free some space there"
