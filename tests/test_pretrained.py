@@ -165,3 +165,10 @@ def test_every_command_takes_weights_and_measures_synsets_among_the_classes_of_i
     line = fails(words, capfd)
     assert "the weights have 1,000 classes (n01440764, " in line and "the data have cat, dog, emu, which are " in line
     assert "nowhere: no such work directory" in fails(["predict", "nowhere", "set", "--out", "p.csv"], capfd)
+
+
+@pytest.mark.parametrize("command", ["predict", "features", "export", "report"])
+def test_the_help_of_a_command_with_weights_has_the_keys_of_the_network(command, capsys):
+    assert main([command, "timm/resnet18.a1_in1k", "--help"]) == 0
+    page = capsys.readouterr().out
+    assert all(option in page for option in ("--out PATH", "--model.width", "--data.image-size"))

@@ -333,7 +333,8 @@ def page_of_config(command: Any, hooks: Collection[str]) -> tuple[Any, Any]:
     of_choices = {key: values[key] for key in registry.keys_of_choices()}
     shown = _shown(config, of_choices, {*unread, "seed"})
     whole: Any = Annotated[type(shown), tyro.conf.arg(name="")]
-    page = _derived(type(command), [("config", whole, MISSING)], _first_options(values))
+    (default,) = (each.default for each in fields(type(command)) if each.name == "config")
+    page = _derived(type(command), [("config", whole, default)], _first_options(values))
     page.__doc__ = f"{inspect.getdoc(command)}\n\n{_COMPLETION}"
     return page, page(**vars(command) | {"config": shown})
 

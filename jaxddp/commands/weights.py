@@ -75,7 +75,7 @@ def _list(part: str) -> None:
     """Print the published weights. Raises: InputError if no name contains the part."""
     chosen = [one for one in published_weights() if part in one.name.lower() or part in one.network]
     if not chosen:
-        known = {name for one in published_weights() for name in (one.network, one.family, one.name)}
+        known = {"inspect"} | {name for one in published_weights() for name in (one.network, one.family, one.name)}
         raise InputError(f"no weights have {part!r} in their names{nearest(part, known)}; omit the name")
     rows = []
     for one in chosen:
