@@ -55,15 +55,6 @@ def test_a_grid_that_is_not_known_is_square():
 
 
 @pytest.mark.parametrize(
-    ("stored", "shape"),
-    [((1, 13, 8), (1, 7, 8)), ((1, 17, 4), (1, 7, 8)), ((1, 1, 8), (1, 7, 8)), ((17, 8), (1, 7, 8))],
-    ids=["12 patches", "another width", "no patches", "no axis of images"],
-)
-def test_position_embeddings_of_no_grid_are_not_converted(stored, shape):
-    assert converted(shape, np.zeros(stored), ImageArrays(3, {TABLE: grid("2x3")}), TABLE) is None
-
-
-@pytest.mark.parametrize(
     ("stored", "channels", "factors"),
     [
         (3, 1, [[1], [1], [1]]),
@@ -79,21 +70,23 @@ def test_channels_are_converted_by_the_rule_of_timm(stored, channels, factors):
     np.testing.assert_allclose(result, np.einsum("hwcf,cd->hwdf", kernel, factors), rtol=1e-14)
 
 
-@pytest.mark.parametrize(
-    ("stored", "shape", "channels"),
-    [
-        ((3, 3, 4, 8), (3, 3, 3, 8), 3),
-        ((3, 3, 3, 8), (3, 3, 6, 8), 1),
-        ((3, 3, 3, 8), (5, 5, 1, 8), 1),
-        ((2, 2, 3, 24), (2, 2, 1, 8), 1),
-    ],
-    ids=["four channels", "not of images", "another side", "other features"],
-)
-def test_other_kernels_are_not_converted(stored, shape, channels):
-    assert converted(shape, np.zeros(stored), ImageArrays(channels)) is None
+NOT_CONVERTED = {
+    "12 patches": (TABLE, (1, 13, 8), (1, 7, 8), 3),
+    "another width": (TABLE, (1, 17, 4), (1, 7, 8), 3),
+    "no patches": (TABLE, (1, 1, 8), (1, 7, 8), 3),
+    "no axis of images": (TABLE, (17, 8), (1, 7, 8), 3),
+    "four channels": (KERNEL, (3, 3, 4, 8), (3, 3, 3, 8), 3),
+    "not of images": (KERNEL, (3, 3, 3, 8), (3, 3, 6, 8), 1),
+    "another side": (KERNEL, (3, 3, 3, 8), (5, 5, 1, 8), 1),
+    "other features": (KERNEL, (2, 2, 3, 24), (2, 2, 1, 8), 1),
+}
 
 
-def test_several_kernels_with_other_channels_are_not_converted():
+@pytest.mark.parametrize("case", NOT_CONVERTED)
+def test_other_arrays_are_not_converted(case):
+    path, stored, shape, channels = NOT_CONVERTED[case]
+    assert converted(shape, np.zeros(stored), ImageArrays(channels, {TABLE: grid("2x3")}), path) is None
+    # Nor are several kernels with other channels: their inputs are not images.
     paths = (KERNEL, "params/layer1/kernel")
     shapes, arrays = dict.fromkeys(paths, (3, 3, 1, 8)), dict.fromkeys(paths, np.zeros((3, 3, 3, 8)))
     assert conversions(shapes, arrays, ImageArrays(1)) == {}
