@@ -116,8 +116,10 @@ def test_faults_of_columns_and_labels_are_one_line(tmp_path: Path):
     where, good = tmp_path / "set", make(TRUTH["val"])
     other = {"photo": datasets.Value("string"), "label": FEATURES["label"]}
     text = datasets.Dataset.from_dict({"photo": ["a"], "label": [0]}, features=datasets.Features(other))
-    expected = f"{where}, train: no column of images (structs with a field bytes); its columns are photo, label; "
-    assert message_of(save(where, train=text, test=good)) == expected + "call one image or img"
+    expected = f"{where}, train: no column of images (structs with a field bytes) called image or img; "
+    assert message_of(save(where, train=text, test=good)).startswith(
+        f"{expected}its columns are photo, label; name one"
+    )
     none = make(TRUTH["train"], [*TRUTH["train"].labels.tolist()[:9], None])
     where = tmp_path / "none"
     assert message_of(save(where, train=none, test=good)) == (

@@ -81,28 +81,28 @@ def test_rows_follow_the_files_in_their_order(root: Path):
     open_tables(config_of(root))
 
 
-def test_labels_without_names_are_numbered_and_strings_are_sorted(tmp_path: Path):
-    write_file(tmp_path / "a/train.parquet", range(3), named=False)
-    write_file(tmp_path / "a/validation.parquet", range(2), named=False, labels=pa.array([4, 0]))
-    train, val = open_both(tmp_path / "a")
-    assert train.class_names == val.class_names == tuple("01234") and val.labels.tolist() == [4, 0]
-    strings = {"named": False, "columns": ("img", "labels")}
-    write_file(tmp_path / "b/train.parquet", range(3), labels=pa.array(["dog", "ant", "cat"]), **strings)
-    write_file(tmp_path / "b/val.parquet", range(1), labels=pa.array(["cat"]).dictionary_encode(), **strings)
-    train, val = open_both(tmp_path / "b")
-    assert train.class_names == ("ant", "cat", "dog") and train.labels.tolist() == [2, 0, 1]
-    assert val.labels.tolist() == [1]
-    write_file(tmp_path / "b/val.parquet", range(1), labels=pa.array(["cow"]), **strings)
-    with pytest.raises(InputError, match=r"val.parquet, row 0: label 'cow' is none of the 3 classes"):
-        open_splits(config_of(tmp_path / "b"))
-
-
-def test_integers_are_names_if_a_training_label_is_a_string(tmp_path: Path):
-    for split, labels in (("train-0", [2, 3, 4]), ("train-1", ["jack", "10"]), ("val", [4, 10, -1])):
-        write_file(tmp_path / f"{split}.parquet", range(len(labels)), named=False, labels=pa.array(labels))
-    train, val = open_both(tmp_path)
-    assert train.class_names == val.class_names == ("10", "2", "3", "4", "jack")
-    assert train.labels.tolist() == [1, 2, 3, 4, 0] and val.labels.tolist() == [3, 0, -1]
+@pytest.mark.parametrize(
+    ("train", "val", "classes"),
+    [
+        ([[0, 1, 2]], [4, 0], "0 1 2 3 4"),
+        ([["dog", "ant", "cat"]], pa.array(["cat"]).dictionary_encode(), "ant cat dog"),
+        # Integers are names if a training label is a string.
+        ([[2, 3, 4], ["jack", "10"]], [4, 10, -1], "10 2 3 4 jack"),
+        ([["dog", "ant"]], ["cow"], "val.parquet, row 0: label 'cow' is none of the 2 classes"),
+    ],
+)
+def test_labels_without_names_are_numbered_and_strings_are_sorted(tmp_path: Path, train, val, classes: str):
+    options = {"named": False, "columns": ("img", "labels")}
+    for name, labels in {**{f"train-{part}": labels for part, labels in enumerate(train)}, "val": val}.items():
+        write_file(tmp_path / f"{name}.parquet", range(len(labels)), labels=pa.array(labels), **options)
+    if "row" in classes:
+        assert classes in message_of(tmp_path)
+        return
+    for table, labels in zip(open_both(tmp_path), (sum(train, []), pa.array(val).to_pylist()), strict=True):
+        assert " ".join(table.class_names) == classes
+        assert [str(label) if label != -1 else None for label in labels] == [
+            table.class_names[label] if label >= 0 else None for label in table.labels.tolist()
+        ]
 
 
 def test_the_column_label_precedes_a_column_of_class_names(tmp_path: Path):
@@ -201,38 +201,39 @@ def message_of(path: Path, **options: Any) -> str:
 
 
 def test_wrong_columns_raise_a_one_line_error(tmp_path: Path):
-    file = tmp_path / "a.parquet"
-    options = {"val_share": 0.5}
+    file, part, share = tmp_path / "a.parquet", tmp_path / "b/train-1.parquet", {"val_share": 0.5}
     write_file(file, range(6), columns=("photo", "kind"), named=False)
-    assert message_of(file, **options) == (
-        f"{file}: no column of labels; its columns are note, photo, kind; call one label or labels"
+    assert message_of(file, **share) == (
+        f"{file}: no column of labels called label or labels; its columns are note, photo, kind; name one by "
+        "data.columns label=NAME"
     )
     pq.write_table(pa.table({"label": [0, 1]}), file)
-    assert message_of(file, **options).startswith(
-        f"{file}: no column of images (structs with a field bytes); its columns are label"
+    assert message_of(file, **share).startswith(
+        f"{file}: no column of images (structs with a field bytes) called image"
     )
-    write_file(tmp_path / "b/train-0.parquet", range(3))
-    write_file(tmp_path / "b/train-1.parquet", range(3), columns=("image", "kind"))
-    write_file(tmp_path / "b/val.parquet", range(3))
-    assert message_of(tmp_path / "b").startswith(
-        f"{tmp_path}/b/train-1.parquet: no column 'label', which the first file has; "
-    )
-    write_file(tmp_path / "b/train-1.parquet", range(3), names=("dog", "cat", "ant"))
-    assert message_of(tmp_path / "b") == (
-        f"{tmp_path}/b/train-1.parquet: the names of label are not those of the first file; {WRITE_AGAIN}"
-    )
-    write_file(file, range(3), labels=pa.array([0, None, 1]))
-    assert message_of(file, **options) == f"{file}, row 1: no label; give each row one, or leave the row out"
-    write_file(file, range(3), labels=pa.array([0, 3, 1]))
-    assert message_of(file, **options) == f"{file}, row 1: label 3 is none of the 3 classes; correct it"
-    write_file(file, range(3), labels=pa.array([[0], [1], [0, 1]]))
-    assert message_of(file, **options).startswith(f"{file}: label is of list<")
+    for name in ("train-0", "val"):
+        write_file(tmp_path / f"b/{name}.parquet", range(3))
+    for changed, fault in (
+        ({"columns": ("image", "kind")}, f"{part}: no column 'label', which the first file has; {WRITE_AGAIN}"),
+        (
+            {"names": ("dog", "cat", "ant")},
+            f"{part}: the names of label are not those of the first file; {WRITE_AGAIN}",
+        ),
+    ):
+        write_file(part, range(3), **changed)
+        assert message_of(tmp_path / "b") == fault
+    for labels, fault in (
+        ([0, None, 1], f"{file}, row 1: no label; give each row one, or leave the row out"),
+        ([0, 3, 1], f"{file}, row 1: label 3 is none of the 3 classes; correct it"),
+        ([[0], [1], [0, 1]], f"{file}: label is of list<"),
+    ):
+        write_file(file, range(3), labels=pa.array(labels))
+        assert message_of(file, **share).startswith(fault)
     for cell in (None, {"bytes": None, "path": "a.png"}, {"bytes": b"", "path": "a.png"}):
-        cells = [{"bytes": encoded(number), "path": None} for number in range(5)]
-        write_file(file, range(6), cells=[*cells, cell])
+        write_file(file, range(6), cells=[{"bytes": encoded(0), "path": None}] * 5 + [cell])
         message = f"{file}, row 5: 'image' holds no bytes; write the images into the file"
-        assert message_of(file, **options) == message
-        assert check(open_splits(config_of(file, **options))).num_faults == 1
+        assert message_of(file, **share) == message
+        assert check(open_splits(config_of(file, **share))).num_faults == 1
 
 
 NAMED = '{"info": {"features": {"label": {"_type": "ClassLabel", "names": %s}}}}'

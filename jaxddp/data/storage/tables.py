@@ -33,6 +33,7 @@ import jaxddp.core.files as files
 from jaxddp.core.errors import (
     InputError,
     JaxddpError,
+    Key,
     Unreachable,
     about,
     counted,
@@ -352,18 +353,17 @@ def choose_columns(
     Raises: InputError if there is no such column, or another column has the same name.
     """
 
-    def choose(kind: str, usual: Sequence[str], among: Sequence[str], typed: Sequence[str]) -> str:
-        found = [name for name in usual if name in among] or typed
-        if len(found) != 1 and found is typed:
-            columns = f"its columns are {', '.join(names)}; call one {' or '.join(usual)}"
-            raise InputError(f"{where}: no column of {kind}; {columns}")
+    def choose(role: str, usual: Sequence[str], among: Sequence[str], typed: Sequence[str], kind: str = "") -> str:
+        usual = wanted.get(role, usual)
+        found = [name for name in usual if name in among] or ([] if role in wanted else [*typed])
+        if len(found) != 1 and not {*found} & {*usual}:
+            fault = f"no column of {role}s{kind} called {' or '.join(usual)}; its columns are {', '.join(names)}"
+            raise InputError(f"{where}: {fault}", advice=("name one by ", Key("data.columns"), f" {role}=NAME"))
         index_of_column(names, found[0], where)
         return found[0]
 
-    usual, typed = (wanted["image"], ()) if "image" in wanted else (_IMAGES, images)
-    image = choose("images (structs with a field bytes)", usual, images, typed)
-    usual, typed = (wanted["label"], ()) if "label" in wanted else (_LABELS, classes)
-    return image, choose("labels", usual, names, typed)
+    image = choose("image", _IMAGES, images, images, " (structs with a field bytes)")
+    return image, choose("label", _LABELS, names, classes)
 
 
 def label_cells(values: Any, where: object, column: str, refuse: Refuse) -> LabelCells:
