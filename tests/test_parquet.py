@@ -98,11 +98,11 @@ def test_labels_without_names_are_numbered_and_strings_are_sorted(tmp_path: Path
     if "row" in classes:
         assert classes in message_of(tmp_path)
         return
-    for table, labels in zip(open_both(tmp_path), (sum(train, []), pa.array(val).to_pylist()), strict=True):
+    written = [label for part in train for label in part], pa.array(val).to_pylist()
+    for table, labels in zip(open_both(tmp_path), written, strict=True):
         assert " ".join(table.class_names) == classes
-        assert [str(label) if label != -1 else None for label in labels] == [
-            table.class_names[label] if label >= 0 else None for label in table.labels.tolist()
-        ]
+        names = dict(enumerate(table.class_names)) | {-1: "-1"}
+        assert [names[label] for label in table.labels.tolist()] == [*map(str, labels)]
 
 
 def test_the_column_label_precedes_a_column_of_class_names(tmp_path: Path):
