@@ -144,7 +144,7 @@ SHARE = {"val_share": 0.5}
         ("file,label\nROOT/../else/e.png,x\n", SHARE, "", "", "train.csv:2: path '/"),
         ("file,label,split\nELSE/e.png,x,train\nc.png,x,val\n", {}, "ELSE/e.png", "c.png", "label=label, split=split"),
         ("id,label\ne,x\nf,x\n", {**SHARE, "images": "ELSE", "suffix": ".png"}, "e", "f", "in ELSE/, suffix .png"),
-        ("id,label\ne,x\nf,x\n", {**SHARE, "images": "els"}, "", "", "data.images='els': no such folder; give"),
+        ("id,label\ne,x\nf,x\n", {**SHARE, "images": "els"}, "", "", "data.images='els': no such folder; "),
         (SINGLE + "c.png,dog;ant\n", {}, "", "", "ROOT/train.csv: has no validation split; give data.val_share"),
         ("path,label\nno.png,x\nno2.png,x\n", SHARE, "", "", "no.png: the image is missing"),
         # c.png counts for x, the first of its classes; y has too few examples.

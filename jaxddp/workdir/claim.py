@@ -187,7 +187,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 _PATH_KEYS = ["data.path", "data.unlabelled", "data.data_dir", "data.local_cache", "data.manifest"]
-_PATH_KEYS += ["model.weights", "objective.teacher"]
+_PATH_KEYS += ["data.images", "model.weights", "objective.teacher"]
 
 
 def absolute(place: str) -> str:
@@ -212,6 +212,9 @@ def with_absolute_paths(config: Config, peers: Peers = ALONE) -> Config:
     places = {key: data[key] for key in _PATH_KEYS if data[key] is not None}
     if data["data.unlabelled"] == TRAIN:
         del places["data.unlabelled"]
+    # Other folders of images are relative to their table.
+    if "data.images" in places and not os.path.isdir(places["data.images"]):
+        del places["data.images"]
     if "model.weights" in places and not is_local(places["model.weights"]):
         del places["model.weights"]
     changes: dict[str, Any] = {key: absolute(place) for key, place in places.items()}

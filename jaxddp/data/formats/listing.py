@@ -362,9 +362,9 @@ def _find_images(file: FolderFile, root: Path, images: Sequence[str], data: Data
         given = files.expanded(data.images)
         places = {os.path.realpath(path): path for path in (given.absolute(), root / given) if path.is_dir()}
         if len(places) != 1:
-            missing = f"no such folder{nearest_beside(root / data.images)}"
-            fault = f": {' and '.join(map(str, places.values())) or missing}"
-            raise InputError(Key("data.images", data.images), fault, advice="give an absolute path")
+            fault = f": {' and '.join(map(str, places.values())) or 'no such folder'}"
+            advice = "" if places else nearest_beside(root / given).removeprefix(", ")
+            raise InputError(Key("data.images", data.images), fault, advice=advice or "give an absolute path")
         folder = os.fspath(*places.values()).removeprefix(f"{root}/")
 
     def is_file(image: str, folder: str, suffix: str) -> bool:
