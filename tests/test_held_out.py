@@ -129,7 +129,7 @@ def with_groups(groups: list[int], labels: list[int]) -> Any:
 
 
 def names_of(table: Any) -> list[bytes]:
-    return table.groups.tolist()
+    return table.group.tolist()
 
 
 ROWS = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 2)), min_size=2, max_size=60)
@@ -148,7 +148,7 @@ def test_a_group_is_on_one_side_in_any_order_of_the_rows(rows: list[tuple[int, i
     random.shuffle(order)
     assert {*divide_table(table.rows(np.array(order)), share, "set")["val"].id.tolist()} == {*val.id.tolist()}
     fold = folds(table, 2)
-    assert all(len({*fold[table.groups == group]}) == 1 for group in np.unique(table.groups)) and {*fold} == {0, 1}
+    assert all(len({*fold[table.group == group]}) == 1 for group in np.unique(table.group)) and {*fold} == {0, 1}
 
 
 def test_groups_and_folds_keep_the_shares_of_the_classes():

@@ -181,7 +181,7 @@ class BatchStatistics:
             shares: the number of equal parts into which devices, shards and microbatches divide the batch.
 
         Raises:
-            InputError: a part is not a multiple of the group. The message names batch and group sizes that fit.
+            InputError: a part is not a multiple of the group. The message names a batch size and a group size that fit.
         """
         share = batch_size // shares
         if self.group is None or share % self.group == 0:

@@ -1,6 +1,6 @@
-"""Divides examples by classes and by groups: into a training and a validation split, or into folds.
+"""Divides examples by class and by group: into a training and a validation split, or into folds.
 
-The division depends on the ids, the labels and the groups of the examples, and not on the order of the rows. A group,
+The division depends on the ids, the label and the group of each example, and not on the order of the rows. A group,
 such as a patient, is on one side, since two images of one patient resemble each other.
 """
 
@@ -45,8 +45,8 @@ def held_out(table: ExampleTable, share: float, where: str) -> dict[Split, Examp
     """
     labels = _strata(table)
     labelled = labels[labels >= 0]
-    if table.groups is not None:
-        return _divided(table, _held_out_groups(table, labels, share, where))
+    if table.group is not None:
+        return _divided(table, _held_out_by_group(table, labels, share, where))
     single_classes = np.flatnonzero(np.bincount(labelled, minlength=table.num_classes)[: table.num_classes] == 1)
     if len(single_classes):
         example = table.name(int(np.flatnonzero(labels == single_classes[0])[0]))
@@ -98,37 +98,39 @@ def _digests(names: np.ndarray) -> np.ndarray:
     return np.array([int.from_bytes(hashlib.sha256(name).digest()[:8]) for name in names.tolist()], np.uint64)
 
 
-def _held_out_groups(table: ExampleTable, labels: np.ndarray, share: float, where: str) -> np.ndarray:
-    """Return a mask of the examples whose groups are held out, bool[N].
+def _held_out_by_group(table: ExampleTable, labels: np.ndarray, share: float, where: str) -> np.ndarray:
+    """Return a mask of the examples whose group is held out, bool[N].
 
     In the order of their hashes, each group is held out that brings the shares of its classes nearer to `share`. If
     there is none, the group that comes nearest is held out.
     """
-    groups = _groups(table, labels)
-    if len(groups) == 1:
-        fault = f"{where}: all images are of one group, {show(groups[0].name)}, and a group is in one split"
-        raise InputError(fault, advice=("leave ", Key("data.group_column"), " out, or give images of more groups"))
+    all_groups = _each_group(table, labels)
+    if len(all_groups) == 1:
+        fault = f"{where}: all images are of one group, {show(all_groups[0].name)}, and a group is in one split"
+        raise InputError(fault, advice=("leave ", Key("data.group_column"), " out, or give images of another group"))
     total = np.bincount(labels[labels >= 0], minlength=1)
     is_held_out, left = np.zeros(len(table), bool), np.full(len(total), share)
-    nearest = min(groups, key=lambda group: _loss(left, group, total))
-    for group in groups:
+    nearest = min(all_groups, key=lambda group: _loss(left, group, total))
+    for group in all_groups:
         if _loss(left, group, total) < 0:
             is_held_out[group.rows] = True
             left[group.classes] -= group.counts / total[group.classes]
     if not is_held_out.any():
         is_held_out[nearest.rows] = True
     if is_held_out.all():
-        is_held_out[groups[-1].rows] = False
+        is_held_out[all_groups[-1].rows] = False
     missing = np.setdiff1d(labels, [*labels[is_held_out], -1])
     if len(missing):
         classes = some([table.class_ids[label] for label in missing if label < table.num_classes])
-        fault = f"no validation image of {counted(len(missing), 'class')} ({classes}), which few groups have"
+        fault = (
+            f"no validation image of {counted(len(missing), 'class')} ({classes}), because of the group of each image"
+        )
         _log.warning(f"{where}: {fault}")
     return is_held_out
 
 
 def grouped(table: SourceTable, name: str | None) -> SourceTable:
-    """Return a table with the groups that a function of `GROUPS` returns; the table itself if there is none.
+    """Return a table with the group of each image, by a function of `GROUPS`; the table itself if there is none.
 
     Raises: InputError if the function fails, or the images are not in files.
     """
@@ -138,10 +140,10 @@ def grouped(table: SourceTable, name: str | None) -> SourceTable:
     if not isinstance(table, ExampleTable):
         raise InputError(f"{where}: the images of {table!r} have no paths; leave ", Key("data.group_column"), " out")
     try:
-        groups = [str(GROUPS[name](os.fsdecode(path))).encode() for path in table.path.tolist()]
+        group = [str(GROUPS[name](os.fsdecode(path))).encode() for path in table.path.tolist()]
     except Exception as error:
         raise InputError(f"{where}: {describe_error(error)}") from error
-    return replace(table, groups=np.array(groups, "S"))
+    return replace(table, group=np.array(group, "S"))
 
 
 class _Group(NamedTuple):
@@ -152,14 +154,16 @@ class _Group(NamedTuple):
     """The number of examples of each of its `classes`."""
 
 
-def _groups(table: ExampleTable, labels: np.ndarray) -> list[_Group]:
-    """Return the groups of a table in the order of the hashes of their names."""
-    assert table.groups is not None
-    names, sizes = np.unique(table.groups, return_counts=True)
-    rows = np.split(np.argsort(table.groups, kind="stable"), np.cumsum(sizes)[:-1])
+def _each_group(table: ExampleTable, labels: np.ndarray) -> list[_Group]:
+    """Return each group of a table, in the order of the hashes of their names."""
+    assert table.group is not None
+    names, counts = np.unique(table.group, return_counts=True)
+    rows = np.split(np.argsort(table.group, kind="stable"), np.cumsum(counts)[:-1])
     of_group = (np.unique(labels[each][labels[each] >= 0], return_counts=True) for each in rows)
-    groups = [_Group(name.decode(), each, *of) for name, each, of in zip(names.tolist(), rows, of_group, strict=True)]
-    return [groups[place] for place in np.lexsort((names, _digests(names)))]
+    all_groups = [
+        _Group(name.decode(), each, *of) for name, each, of in zip(names.tolist(), rows, of_group, strict=True)
+    ]
+    return [all_groups[place] for place in np.lexsort((names, _digests(names)))]
 
 
 def _loss(left: np.ndarray, group: _Group, total: np.ndarray) -> float:
@@ -169,35 +173,35 @@ def _loss(left: np.ndarray, group: _Group, total: np.ndarray) -> float:
 
 
 def check_groups(train: ExampleTable, val: ExampleTable, where: str) -> None:
-    """Check that no group is in both splits. Raises: InputError, which names such groups."""
-    if train.groups is None or val.groups is None:
+    """Check that no group is in both splits. Raises: InputError, which names those that are."""
+    if train.group is None or val.group is None:
         return
-    both = np.intersect1d(train.groups, val.groups)
+    both = np.intersect1d(train.group, val.group)
     if len(both):
         names = some([name.decode() for name in both])
         fault = f"{where}: {counted(len(both), 'group')} ({names}) with images in both splits"
-        advice = ("divide the data by groups, as `jaxddp data split` does, or leave ", Key("data.group_column"), " out")
+        advice = ("divide the data by group, as `jaxddp data split` does, or leave ", Key("data.group_column"), " out")
         raise InputError(fault, advice=advice)
 
 
 def folds(table: ExampleTable, number: int) -> np.ndarray:
     """Return the fold of each example, int[N], 0 to number - 1; each class is spread over the folds.
 
-    Groups are dealt by their size, the largest first, each to the fold with the fewest examples of its classes.
+    The largest group is dealt first, each to the fold with the fewest examples of its classes.
 
-    Raises: InputError if there are fewer images or groups than folds.
+    Raises: InputError if `number` is above the number of images, or of different values of `group`.
     """
     labels, fold = _strata(table), np.zeros(len(table), np.int64)
-    groups = None if table.groups is None else _groups(table, labels)
-    if len(groups or table) < number:
-        parts = counted(len(groups or table), "image" if groups is None else "group")
+    all_groups = None if table.group is None else _each_group(table, labels)
+    if len(all_groups or table) < number:
+        parts = counted(len(all_groups or table), "image" if all_groups is None else "group")
         raise InputError(f"--folds {number}: there are only {parts}; give at most that many")
-    if groups is None:
+    if all_groups is None:
         fold[np.lexsort((table.id, _digests(table.id), labels))] = np.arange(len(table)) % number
         return fold
     loads, total = np.zeros((number, int(labels.max(initial=0)) + 1)), np.bincount(labels[labels >= 0], minlength=1)
-    # The order of groups of one size is that of their hashes.
-    for group in sorted(groups, key=lambda group: -len(group.rows)):
+    # Groups of equal length are in the order of their hashes.
+    for group in sorted(all_groups, key=lambda group: -len(group.rows)):
         chosen = int(np.lexsort((loads.sum(1), loads[:, group.classes].sum(1)))[0])
         loads[chosen, group.classes] += group.counts / total[group.classes]
         fold[group.rows] = chosen
@@ -216,16 +220,16 @@ def write_folds(table: SourceTable, number: int, out: Path, group_column: str | 
         raise InputError(fault, advice=("hold out images by ", Key("data.val_share")))
     fold, labels, beside = folds(table, number), labels_of(table), Path(os.path.abspath(out)).parent
     several = labels.several or any({*name} & {*";|"} for name in labels.ids)
-    groups = [] if table.groups is None else [[name.decode()] for name in table.groups.tolist()]
-    group = [group_column or "group"] if groups else []
+    group = [] if table.group is None else [[name.decode()] for name in table.group.tolist()]
+    group_names = [group_column or "group"] if group else []
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["path", *(labels.ids if several else ["label"]), *group, "fold"])
+    writer.writerow(["path", *(labels.ids if several else ["label"]), *group_names, "fold"])
     for row, name in enumerate(table.path.tolist()):
         path = table.store.root / os.fsdecode(name)
         place = path.relative_to(beside) if path.is_relative_to(beside) else path
         classes = labels.of(row) if several else labels.values[row]
         shown = np.isin(np.arange(len(labels.ids)), classes).astype(int) if several else [labels.ids[classes]]
-        writer.writerow([place, *shown, *(groups[row] if groups else ()), fold[row]])
+        writer.writerow([place, *shown, *(group[row] if group else ()), fold[row]])
     files.replace(out, text.getvalue().encode())
     return np.bincount(fold, minlength=number).tolist()

@@ -1,7 +1,7 @@
 """Small published data sets by name, whose files are fetched from their published addresses and verified.
 
 `published.csv` has a line for each file: the name of the set, the address, the size in bytes, the SHA-256, and the
-folder that an archive unpacks to. Addresses, sizes and digests are those of tensorflow-datasets 4.9, in its folder
+folder that an archive unpacks to. Addresses, bytes and digests are those of tensorflow-datasets 4.9, in its folder
 `url_checksums`. All sets have a training and a validation split (the published test split):
 
 - mnist: 70,000 handwritten digits, 28x28 gray, IDX files (Google's copy of http://yann.lecun.com/exdb/mnist)

@@ -36,7 +36,7 @@ class ExampleTable:
     """int64[N], the position of the image's record in its file; None if each file has one image."""
     digests: Digests | None = None
     """The checksums with which files are compared when they are read; None if there are no checksums."""
-    groups: np.ndarray | None = None
+    group: np.ndarray | None = None
     """bytes 'S'[N], the group of each example, such as a patient; None if there are none."""
     reading: str = ""
     """How the images and labels were found, for the start of a run: "class folders in seg_train/"."""
@@ -116,7 +116,7 @@ class ExampleTable:
         return self.rows(labels_of(self).share(limit))
 
     def rows(self, rows: np.ndarray) -> Self:
-        columns = "id", "path", "labels", "offset", "digests", "groups"
+        columns = "id", "path", "labels", "offset", "digests", "group"
         names = [name for name in columns if getattr(self, name) is not None]
         return replace(self, **{name: getattr(self, name)[rows] for name in names})
 

@@ -171,8 +171,8 @@ def read_listing(
         for row, of_row in zip(known, labels, strict=True):
             of_row[[index[label] for label in row.labels]] = 1
     table = listed.table(columns, known, data)
-    groups = np.array([row.group.encode() for row in known], "S") if columns.group else None
-    table = replace(table, labels=labels, class_ids=tuple(names), class_names=tuple(names), groups=groups)
+    group = np.array([row.group.encode() for row in known], "S") if columns.group else None
+    table = replace(table, labels=labels, class_ids=tuple(names), class_names=tuple(names), group=group)
     return sound_rows(table, lambda row: listed.place(known[row].number), refuse)
 
 
