@@ -23,10 +23,9 @@ from jaxddp.config import Config
 from jaxddp.config.values import HELP, SHORT, bare, checked, flatten, keys_of, similar_keys
 from jaxddp.core.duration import Duration
 from jaxddp.core.errors import HelpPrinted, InputError, format_option
-from jaxddp.core.files import check_path
+from jaxddp.core.files import check_path, nearest_beside
 from jaxddp.core.phases import phase
 from jaxddp.core.process_exit import watch_alone
-from jaxddp.data.storage.root import nearest_beside
 from jaxddp.recipe.file import RecipeFile, read_recipe
 from jaxddp.recipe.sources import CONFIG_FILE, TEXT_FILES, config_names, recipe_path
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
-from jaxddp.core.errors import InputError, Unreachable, Words, refused, show
+from jaxddp.core.errors import InputError, Unreachable, Words, nearest, refused, show
 from jaxddp.core.phases import doing, moved
 
 CACHE_VARIABLE = "JAXDDP_CACHE"
@@ -297,3 +297,10 @@ def cache_folder() -> Path:
     if path.startswith("~"):
         raise InputError(f"{path}: there is no such home directory", advice=f"set {CACHE_VARIABLE} to a folder")
     return Path(path).absolute()
+
+
+def nearest_beside(path: Path) -> str:
+    """Return a hint with the most similar entry beside a path that does not exist."""
+    # Leave out an entry of the same name, which is a broken link.
+    names_beside = [entry.name for entry in path.parent.iterdir() if entry != path] if path.parent.is_dir() else []
+    return nearest(path.name, names_beside)

@@ -19,6 +19,7 @@ from jaxddp.config import DataConfig
 from jaxddp.config.data_section import TABLE_KEYS
 from jaxddp.config.registry import FORMATS
 from jaxddp.core.errors import InputError, Key, Option, about, counted, show
+from jaxddp.core.files import nearest_beside
 from jaxddp.core.phases import doing
 from jaxddp.data.division import GROUPS, check_groups, grouped, held_out
 from jaxddp.data.faults import Refuse, find_repeats, pass_faults_to, raise_fault
@@ -31,7 +32,7 @@ from jaxddp.data.manifest import ImageManifest, compare_with_manifest, find_mani
 from jaxddp.data.order import ChosenOrder, permutation
 from jaxddp.data.source import Source, SourceTable, Split, labels_of
 from jaxddp.data.storage import root
-from jaxddp.data.storage.root import convert_os_errors, is_url, nearest_beside
+from jaxddp.data.storage.root import convert_os_errors, is_url
 from jaxddp.data.storage.store import LocalFiles
 from jaxddp.data.table import ExampleTable
 

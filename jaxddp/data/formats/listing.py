@@ -21,10 +21,11 @@ import numpy as np
 import jaxddp.core.files as files
 from jaxddp.config import DataConfig
 from jaxddp.core.errors import InputError, Key, choices, nearest, show, some
+from jaxddp.core.files import nearest_beside
 from jaxddp.data.faults import Refuse, check_distinct, find_repeats, index_of_column, raise_fault
 from jaxddp.data.formats.splits import SPLITS
 from jaxddp.data.source import ClassSelection, Split
-from jaxddp.data.storage.root import FolderFile, nearest_beside
+from jaxddp.data.storage.root import FolderFile
 from jaxddp.data.storage.store import LocalFiles
 from jaxddp.data.table import ExampleTable
 

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import jaxddp.core.files as files
 from jaxddp.core.errors import InputError, JaxddpError, Key, Option, about, nearest, show
+from jaxddp.core.files import nearest_beside
 from jaxddp.data.faults import check_distinct
 from jaxddp.data.storage.objects import Objects
 from jaxddp.data.storage.store import CachedStore, LocalFiles, Store
@@ -150,13 +151,6 @@ def _hint(missing: FolderFile) -> str:
     with suppress(JaxddpError):
         beside = missing.folder.files(missing.path.rpartition("/")[0])
     return nearest(missing.name, [path.rpartition("/")[2] for path in beside]) or "; check the path"
-
-
-def nearest_beside(path: Path) -> str:
-    """Return a hint with the most similar entry beside a path that does not exist."""
-    # Leave out an entry of the same name, which is a broken link.
-    names_beside = [entry.name for entry in path.parent.iterdir() if entry != path] if path.parent.is_dir() else []
-    return nearest(path.name, names_beside)
 
 
 @dataclass(frozen=True)
