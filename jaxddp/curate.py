@@ -39,8 +39,8 @@ LARGE = 20_000_000
 """Images with more pixels are decoded one at a time, whatever the number of threads, to bound the memory."""
 
 _ORIENTATION = 0x0112
-_SUFFIXES = {f".{kind}": kind for kind in ("jpeg", "png", "webp", "tiff", "bmp", "ppm")}
-_SUFFIXES |= {".jpg": "jpeg", ".tif": "tiff", ".pgm": "ppm"}
+_SUFFIXES = {f".{kind}": kind for kind in ("jpeg", "png", "webp", "tiff", "bmp", "ppm", "gif", "avif", "heif")}
+_SUFFIXES |= {".jpg": "jpeg", ".tif": "tiff", ".pgm": "ppm", ".heic": "heif"}
 _large_images = threading.Lock()
 WARNINGS = ("contradiction", "leak", "near leak")
 """The kinds of notes on images that distort the measured accuracy. Such images do not stop a run: ImageNet has some."""
@@ -63,7 +63,7 @@ class ImageFindings:
     size: int = 0
     """The size of the file in bytes."""
     kind: str | None = None
-    """jpeg, png, webp, tiff, bmp, ppm, or array. Kind, height and width are None if the header cannot be used."""
+    """The kind of `ImageHeader`, or array. Kind, height and width are None if the header cannot be used."""
     height: int | None = None
     width: int | None = None
     mode: str | None = None

@@ -79,6 +79,7 @@ FILE_LIBRARIES = {
     "configs/imagenet_resnet50_mild.py": "jax optax",
     "jaxddp/cluster/doctor.py": "jax",
     "jaxddp/curate.py": "PIL",
+    "jaxddp/data/formats/devkit.py": "scipy",
     "jaxddp/data/formats/tfds.py": "tensorflow_datasets",
     "jaxddp/data/images.py": "PIL simplejpeg",
     "jaxddp/data/formats/parquet_files.py": "pyarrow",

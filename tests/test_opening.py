@@ -43,18 +43,6 @@ def test_solution_files_take_precedence_over_folders_of_classes(tmp_path: Path):
     assert len(open_splits(DataConfig(path=str(root)))["train"]) == 9
 
 
-@pytest.mark.parametrize("keys", [{"val": "test"}, {"train": "train", "val": "train"}])
-def test_the_splits_of_folders_cannot_be_named(tmp_path: Path, keys: dict[str, str]):
-    """A plain word is not the name of a tar or Parquet file."""
-    folder = write_folders(tmp_path / "data")
-    key = "train" if "train" in keys else "val"
-    with pytest.raises(InputError) as caught:
-        open_splits(DataConfig(path=str(folder), **keys))
-    assert str(caught.value) == (
-        f"data.{key}={keys[key]!r}: the splits of {folder} have fixed names in this format; leave data.{key} out"
-    )
-
-
 def test_a_selection_of_classes_lists_only_its_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """The folders of the other classes may be on a slow disk, or missing."""
     root, listed, scandir = write_tree(tmp_path, classes=5, val=10), set[Path](), os.scandir
@@ -140,7 +128,7 @@ jaxddp.data.formats.__path__.append({str(tmp_path / "formats")!r})
 FORMATS._modules["text"] = "text_files"
 train, val = open_tables(DataConfig(path={str(data)!r}, image_size=2, crop="whole", classes="0:1"))
 print(train.images.tolist(), train.labels.tolist(), train.class_names)
-for place in ({str(tmp_path)!r}, {str(with_two_formats)!r}):
+for place in ({str(tmp_path / "formats")!r}, {str(with_two_formats)!r}):
     try:
         open_tables(DataConfig(path=place))
     except InputError as error:
@@ -152,7 +140,7 @@ print(heavy or "quick")
     table, unknown_format, two_formats, imports = process.stdout.splitlines()
     assert table == "[[[[1], [2]], [[3], [4]]], [[[9], [10]], [[11], [12]]]] [0, 0] ('ant',)"
     assert (
-        unknown_format.startswith(f"{tmp_path}: holds no data set of a known format")
+        unknown_format.startswith(f"{tmp_path}/formats: holds no data set of a known format")
         and "a directory with train.rows" in unknown_format
     )
     assert two_formats.startswith(f"{with_two_formats}: holds data sets of 2 formats, idx and text; give")

@@ -70,6 +70,17 @@ def test_every_file_format_decodes_to_every_pixel_format(kind: str):
     assert verify(data) == ImageHeader(kind.lower(), SIZE, SIZE)  # type: ignore[arg-type]
 
 
+def test_a_gif_gives_its_first_frame_and_avif_is_read():
+    frames, stream = [Image.fromarray(picture(SIZE, SIZE + one)[:, :SIZE]) for one in range(2)], io.BytesIO()
+    frames[0].save(stream, "GIF", save_all=True, append_images=frames[1:])
+    gif, avif = stream.getvalue(), encode(np.full((SIZE, SIZE, 3), 99, np.uint8), "AVIF")
+    assert [verify(data).kind for data in (gif, avif)] == ["gif", "avif"]
+    np.testing.assert_array_equal(decode_eval(gif, 1)[..., 0], np.asarray(frames[0]))
+    assert np.abs(decode_train(avif) - 99.0).max() < 4
+    with pytest.raises(InputError, match="damaged"):
+        verify(gif[:60])
+
+
 @pytest.mark.parametrize("kind", ["PNG", "WEBP"])
 def test_alpha_is_kept_if_the_pixel_format_has_it(kind: str):
     rgba = picture(SIZE, SIZE, 4)

@@ -7,7 +7,6 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from PIL import Image
 from support.images import encode
 from support.streams import DATA, SIZE, table_of, waves
 
@@ -52,7 +51,7 @@ BAD: dict[int, bytes | None] = {
     9: None,
     12: cut(encode(waves(12, 40, 48))),
     15: b"",
-    1: encode(Image.fromarray(waves(1)), "GIF"),
+    1: b"no image",
     10: encode(waves(10))[:-30],
     11: cut(encode(waves(11, 40, 48), progressive=True)),
 }

@@ -252,7 +252,7 @@ def test_one_process_works_while_others_wait_for_a_bounded_time(tmp_path: Path):
     ("samples", "fault"),
     [
         ([("a", {"png": image(0), "cls": b" "})], "sample a: has no label; add 'a.cls', or a field label to its json"),
-        ([("a", {"cls": b"0", "gif": b"x"})], "sample a: has no image of a supported type, but .cls, .gif; write"),
+        ([("a", {"cls": b"0", "jxl": b"x"})], "sample a: has no image of a supported type, but .cls, .jxl; write"),
         ([("a", {"cls": b"0", "png": b""})], "sample a: its image 'a.png' is empty, or a link or sparse file; write"),
         ([("a", {"cls": b"0", "png": b"x", "jpg": b"x"})], "sample a: has two images, 'a.png' and 'a.jpg'; keep one"),
         ([sample(0), sample(1), sample(0)], "sample 0000: its key is that of an earlier sample; give each sample a"),

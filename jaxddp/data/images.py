@@ -1,8 +1,8 @@
 """Image files without TensorFlow: their headers, their pixels, and whether they are sound to their last pixel.
 
 Nothing of a header of a JPEG (ITU-T T.81, B.1.1) or PNG is decoded. Finding the segments of a JPEG of 53 kB takes 28
-microseconds; Pillow takes 20 to read the header alone. WebP, TIFF, BMP and PPM are read with Pillow, because TensorFlow
-cannot decode all such files.
+microseconds; Pillow takes 20 to read the header alone. Other kinds are read with Pillow, because TensorFlow cannot
+decode all such files.
 
 `verify` finds faults that no decoder reports. In a test, 180 progressive files were cut between two scans and closed
 with an end marker: TurboJPEG in its strict mode and Pillow accepted all of them, and `_has_every_scan` rejected all.
@@ -17,6 +17,7 @@ the end marker instead, and reports the number of bytes before it.
 
 import ctypes
 import dataclasses
+import importlib
 import io
 import re
 import struct
@@ -29,7 +30,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 import simplejpeg
-from PIL import Image
+from PIL import Image, features
 
 from jaxddp.core.errors import InputError, Key, first_line
 
@@ -39,8 +40,8 @@ MAX_PIXELS = 100_000_000
 DOWNLOAD_AGAIN = "download it again or leave it out"
 """The advice for a damaged file."""
 
-PillowKind = Literal["webp", "tiff", "bmp", "ppm"]
-"""The kinds of files that Pillow decodes; "ppm" is also PGM and PBM."""
+PillowKind = Literal["webp", "tiff", "bmp", "ppm", "gif", "avif", "heif"]
+"""The kinds of files that Pillow decodes; "ppm" is also PGM and PBM, and "heif" is HEIC."""
 Kind = Literal["jpeg", "png"] | PillowKind
 JPEG_START = b"\xff\xd8\xff"
 JPEG_END = b"\xff\xd9"
@@ -62,7 +63,13 @@ _STARTS: tuple[tuple[bytes, Kind], ...] = (
     (rb"II[*+]\0|MM\0[*+]", "tiff"),
     (rb"BM", "bmp"),
     (rb"P[1-6][ \t\r\n#]", "ppm"),
+    (rb"GIF8", "gif"),
+    # The brands of a file may be listed in any order, and some are common to both.
+    (rb"....ftyp(?:....)*?avi[fs]", "avif"),
+    (rb"....ftyp(?:hei|hev|mif1|msf1)", "heif"),
 )
+_HEAD = 40
+"""The number of bytes that identify a kind."""
 _MODES = frozenset(("1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr"))
 _GRAY16 = frozenset(("I;16", "I;16B", "I;16L"))
 _DEPTHS = {1, 2, 4, 8, 16}
@@ -107,7 +114,7 @@ class ImageHeader:
 
 
 def parse_header(data: bytes, segments: Sequence["Segment"] | None = None) -> ImageHeader:
-    """Return the header of a complete JPEG or PNG file, or of a WebP, TIFF, BMP or PPM file.
+    """Return the header of a complete JPEG or PNG file, or of a file that Pillow decodes.
 
     A JPEG is complete if the end-of-image marker (ITU-T T.81, B.1.1.3) follows its last scan. Bytes after that marker
     are accepted, as by every decoder (cameras append their own data). A marker inside an embedded thumbnail does not
@@ -118,14 +125,14 @@ def parse_header(data: bytes, segments: Sequence["Segment"] | None = None) -> Im
 
     Raises:
         InputError: the file is empty or cut short, has no pixels or more than `MAX_PIXELS`, holds several images, is a
-            JPEG without Huffman codes, or is of another kind.
+            JPEG without Huffman codes, or is of a kind that cannot be read. Of a GIF, the first image is used.
     """
     if not data:
         raise InputError(f"empty file; {DOWNLOAD_AGAIN}")
-    kind: Kind | None = next((each for start, each in _STARTS if re.match(start, data[:12], re.DOTALL)), None)
+    kind: Kind | None = next((each for start, each in _STARTS if re.match(start, data[:_HEAD], re.DOTALL)), None)
     if kind is None:
-        description = "a GIF" if data.startswith(b"GIF8") else f"a file that starts with {data[:4]!r}"
-        raise InputError(f"not a JPEG, PNG, WebP, TIFF, BMP or PPM but {description}; convert it or leave it out")
+        kinds = "JPEG, PNG, WebP, TIFF, BMP, PPM, GIF, AVIF or HEIC"
+        raise InputError(f"not a {kinds} but a file that starts with {data[:4]!r}; convert it or leave it out")
     missing = None
     if kind == "jpeg":
         segments = [*jpeg_segments(data)] if segments is None else segments
@@ -203,7 +210,7 @@ def _checked_bits(image: Image.Image) -> int:
 
     Raises: InputError if there are several images or unsupported values.
     """
-    frames = getattr(image, "n_frames", 1)
+    frames = 1 if image.format == "GIF" else getattr(image, "n_frames", 1)
     if frames > 1:
         raise InputError(f"holds {frames} images; keep one image per file")
     if image.format == "PPM":
@@ -219,10 +226,26 @@ def _checked_bits(image: Image.Image) -> int:
     return max(8, *depths)
 
 
+def check_readable(kind: Kind, name: str = "the file") -> None:
+    """Check that Pillow can read files of a kind. Raises: InputError if it needs another library."""
+    if kind == "heif" and "HEIF" not in Image.OPEN:
+        try:
+            importlib.import_module("pillow_heif").register_heif_opener()
+        except ImportError:
+            raise InputError(
+                f"{name}: Pillow reads HEIC with pillow-heif; pip install it, or convert the file"
+            ) from None
+    if kind == "avif" and not features.check("avif"):
+        raise InputError(
+            f"{name}: the installed Pillow reads no AVIF; pip install --upgrade Pillow, or convert the file"
+        )
+
+
 @contextmanager
 def _open_image(data: bytes, kind: Kind) -> Iterator[Image.Image]:
     """Open a Pillow image, and turn any error of Pillow in the block into an `InputError`."""
     errors = _libtiff_errors.lines = list[str]()
+    check_readable(kind)
     try:
         with Image.open(io.BytesIO(data), formats=(kind.upper(),)) as image:
             yield image

@@ -33,11 +33,14 @@ from jaxddp.data.order import ChosenOrder, permutation
 from jaxddp.data.source import Source, SourceTable, Split, labels_of
 from jaxddp.data.storage import root
 from jaxddp.data.storage.root import convert_os_errors, is_url
-from jaxddp.data.storage.store import LocalFiles
+from jaxddp.data.storage.store import LocalFiles, is_passed_over
 from jaxddp.data.table import ExampleTable
 
 TRAIN = "train"
 """The value of `data.unlabelled` for the training images."""
+_ARCHIVES = (".zip", ".gz", ".tgz", ".bz2", ".xz", ".7z", ".rar")
+_MOST_FOLDERS = 30
+"""A directory with more folders is not searched for data sets below it."""
 _log = logging.getLogger("jaxddp.data")
 
 
@@ -113,14 +116,14 @@ def open_validation_split(data: DataConfig) -> SourceTable:
 @_reading()
 def _open_labelled(place: Place, split: Split | None = None) -> SourceTable:
     """Open one split, without the other one if that is possible; by default, as `open_validation_split`."""
-    data_format = _format_of(place)
-    is_divided = data_format.divided(place)
+    data_format, found = _recognized(place)
+    is_divided = data_format.divided(found)
     if place.data.val_share is not None:
         return open_full_splits(place.data)[split or "val"]
     if split == "val" and not is_divided:
         raise InputError(f"--split val: {place.address} has no validation split; leave it out for all images")
     split = (split or "val") if is_divided else "train"
-    return _compared(_with_equal_labels({split: data_format.open(place, split)}), place)[split]
+    return _compared(_with_equal_labels({split: data_format.open(found, split)}), place)[split]
 
 
 @_reading()
@@ -138,8 +141,8 @@ def open_splits(data: DataConfig, refuse: Refuse = raise_fault, *, undivided: bo
         InputError: `data.path` and `data.name` are both set or both unset; a validation split and `data.val_share` both
             exist or are both missing; or the data have a fault.
     """
-    place = dataclasses.replace(_place(data), refuse=refuse)
-    data_format, where = _format_of(place), place.local or place.address
+    data_format, place = _recognized(dataclasses.replace(_place(data), refuse=refuse))
+    where = place.local or place.address
     if data_format.divided(place):
         if data.val_share is not None:
             key = Key("data.val_share", data.val_share, f"{data.val_share:g}")
@@ -155,6 +158,7 @@ def open_splits(data: DataConfig, refuse: Refuse = raise_fault, *, undivided: bo
         if data.group_column is not None and len(opened) == 2:
             train, val = (cast(ExampleTable, table) for table in opened.values())
             check_groups(train, val, str(where))
+        _warn_of_one_class(opened)
         return _with_equal_labels(opened)
     if data.val_share is None and undivided:
         return {"all": data_format.open(place, "train")}
@@ -162,7 +166,17 @@ def open_splits(data: DataConfig, refuse: Refuse = raise_fault, *, undivided: bo
         advice = ("give ", Key("data.val_share"), ", such as 0.1 to hold out a tenth of each class")
         raise InputError(f"{where}: has no validation split", advice=advice)
     whole = cast(ExampleTable, grouped(data_format.open(place, "train"), data.group_column))
+    _warn_of_one_class({"train": whole})
     return _with_equal_labels({**held_out(whole, data.val_share, str(where))})
+
+
+def _warn_of_one_class(splits: Mapping[str, SourceTable]) -> None:
+    train = splits.get("train")
+    if train is not None and train.num_classes == 1:
+        _log.warning(
+            "the only class is %s, so every prediction is right; give images of two classes or more",
+            show(train.class_names[0]),
+        )
 
 
 @_reading()
@@ -173,8 +187,10 @@ def open_images(path: str, data: DataConfig) -> SourceTable:
     """
     place = _whole_place(path, data)
     # A CSV file may have no labels, so only its column of images is read.
-    is_data_set = _is_data_set(place) and not is_csv(Path(path))
-    return _format_of(place).open(place, "train") if is_data_set else open_inputs([path])
+    if is_csv(Path(path)) or not _is_data_set(place):
+        return open_inputs([path])
+    data_format, place = _recognized(place)
+    return data_format.open(place, "train")
 
 
 @convert_os_errors()
@@ -222,7 +238,9 @@ def _matches(place: Place) -> dict[str, Match]:
 
 
 def _is_data_set(place: Place) -> bool:
-    return any(match >= Match.WHOLE for match in _matches(place).values())
+    matches = _matches(place)
+    has_splits = [*matches] == ["folders"] and FORMATS.get("folders").divided(place)
+    return has_splits or any(match >= Match.WHOLE for match in matches.values())
 
 
 def _place(data: DataConfig) -> Place:
@@ -244,14 +262,21 @@ def _place(data: DataConfig) -> Place:
     return Place(entry.path, dataclasses.replace(data, **completed))
 
 
-def _format_of(place: Place) -> Format:
+def _recognized(place: Place) -> tuple[Format, Place]:
+    """Return the format of a data set, and its place: the given one, or that of the only data set below it."""
     matches, where = _matches(place), place.local or place.address
+    if not _is_found(matches) and (below := _places_below(place)):
+        if len(below) == 1:
+            return _recognized(below[0])
+        both = " and ".join(inner.address for inner in below)
+        raise InputError(f"{where}: holds {len(below)} data sets", advice=("give ", Option("data.path"), f" as {both}"))
     if not matches:
         if place.local is not None and not place.local.exists():
             fault = f"{where}: no such directory or file{nearest_beside(place.local)}"
             raise InputError(fault, advice=("check ", Option("data.path")))
         descriptions = "; ".join(FORMATS.get(name).description for name in FORMATS.names())
-        raise InputError(f"{where}: holds no data set of a known format; give one of: {descriptions}")
+        fault = f"{where}: holds no data set of a known format{_nearest_data_set(place)}"
+        raise InputError(f"{fault}; give one of: {descriptions}")
     names = [name for name, match in matches.items() if match is max(matches.values())]
     if len(names) > 1:
         both = f"{len(names)} formats, {' and '.join(names)}"
@@ -263,7 +288,35 @@ def _format_of(place: Place) -> Format:
             raise InputError(
                 Key(f"data.{key}", getattr(place.data, key)), fault, advice=("leave ", Key(f"data.{key}"), " out")
             )
-    return data_format
+    return data_format, place
+
+
+def _is_found(matches: Mapping[str, Match]) -> bool:
+    return "folders" in matches or max(matches.values(), default=Match.NONE) >= Match.WHOLE
+
+
+def _places_below(place: Place, depth: int = 4) -> list[Place]:
+    """Return the data sets in the folders of a directory that is none itself: `pets/pets/`, `food/images/`."""
+    if place.local is None or not place.local.is_dir() or not depth:
+        return []
+    names = [name for name in sorted(os.listdir(place.local)) if not is_passed_over(name)]
+    folders = [path for path in map(place.local.joinpath, names) if path.is_dir()]
+    inner = [dataclasses.replace(place, address=str(path)) for path in folders if len(folders) <= _MOST_FOLDERS]
+    return [one for each in inner for one in ([each] if _is_found(_matches(each)) else _places_below(each, depth - 1))]
+
+
+def _nearest_data_set(place: Place) -> str:
+    """Return a hint for an address that is no data set."""
+    path = place.local
+    if path is None or path.is_file():
+        return f"; unpack {path.name}, and give its folder" if path and path.suffix.lower() in _ARCHIVES else ""
+    holds_images = any(map(is_image_name, os.listdir(path)))
+    above = [dataclasses.replace(place, address=str(parent)) for parent in path.parents[:2]]
+    near = (
+        one for one in above if _is_data_set(one) or (one is above[0] and holds_images and _is_found(_matches(one)))
+    )
+    found = next((f"; {one.address} would open" for one in near), "")
+    return f"{', but images without folders of classes' if holds_images else ''}{found}"
 
 
 @convert_os_errors()
@@ -323,7 +376,7 @@ def _below(top: Path, folder: str, above: tuple[str, ...]) -> Iterator[str]:
     if real_path in above:
         return  # A link to a parent folder: the images of that folder are found without the link.
     with files.reading(top / folder, "make it a readable folder"), os.scandir(top / folder) as entries:
-        visible = [entry for entry in entries if not entry.name.startswith(".")]
+        visible = [entry for entry in entries if not is_passed_over(entry.name)]
     for entry in visible:
         name = os.path.join(folder, entry.name)
         if is_folder(entry):

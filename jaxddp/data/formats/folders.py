@@ -1,38 +1,39 @@
 """Reads a tree with one folder for each class; no file lists the images.
 
-ROOT/train/<class>/**/*.jpg     jpg, jpeg, jpe, jfif, png, webp, tif, tiff, bmp, ppm or pgm
-ROOT/val/<class>/**/*.jpg       or valid/, validation/ or test/: the first of these that exists
+ROOT/train/<class>/**/*.jpg     or another name of `find_split`, such as seg_train/, or the folder that data.train names
+ROOT/val/<class>/**/*.jpg       or validation/, seg_test/ …, or the folder that data.val names
+ROOT/<class>/**/*.jpg           in place of train/
 
-Without a validation folder, or without both folders (ROOT/<class>/**/*.jpg), `data.val_share` divides the images.
+Without a validation folder, `data.val_share` divides the images. A folder test/ or val/ without folders of classes has
+no labels, and is passed over.
 """
 
-import errno
 import logging
 import os
 import re
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 import jaxddp.core.files as files
+from jaxddp.config import DataConfig
 from jaxddp.config.registry import FORMATS
-from jaxddp.core.errors import InputError, nearest, show
+from jaxddp.core.errors import InputError, Key, nearest, show
 from jaxddp.data.faults import Refuse, check_distinct, find_repeats, pass_faults_to, raise_fault
-from jaxddp.data.format import LocalFormat, Match
-from jaxddp.data.formats.splits import SPLITS
+from jaxddp.data.format import Match, Place
+from jaxddp.data.formats.splits import SPLITS, find_split, is_word, rank
 from jaxddp.data.source import Split
 from jaxddp.data.storage.root import FolderFile
-from jaxddp.data.storage.store import LocalFiles, link_out
+from jaxddp.data.storage.store import LocalFiles, is_passed_over
+from jaxddp.data.storage.tar import IMAGES
 from jaxddp.data.table import ExampleTable
 
 _log = logging.getLogger("jaxddp.data")
-_SUPPORTED = frozenset({".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".tif", ".tiff", ".bmp", ".ppm", ".pgm"})
-# Image files of these types are an error, because a run that ignored them would train on fewer images.
-_UNSUPPORTED = frozenset({".gif", ".heic", ".avif"})
-
+_DATA = DataConfig()
 # A file of these names beside the class folders may hold the labels, which a run would ignore.
 _LISTINGS = re.compile(r".*\.(csv|tsv|xlsx?)|(labels|annotations|train|val|metadata)\.(txt|jsonl?|parquet)")
 _METADATA = re.compile(r"metadata\.(csv|jsonl|parquet)")
@@ -44,52 +45,122 @@ _HEAD = 1 << 16
 _LISTING_THREADS = 16
 
 
-def holds_folders(root: Path) -> bool | Match:
-    """Return whether a directory is a tree of class folders: it has a folder `train` that contains folders.
+@dataclass(frozen=True)
+class Layout:
+    """The folders of a tree that `read_folders` reads."""
 
-    A directory with folders of images, but without the folder of a split, is a partial match, because its images may
-    belong to another format.
+    root: Path
+    splits: dict[Split, Path]
+    """The folder of each split, which has a folder for each class. "train" may be the root."""
+    others: frozenset[str] = frozenset()
+    """If "train" is the root: the names of its folders that are no classes."""
+    unlabelled: tuple[str, ...] = ()
+    """The names of folders for validation or testing that have no folders of classes."""
+
+    def reading(self, split: Split) -> str:
+        """Return a phrase for `ExampleTable.reading`."""
+        folder = self.splits[split]
+        place = self.root.name if folder == self.root else folder.relative_to(self.root)
+        passed = "".join(f"; {name}/ has no labels" for name in self.unlabelled)
+        return f"class folders in {place}/{passed}"
+
+
+def find_layout(root: Path, data: DataConfig = _DATA) -> Layout:
+    """Return the layout of a directory; without splits if it has no folders of classes.
+
+    Raises: InputError if it has several readings, or lacks a folder that the config names.
     """
-    if (root / "train").is_dir():
-        return bool(_visible_folders(root / "train"))
-    if not root.is_dir() or has_validation_folder(root):
-        return False
-    return Match.PARTLY if any(_has_image(root / name) for name in _visible_folders(root)) else Match.NONE
+    root = root.absolute()
+    folders = _visible_folders(root) if root.is_dir() else set()
+    splits: dict[Split, Path] = {}
+    for split in SPLITS:
+        if getattr(data, split):
+            splits[split] = _named_folder(root, split, data)
+        elif name := find_split(split, (name for name in folders if _holds_classes(root / name, split)), root):
+            splits[split] = _undoubled(root / name)
+    if data.val and splits.get("train", root) == splits["val"]:
+        raise InputError(Key("data.val", data.val), ": is also the training split", advice="name another folder")
+    unlabelled = {name for name in folders if rank(name, "val") and not _holds_classes(root / name, "val")}
+    # Otherwise the folders of the root are the classes, except those with the name of a split.
+    others = {name for name in folders if is_word(name, "val")}
+    others |= {splits["val"].relative_to(root).parts[0]} if data.val else set()
+    classes = sorted(name for name in folders - others if "train" not in splits and _has_image(root / name))
+    if not classes:
+        return Layout(root, splits, unlabelled=(*sorted(unlabelled),))
+    for name in (name for name in classes if is_word(name, "train") and (others or len(classes) == 1)):
+        fault = "images, but no class folders; put the images of each class into a folder of its own"
+        raise InputError(f"{root / name}: {fault}")
+    if len(classes) == 1 and others & unlabelled:
+        both = f"{classes[0]}/ and {min(others)}/ are two classes, or {min(others)}/ has images without labels"
+        raise InputError(f"{root}: {both}; put classes into a folder train/")
+    splits = {split: place for split, place in splits.items() if place.relative_to(root).parts[0] in others}
+    return Layout(root, {"train": root, **splits}, frozenset(others), (*sorted(others & unlabelled),))
 
 
-def has_validation_folder(root: Path) -> bool:
-    """Return whether the root has a validation folder."""
-    return any((root / name).is_dir() for name in SPLITS["val"])
+def image_names(folder: Path) -> list[str]:
+    """Return the names of the images in a folder, without those in its folders, sorted."""
+    return sorted(entry.name for entry in _entries(folder) if is_image_name(entry.name) and not is_folder(entry))
+
+
+def _named_folder(root: Path, split: Split, data: DataConfig) -> Path:
+    """Return the folder that `data.train` or `data.val` names."""
+    name = getattr(data, split)
+    key, folder = Key(f"data.{split}", name), Path(os.path.normpath(root / name))
+    if root not in folder.parents:
+        advice = ("give a folder that holds both splits by ", Key("data.path"))
+        raise InputError(key, f": is no folder below {root}", advice=advice)
+    if not folder.is_dir() or not _visible_folders(folder):
+        fault = "no class folders" if folder.is_dir() else f"no such folder{files.nearest_beside(folder)}"
+        raise InputError(key, f": {folder}: {fault}", advice="name a folder with one folder for each class")
+    return _undoubled(folder)
+
+
+def _holds_classes(folder: Path, split: Split) -> bool:
+    """Return whether a folder has the name of a split, and folders.
+
+    A folder whose only folder has the same name and no folders holds none (test/test/1.jpg).
+    """
+    found = _visible_folders(folder) if rank(folder.name, split) else set()
+    return bool(found) and (found != {folder.name} or bool(_visible_folders(folder / folder.name)))
+
+
+def _undoubled(folder: Path) -> Path:
+    """Return a folder, or the only folder in it if that has the same name, as seg_train/seg_train/."""
+    return folder / folder.name if _visible_folders(folder) == {folder.name} and not _has_image(folder) else folder
 
 
 def is_image_name(name: str) -> bool:
-    """Return whether a file name has the suffix of an image, including types that are not supported."""
-    return _suffix(name) in _SUPPORTED | _UNSUPPORTED
+    """Return whether a file name has the suffix of an image."""
+    return _suffix(name) in IMAGES
 
 
 def is_folder(entry: os.DirEntry[str]) -> bool:
-    """Return whether an entry is a folder, or a link to a folder. Raises: InputError if it cannot be read."""
+    """Return whether an entry is a folder, or a link to a folder.
+
+    Raises: InputError if it cannot be read, or is a link to itself or to a file or folder that does not exist.
+    """
     try:
+        if entry.is_symlink() and not os.path.exists(entry.path):
+            target = show(os.readlink(entry.path))
+            raise InputError(f"{entry.path}: a symbolic link that leads nowhere, to {target}; correct or remove it")
         return entry.is_dir()
     except OSError as error:
-        if error.errno == errno.ELOOP:
-            return False  # A link to itself: the caller treats it as a file.
         raise InputError(f"{entry.path}: cannot be read ({error.strerror}); make it readable, or remove it") from None
 
 
-def read_folders(root: Path, split: Split, refuse: Refuse = raise_fault) -> ExampleTable:
-    """Read the examples of one split. Without folders of splits, "train" holds all examples. No image is opened.
+def read_folders(root: Path, split: Split, refuse: Refuse = raise_fault, data: DataConfig = _DATA) -> ExampleTable:
+    """Read the examples of one split; see `find_layout`. No image is opened.
 
-    The classes of both splits are the names of the folders in `train`, sorted. An id is the image's path without its
-    suffix. Rows are sorted by class and path. Names that begin with a dot, and files without the suffix of an image,
-    are ignored. Links are followed within the root.
+    The classes of both splits are the names of the folders of the training split, sorted. An id is the image's path
+    without its suffix; images whose paths differ only in the suffix keep it. Rows are sorted by class and path. Names
+    of `is_passed_over`, and files without the suffix of an image, are ignored. Links are followed wherever they lead.
 
     These are rejected:
 
-    - a class folder that holds no image, is absent from `train`, or has a name that looks like another name;
-    - a folder with images beside `train`, if there is no validation folder;
-    - an image outside the class folders, an image of an unsupported type, and an image whose id is already in use;
-    - a link out of the root, or into a parent folder;
+    - a class folder that holds no image, is absent from the training split, or has a name that looks like another name;
+    - a folder with images beside the training folder, if there is no validation folder and the config names none;
+    - an image outside the class folders, and an image of a type that Pillow needs another library for;
+    - a link that leads nowhere, or into a parent folder;
     - a file beside the class folders that may hold the labels, such as labels.csv or metadata.jsonl, if its first
       65,536 characters name images of the split; an Excel or Parquet file is judged by its own name;
     - a name that is not UTF-8, and a file or folder that cannot be read.
@@ -98,22 +169,27 @@ def read_folders(root: Path, split: Split, refuse: Refuse = raise_fault) -> Exam
         InputError: the folder of the split is missing, or holds no image that can be used.
     """
     root = root.absolute()
-    train_folder = _split_folder(root, "train")
-    if train_folder != root and not has_validation_folder(root):
+    layout = find_layout(root, data)
+    if split not in layout.splits:
+        names = " or ".join(f"{name}/" for name in SPLITS[split])
+        raise InputError(f"{root}: no folder {names}; put the {split} images there, in one folder per class")
+    folder = layout.splits[split]
+    train_folder = layout.splits.get("train", folder)
+    if "val" not in layout.splits and train_folder != root and not data.train:
         # If "train" is itself a class, the other classes would be left out.
-        for other in sorted(name for name in _visible_folders(root) - {"train"} if _has_image(root / name)):
-            advice = "move them into a class folder there, or call train/ something else if it is a class"
-            refuse(f"{root / other}: images beside train/, which is taken for the training split; {advice}")
-    names = _class_names(train_folder, refuse)
+        top = train_folder.relative_to(root).parts[0]
+        beside = {name for name in _visible_folders(root) - {top} if not rank(name, "val") and _has_image(root / name)}
+        for other in sorted(beside):
+            advice = f"move them into a class folder there, or call {top}/ something else if it is a class"
+            refuse(f"{root / other}: images beside {top}/, which is taken for the training split; {advice}")
+    names = class_names(layout, "train" if "train" in layout.splits else split, refuse)
     check_distinct(names, lambda name: str(train_folder / name), refuse)
-    folder = _split_folder(root, split)
-    class_folders = _class_names(folder, refuse)
+    class_folders = class_names(layout, split, refuse)
     for unknown_class in sorted({*class_folders} - {*names}):
         hint = nearest(unknown_class, names)
         refuse(f"{folder / unknown_class}: a class that {train_folder} does not have{hint}; rename or remove it")
     class_folders = [name for name in class_folders if name in names]
-    outside = sorted(entry.name for entry in _entries(folder) if is_image_name(entry.name) and not is_folder(entry))
-    for name in outside:
+    for name in (outside := image_names(folder)):
         refuse(f"{folder / name}: an image outside the class folders ({len(outside)} in all); move it into one")
     with ThreadPoolExecutor(_LISTING_THREADS) as pool:
         of_classes = list(pool.map(lambda name: _class_images(root, folder / name), class_folders))
@@ -123,41 +199,39 @@ def read_folders(root: Path, split: Split, refuse: Refuse = raise_fault) -> Exam
     if not len(path):
         raise InputError(f"{folder}: none of its files can be used; put an image into a class's folder")
     label = np.repeat(np.searchsorted(names, class_folders).astype(np.int32), [len(paths) for paths, _ in of_classes])
-    ids = np.array([os.path.splitext(image_path)[0] for image_path in path.tolist()])
+    stems = np.array([os.path.splitext(image_path)[0] for image_path in path.tolist()])
     for place in dict.fromkeys((root, folder)):
-        _refuse_listings(place, _LISTINGS if folder == root else _METADATA, ids, names, refuse)
-    table = ExampleTable(LocalFiles(root), ids, path, label, tuple(names))
-    repeated = find_repeats(table.id)
-    for _, first in repeated:
-        refuse(f"{table.name(first)}: the name of another image differs only in the suffix; rename one of the two")
-    return table.without([row for row, _ in repeated])
+        _refuse_listings(place, _LISTINGS if folder == root else _METADATA, stems, names, refuse)
+    ids, reading = stems.tolist(), layout.reading(split)
+    while rows := {row for pair in find_repeats(np.array(ids)) for row in pair}:
+        for row in rows:
+            ids[row] = path[row]
+    if any(_suffix(os.fsdecode(one)) == "gif" for one in path.tolist()):
+        reading += "; of a GIF, the first frame"
+    return ExampleTable(LocalFiles(root, True), np.array(ids), path, label, tuple(names), reading=reading)
 
 
-def _class_names(folder: Path, refuse: Refuse) -> list[str]:
-    found = sorted(_visible_folders(folder))
-    if not found:
+def class_names(layout: Layout, split: Split, refuse: Refuse = raise_fault) -> list[str]:
+    """Return the names of the class folders of a split, sorted. Raises: InputError if there are none."""
+    names, folder = [], layout.splits[split]
+    for entry in sorted(_entries(folder), key=lambda entry: entry.name):
+        with pass_faults_to(refuse):
+            is_class = is_folder(entry) and not (folder == layout.root and entry.name in layout.others)
+            names += [entry.name] if is_class and _is_utf8(folder, entry.name, refuse) else []
+    if not names:
         raise InputError(f"{folder}: no class folders; put the images of each class into a folder of its own")
-    return [name for name in found if _is_utf8(folder, name, refuse)]
-
-
-def _split_folder(root: Path, split: Split) -> Path:
-    if split == "train" and holds_folders(root) is Match.PARTLY:
-        return root
-    if folder := next((root / name for name in SPLITS[split] if (root / name).is_dir()), None):
-        return folder
-    names = " or ".join(f"{name}/" for name in SPLITS[split])
-    raise InputError(f"{root}: no folder {names}; put the {split} images there, in one folder per class")
+    return names
 
 
 def _visible_folders(folder: Path) -> set[str]:
-    return {entry.name for entry in _entries(folder) if is_folder(entry)}
+    return {entry.name for entry in _entries(folder) if entry.is_dir()}
 
 
 def _has_image(folder: Path) -> bool:
     # A folder that cannot be read counts as a folder without images. If the directory is of this format,
     # `read_folders` reports the fault.
     with suppress(OSError), os.scandir(folder) as entries:
-        return any(_suffix(entry.name) in _SUPPORTED for entry in entries)
+        return any(is_image_name(entry.name) and not is_passed_over(entry.name) for entry in entries)
     return False
 
 
@@ -197,40 +271,35 @@ def _may_hold_labels(path: Path, ids: np.ndarray, classes: Sequence[str]) -> boo
 def _class_images(root: Path, folder: Path) -> tuple[list[str], list[str]]:
     """Return the images of a class's folder, as sorted paths relative to the root, and the faults of the folder."""
     faults: list[str] = []
-    paths = sorted(os.path.relpath(path, root) for path in _images(root, folder, (), faults.append))
+    parents = (os.path.realpath(folder.parent),)
+    paths = sorted(os.path.relpath(path, root) for path in _images(folder, parents, faults.append))
     if not paths and not faults:
         faults.append(f"{folder}: no image in this class's folder; put images there, or remove the folder")
     return paths, faults
 
 
-def _images(root: Path, folder: Path, parents: tuple[str, ...], refuse: Refuse) -> Iterator[str]:
+def _images(folder: Path, parents: tuple[str, ...], refuse: Refuse) -> Iterator[str]:
     """Yield every image below a folder; `parents` holds the real paths of its parent folders."""
     with pass_faults_to(refuse):
-        real_path = _real_path(root, folder)
-        if real_path in parents:
+        real_path = os.path.realpath(folder)
+        if any(os.path.join(parent, "").startswith(os.path.join(real_path, "")) for parent in parents):
             raise InputError(f"{folder}: a symbolic link leads into a folder above itself; remove the link")
         for entry in sorted(_entries(folder), key=lambda entry: entry.name):
             with pass_faults_to(refuse):
                 if is_folder(entry):
                     if _is_utf8(folder, entry.name, refuse):
-                        yield from _images(root, folder / entry.name, (*parents, real_path), refuse)
-                elif _suffix(entry.name) in _UNSUPPORTED:
-                    raise InputError(f"{entry.path}: its image type is not supported; convert or remove it")
-                elif _suffix(entry.name) in _SUPPORTED and _is_utf8(folder, entry.name, refuse):
-                    if entry.is_symlink():
-                        _real_path(root, folder / entry.name)
+                        yield from _images(folder / entry.name, (*parents, real_path), refuse)
+                elif is_image_name(entry.name) and _is_utf8(folder, entry.name, refuse):
+                    if _suffix(entry.name) in ("heic", "heif"):
+                        # Pillow takes a while to import.
+                        from jaxddp.data.images import check_readable
+
+                        check_readable("heif", entry.path)
                     yield entry.path
 
 
 def _suffix(name: str) -> str:
-    return os.path.splitext(name)[1].lower()
-
-
-def _real_path(root: Path, path: Path) -> str:
-    """Return a path with its symbolic links resolved. Raises: InputError if it is outside the root."""
-    if fault := link_out(os.fsencode(path), os.path.realpath(os.fsencode(root))):
-        raise InputError(f"{path}: {fault}; put the files themselves into the root")
-    return os.path.realpath(path)
+    return os.path.splitext(name)[1][1:].lower()
 
 
 def _is_utf8(folder: Path, name: str, refuse: Refuse) -> bool:
@@ -243,10 +312,35 @@ def _is_utf8(folder: Path, name: str, refuse: Refuse) -> bool:
 
 
 def _entries(folder: Path) -> list[os.DirEntry[str]]:
-    """Return the entries of a folder whose names do not begin with a dot. Raises: InputError if it cannot be read."""
+    """Return the entries of a folder that are not passed over. Raises: InputError if it cannot be read."""
     with files.reading(folder, "make it a readable folder"), os.scandir(folder) as entries:
-        return [entry for entry in entries if not entry.name.startswith(".")]
+        return [entry for entry in entries if not is_passed_over(entry.name)]
 
 
-_DESCRIPTION = "a directory with train/CLASS/IMAGE and val/CLASS/IMAGE, or with CLASS/IMAGE and data.val_share"
-FORMATS.add("folders")(LocalFormat(_DESCRIPTION, holds_folders, read_folders, has_validation_folder, skips_faults=True))
+class ClassFolders:
+    """The format of trees of class folders."""
+
+    description = "a directory with train/CLASS/IMAGE and val/CLASS/IMAGE, or with CLASS/IMAGE and data.val_share"
+
+    def match(self, place: Place) -> Match:
+        """Return the degree of the match. A folder `train`, or one that the config names, is a sure sign."""
+        if place.local is None:
+            return Match.NONE
+        try:
+            splits = find_layout(place.local, place.data).splits
+        except InputError:
+            return Match.PARTLY
+        if any(place.local / name in splits.values() for name in (place.data.train, place.data.val) if name):
+            return Match.NAMED
+        is_sure = splits.get("train", place.local).name == "train"
+        return Match.NONE if not splits else Match.WHOLE if is_sure else Match.PARTLY
+
+    def divided(self, place: Place) -> bool:
+        return place.local is not None and "val" in find_layout(place.local, place.data).splits
+
+    def open(self, place: Place, split: Split) -> ExampleTable:
+        assert place.local is not None
+        return read_folders(place.local, split, place.refuse, place.data).select(place.data.classes)
+
+
+FORMATS.add("folders")(ClassFolders())

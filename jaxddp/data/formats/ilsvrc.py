@@ -3,13 +3,17 @@
 The archive unpacks the images to:
 
     ROOT/ILSVRC/Data/CLS-LOC/train/<synset>/<ImageId>.JPEG
-    ROOT/ILSVRC/Data/CLS-LOC/{val,test}/<ImageId>.JPEG
+    ROOT/ILSVRC/Data/CLS-LOC/{val,test}/<ImageId>.JPEG      or val/<synset>/<ImageId>.JPEG
+
+`jaxddp.data.formats.devkit` reads the original archive, and `jaxddp.data.formats.folders` class folders without either.
 """
 
 import io
 import re
 from collections.abc import Collection
+from contextlib import suppress
 from os import PathLike
+from pathlib import Path
 
 import numpy as np
 
@@ -19,6 +23,8 @@ from jaxddp.core.errors import InputError, Key, nearest, show
 from jaxddp.data.faults import Refuse, check_distinct, pass_faults_to, raise_fault
 from jaxddp.data.format import Match, Place
 from jaxddp.data.formats.csv_listing import check_utf8, csv_rows, lists_images
+from jaxddp.data.formats.devkit import find_kit, read_kit
+from jaxddp.data.formats.folders import find_layout
 from jaxddp.data.formats.listing import sound_rows
 from jaxddp.data.source import ClassSelection, Split
 from jaxddp.data.storage.root import DataRoot, DatasetEntry, FolderFile, find_dataset, is_url, open_root
@@ -87,9 +93,10 @@ def test_listing(root: AnyPath, csv: AnyPath = TEST_CSV, cache: AnyPath | None =
 
 
 def _read_labelled(
-    root: AnyPath, csv: AnyPath, classes: ClassSelection, cache: AnyPath | None, split: Split, refuse: Refuse
+    place: AnyPath, csv: AnyPath, classes: ClassSelection, cache: AnyPath | None, split: Split, refuse: Refuse
 ) -> ExampleTable:
-    entry, data_root, file = _open(root, csv, cache, split)
+    entry, data_root, file = _open(place, csv, cache, split)
+    root = data_root.folder.root
     mapping = read_mapping(data_root.file(SYNSET_MAPPING), refuse)
     image_id, label, lines = _read_rows(file, mapping, refuse)
     # Ids tell the folder of an image; the folder of other ids is that of `split`.
@@ -98,7 +105,10 @@ def _read_labelled(
     in_val = np.strings.find(image_id, _VAL_IDS) >= 0
     in_train |= ~in_val & (split == "train")
     of_class = np.strings.add(np.strings.add(f"{_IMAGES}/train/".encode(), synset), b"/")
-    folder = np.where(in_train, of_class, f"{_IMAGES}/val/".encode())
+    of_val: np.ndarray | bytes = f"{_IMAGES}/val/".encode()
+    if root is not None and not in_train.all() and (root / _IMAGES / "val" / synset[~in_train][0].decode()).is_dir():
+        of_val = np.strings.replace(of_class, b"/train/", b"/val/", 1)
+    folder = np.where(in_train, of_class, of_val)
     path = np.strings.add(folder, np.strings.add(image_id, b".JPEG"))
     table = ExampleTable(data_root.store, image_id, path, label, tuple(mapping), tuple(mapping.values()))
     chosen = entry.classes if classes is None else classes
@@ -117,8 +127,8 @@ def _open(
     return entry, data_root, data_root.file(named or csv)
 
 
-class SolutionFiles:
-    """The format of Kaggle's archive: a URL, a directory with a solution file, or a config with such a file."""
+class ImageNet:
+    """The format of Kaggle's archive (a URL, a directory, or a config with a solution file) and the original one."""
 
     description = f"a directory or a URL with {TRAIN_CSV} (Kaggle's ILSVRC archive)"
 
@@ -130,10 +140,19 @@ class SolutionFiles:
         # Other formats have splits and shards, which are not files of this name.
         named = [name for name in (place.data.train, place.data.val) if name and not name.endswith(SHARDS)]
         named = [name for name in named if not place.local.is_file() and not lists_images(place.local / name)]
-        is_named = any(name.endswith(".csv") or (place.local / name).is_file() for name in named)
-        if is_named or (place.local / TRAIN_CSV).is_file():
+        if any(name.endswith(".csv") or (place.local / name).is_file() for name in named):
             return Match.NAMED
-        if any(place.local.glob("LOC_*_solution.csv")):
+        root = _archive_of(place.local)
+        is_listed = (root / VAL_CSV).is_file() and place.local != root / _IMAGES
+        with suppress(InputError):
+            # Without a list of the validation images, their class folders are used, if there are any.
+            if not is_listed and "val" in find_layout(root / _IMAGES).splits:
+                return Match.NONE
+            if find_kit(place.local):
+                return Match.NAMED
+        if (root / TRAIN_CSV).is_file() or root != place.local:
+            return Match.NAMED
+        if any(root.glob("LOC_*_solution.csv")):
             return Match.WHOLE
         nearby = (place.local.glob(pattern) for pattern in ("LOC_*", "*/LOC_*", "../LOC_*"))
         return Match.PARTLY if any(map(any, nearby)) else Match.NONE
@@ -142,14 +161,27 @@ class SolutionFiles:
         return True
 
     def open(self, place: Place, split: Split) -> ExampleTable:
-        data = place.data
+        data, address = place.data, place.address
+        if place.local is not None:
+            root = _archive_of(place.local)
+            if kit := find_kit(root):
+                return read_kit(kit, split, place.refuse).select(data.classes)
+            address = address if root == place.local else str(root)
         csv = {"train": data.train or TRAIN_CSV, "val": data.val or VAL_CSV}
         if split == "val" and csv["val"] == csv["train"]:
             raise InputError(Key("data.val", csv["val"]), ": is also the training split", advice="name another file")
-        return _read_labelled(place.address, csv[split], data.classes, data.local_cache, split, place.refuse)
+        return _read_labelled(address, csv[split], data.classes, data.local_cache, split, place.refuse)
 
 
-FORMATS.add("ilsvrc")(SolutionFiles())
+def _archive_of(path: Path) -> Path:
+    """Return the root of Kaggle's archive for its folder ILSVRC, ILSVRC/Data or ILSVRC/Data/CLS-LOC, else the path."""
+    for depth, root in enumerate(path.parents[:3], 1):
+        if path.parts[-depth:] == Path(_IMAGES).parts[:depth] and any(root.glob("LOC_*_solution.csv")):
+            return root
+    return path
+
+
+FORMATS.add("ilsvrc")(ImageNet())
 
 
 def read_mapping(file: FolderFile, refuse: Refuse = raise_fault) -> dict[str, str]:

@@ -24,7 +24,12 @@ from jaxddp.data.storage.root import Folder, with_cache
 from jaxddp.data.storage.tables import REFUSED
 from jaxddp.data.table import ExampleTable
 
-SPLITS: dict[Split, tuple[str, ...]] = {"train": ("train",), "val": ("val", "valid", "validation", "test")}
+SPLITS: dict[Split, tuple[str, ...]] = {
+    "train": ("train", "training"),
+    "val": ("val", "valid", "validation", "dev", "eval", "test", "testing"),
+}
+"""The names of the splits, in any case. The first of them that a data set has is used."""
+_TEST = SPLITS["val"].index("test")
 _BRACES = re.compile(r"\{([^{}]*)\}")
 _RANGE = re.compile(r"([0-9]+)\.\.([0-9]+)")
 _MOST = 100_000
@@ -174,6 +179,36 @@ def _with_suffix(paths: list[str], suffix: str) -> list[str]:
     return [path for path in paths if path.endswith(suffix)]
 
 
+def rank(name: str, split: Split) -> tuple[bool, int] | None:
+    """Return how well a name stands for a split, less for a better name; None if it does not.
+
+    A name is a word of `SPLITS`, or begins or ends with one: `Val`, `seg_val`, `validation_set`, `val2017`. Names of
+    other validation sets are better than those of test sets. A name with words of both splits stands for none.
+    """
+    parts = re.split("[^a-z]+", name.lower())
+    places = {one: [SPLITS[one].index(part) for part in (parts[0], parts[-1]) if part in SPLITS[one]] for one in SPLITS}
+    if not all(places.values()) and places[split]:
+        place = min(places[split])
+        is_test = split == "val" and place >= _TEST
+        return is_test, place if is_word(name, split) else len(SPLITS[split])
+    return None
+
+
+def is_word(name: str, split: Split) -> bool:
+    """Return whether a name is a word of `SPLITS`, in any case."""
+    return name.lower() in SPLITS[split]
+
+
+def find_split(split: Split, names: Iterable[str], where: object) -> str | None:
+    """Return the name that stands best for a split, or None. Raises: InputError if several are equally good."""
+    ranks = {name: best for name in sorted(names, reverse=True) if (best := rank(name, split))}
+    best = [name for name in ranks if ranks[name] == min(ranks.values())]
+    if len(best) > 1 and not is_word(best[0], split):
+        fault = f"{best[1]} and {best[0]} may both be the {split} split"
+        raise InputError(f"{where}: {fault}", advice=("name one by ", Key(f"data.{split}")))
+    return best[0] if best else None
+
+
 def split_name(where: object, splits: Iterable[str], split: Split, data: DataConfig) -> str | None:
     """Return the name of a split in a data set; None if it has none.
 
@@ -187,7 +222,8 @@ def split_name(where: object, splits: Iterable[str], split: Split, data: DataCon
     names = [*splits]
     named, other = getattr(data, split), data.train if split == "val" else data.val
     if named is None:
-        return next((name for name in SPLITS[split] if name in names and name != other), None)
+        words = (name for word in SPLITS[split] for name in names if name.lower() == word)
+        return next((name for name in words if name != other), None)
     if named in names and named != other:
         return named
     problem = "is also the training split" if named in names else f"{where} has no such split{nearest(named, names)}"
@@ -199,5 +235,5 @@ def required_split(where: object, splits: Iterable[str], split: Split, data: Dat
     """Return the name of a split in a data set; see `split_name`. Raises: InputError if it has none."""
     if name := split_name(where, splits, split, data):
         return name
-    fault = f"no split {' or '.join(SPLITS[split])}; its splits are {', '.join(splits) or 'none'}"
+    fault = f"no split {split}; its splits are {', '.join(splits) or 'none'}"
     raise InputError(f"{where}: {fault}", advice=("name one by ", Key(f"data.{split}")))

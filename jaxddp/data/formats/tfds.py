@@ -148,18 +148,22 @@ def _open_store(builder: Any, split: str, lengths: Mapping[str, int], image: str
 
 
 class PreparedSets:
-    """The format of addresses with the prefix tfds:."""
+    """The format of addresses with the prefix tfds:, and of the folder of a version (imagenet2012/5.1.0)."""
 
     description = f"{_PREFIX}NAME (a prepared data set of tensorflow-datasets)"
 
     def match(self, place: Place) -> Match:
-        return Match.NAMED if place.address.startswith(_PREFIX) else Match.NONE
+        is_version = place.local is not None and (place.local / "features.json").is_file()
+        return Match.NAMED if is_version or place.address.startswith(_PREFIX) else Match.NONE
 
     def divided(self, place: Place) -> bool:
         return True
 
     def open(self, place: Place, split: Split) -> ExampleTable:
-        table = read_tfds(place.address.removeprefix(_PREFIX), split, place.data.data_dir, place.refuse, place.data)
+        name, data_dir = place.address.removeprefix(_PREFIX), place.data.data_dir
+        if place.local is not None:
+            name, data_dir = f"{place.local.parent.name}:{place.local.name}", place.local.parents[1]
+        table = read_tfds(name, split, data_dir, place.refuse, place.data)
         return table.select(place.data.classes)
 
 

@@ -102,6 +102,8 @@ class LocalFiles:
     """The files below a directory: a store of images, and a folder of files that hold many images (`Folder`)."""
 
     root: Path
+    follows_links: bool = False
+    """Whether symbolic links may lead out of the root. They may not where a table or an archive names the files."""
     can_list = True
 
     def name(self, path: bytes | str = "", offset: int = 0) -> str:
@@ -125,7 +127,7 @@ class LocalFiles:
 
     def files(self, folder: str = "") -> list[str]:
         try:
-            names = [name for name in os.listdir(self.root / folder) if not name.startswith(".")]
+            names = [name for name in os.listdir(self.root / folder) if not is_passed_over(name)]
         except (FileNotFoundError, NotADirectoryError):
             return []
         return sorted(os.path.join(folder, name) for name in names)
@@ -140,13 +142,13 @@ class LocalFiles:
     def faults(self, paths: np.ndarray, identity: np.ndarray | None = None, *, links_only: bool = False) -> list[Fault]:
         """Return the faults of `Store.faults`, and also images that are not regular files or are outside the root.
 
-        The root may be a link, and links may lead anywhere within it. All paths must be different.
+        The root may be a link, and links may lead anywhere within it; see `follows_links`. All paths must be different.
 
         Args:
             links_only: whether to return only the links out of the root. The listing of a folder shows which entries
                 are links, without a system call for each entry.
         """
-        real_root = os.path.realpath(os.fsencode(self.root))
+        real_root = b"/" if self.follows_links else os.path.realpath(os.fsencode(self.root))
 
         def fault_of(row: int, entry: os.DirEntry[bytes]) -> str | None:
             if entry.is_symlink() and (fault := link_out(entry.path, real_root)):
@@ -193,6 +195,11 @@ class ShardStore:
         if identity is not None:
             identity[:] = of_shard[inverse]
         return [(row, wrong[shard]) for row, shard in enumerate(inverse.tolist()) if shard in wrong]
+
+
+def is_passed_over(name: str) -> bool:
+    """Return whether a name is hidden, or that of a folder which macOS or a network drive adds to a data set."""
+    return name.startswith(".") or name in ("__MACOSX", "@eaDir")
 
 
 def check_regular(folder: Path, advice: str) -> None:

@@ -23,7 +23,8 @@ from jaxddp.data.storage.root import Folder
 from jaxddp.data.storage.shards import Columns, load_or_build_index
 from jaxddp.data.storage.store import ShardStore
 
-IMAGES = frozenset({"jpg", "jpeg", "jpe", "jfif", "png", "webp", "tif", "tiff", "bmp", "ppm", "pgm"})
+_SUFFIXES = "jpg jpeg jpe jfif png webp tif tiff bmp ppm pgm gif avif heic heif"
+IMAGES = frozenset(_SUFFIXES.split())
 _LABEL_FIELDS = ("label", "cls")
 _LONGEST = 1 << 20
 """The largest size of a file with a label, and of an extended header, in bytes."""
