@@ -81,7 +81,7 @@ FILE_LIBRARIES = {
     "jaxddp/curate.py": "PIL",
     "jaxddp/data/formats/devkit.py": "scipy",
     "jaxddp/data/formats/tfds.py": "tensorflow_datasets",
-    "jaxddp/data/images.py": "PIL simplejpeg",
+    "jaxddp/data/images.py": "PIL simplejpeg pillow_heif",
     "jaxddp/data/formats/parquet_files.py": "pyarrow",
     "jaxddp/data/sample.py": "PIL sklearn",
     "jaxddp/data/storage/tables.py": "pyarrow datasets",

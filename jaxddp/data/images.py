@@ -17,7 +17,6 @@ the end marker instead, and reports the number of bytes before it.
 
 import ctypes
 import dataclasses
-import importlib
 import io
 import re
 import struct
@@ -230,7 +229,9 @@ def check_readable(kind: Kind, name: str = "the file") -> None:
     """Check that Pillow can read files of a kind. Raises: InputError if it needs another library."""
     if kind == "heif" and "HEIF" not in Image.OPEN:
         try:
-            importlib.import_module("pillow_heif").register_heif_opener()
+            import pillow_heif  # pyright: ignore[reportMissingImports]
+
+            pillow_heif.register_heif_opener()
         except ImportError:
             raise InputError(
                 f"{name}: Pillow reads HEIC with pillow-heif; pip install it, or convert the file"
