@@ -126,7 +126,7 @@ TOOLS = {
 """The tools on top of a finished run, and the rooms that may import each."""
 
 SOUND_IMAGES = (
-    *("sound_image", "open_sound", "stray_bytes", "parse_header", "decode_pillow", "PillowKind"),
+    *("sound_image", "open_sound", "stray_bytes", "parse_header", "check_readable", "decode_pillow", "PillowKind"),
     *("DOWNLOAD_AGAIN", "JPEG_END", "JPEG_START", "MAX_PIXELS"),
 )
 """The names of `data.images` for other modules: these bytes, or what is wrong; those for a check, and for decoding."""
