@@ -63,12 +63,9 @@ _STARTS: tuple[tuple[bytes, Kind], ...] = (
     (rb"BM", "bmp"),
     (rb"P[1-6][ \t\r\n#]", "ppm"),
     (rb"GIF8", "gif"),
-    # The brands of a file may be listed in any order, and some are common to both.
     (rb"....ftyp(?:....)*?avi[fs]", "avif"),
     (rb"....ftyp(?:hei|hev|mif1|msf1)", "heif"),
 )
-_HEAD = 40
-"""The number of bytes that identify a kind."""
 _MODES = frozenset(("1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr"))
 _GRAY16 = frozenset(("I;16", "I;16B", "I;16L"))
 _DEPTHS = {1, 2, 4, 8, 16}
@@ -79,10 +76,8 @@ _libtiff_errors = threading.local()
 MAX_LEFT_OVER = 7
 """The largest number of bytes that may be left over after the last block.
 
-An encoder that writes words of 8 bytes may leave 7 bytes.
-
-None of 60,200 real files has bytes left over. If the height in the header is reduced by one row of blocks, each of
-these files has 10 or more bytes left over.
+An encoder that writes words of 8 bytes may leave 7 bytes. None of 60,200 real files has bytes left over. If the height
+in the header is reduced by one row of blocks, each of these files has 10 or more bytes left over.
 """
 _PADDING = bytes(16)
 _HOLE = bytes(16)
@@ -128,7 +123,7 @@ def parse_header(data: bytes, segments: Sequence["Segment"] | None = None) -> Im
     """
     if not data:
         raise InputError(f"empty file; {DOWNLOAD_AGAIN}")
-    kind: Kind | None = next((each for start, each in _STARTS if re.match(start, data[:_HEAD], re.DOTALL)), None)
+    kind: Kind | None = next((each for start, each in _STARTS if re.match(start, data[:40], re.DOTALL)), None)
     if kind is None:
         kinds = "JPEG, PNG, WebP, TIFF, BMP, PPM, GIF, AVIF or HEIC"
         raise InputError(f"not a {kinds} but a file that starts with {data[:4]!r}; convert it or leave it out")
@@ -226,20 +221,16 @@ def _checked_bits(image: Image.Image) -> int:
 
 
 def check_readable(kind: Kind, name: str = "the file") -> None:
-    """Check that Pillow can read files of a kind. Raises: InputError if it needs another library."""
+    """Raises: InputError if Pillow needs another library for a kind of files."""
     if kind == "heif" and "HEIF" not in Image.OPEN:
         try:
             import pillow_heif  # pyright: ignore[reportMissingImports]
 
             pillow_heif.register_heif_opener()
         except ImportError:
-            raise InputError(
-                f"{name}: Pillow reads HEIC with pillow-heif; pip install it, or convert the file"
-            ) from None
+            raise InputError(f"{name}: Pillow reads HEIC with pillow-heif; pip install it, or convert it") from None
     if kind == "avif" and not features.check("avif"):
-        raise InputError(
-            f"{name}: the installed Pillow reads no AVIF; pip install --upgrade Pillow, or convert the file"
-        )
+        raise InputError(f"{name}: this Pillow reads no AVIF; pip install --upgrade Pillow, or convert the file")
 
 
 @contextmanager
@@ -298,9 +289,8 @@ def verify(data: bytes) -> ImageHeader:
     A JPEG's entropy-coded data are read to their end. The file is decoded to a gray image of an eighth of the size,
     which takes about half the work of a full decoding. The data must hold as many blocks as the frame has, and end at
     most `MAX_LEFT_OVER` bytes after the last block. This detects three faults: additional data, a header with another
-    size, and a file that was cut short and closed with an end marker, whose missing part a decoder would fill
-    with gray. Other kinds are decoded whole, and the
-    checksums of a PNG are compared.
+    size, and a file that was cut short and closed with an end marker, whose missing part a decoder would fill with
+    gray. Other kinds are decoded whole, and the checksums of a PNG are compared.
 
     A JPEG has no checksum, and nearly any bits decode. So a change can be missed if it keeps the number of blocks.
     Examples are a change of a few bits or bytes, changed color tables, and a header with another size that has the
