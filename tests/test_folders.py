@@ -201,6 +201,7 @@ LAYOUTS = [
     ("pets/pets/train/* pets/pets/val/* __MACOSX/pets/train/a/._1.jpg", {}, "train", "val"),
     ("food/images/* food/meta/classes.txt food/README.md", {}, "", None),
     ("@eaDir/a/1.jpg train/* train/@eaDir/a/t.jpg train/a/@eaDir/t.jpg train/a/._1.jpg val/*", {}, "train", "val"),
+    ("train/* val/* ILSVRC2012_img_train.tar ILSVRC2012_img_val.tar meta.bin", {}, "train", "val"),
     ("ILSVRC/Data/CLS-LOC/train/* ILSVRC/Data/CLS-LOC/val/* ILSVRC/ImageSets/x.txt", {}, "train", "val"),
 ]
 

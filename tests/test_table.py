@@ -1,10 +1,12 @@
 """Solution files give the right table for any selection, and every bad input raises a one-line error."""
 
 import hashlib
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
+import scipy.io
 from hypothesis import given
 from hypothesis import strategies as st
 from support.ilsvrc import IMAGES, synset, write_csv, write_tree
@@ -319,3 +321,36 @@ def test_check_names_the_first_unusable_image_and_counts_all(linked):
     ):
         spoil()
         assert f"{place}: {expected}" in message(table.check, DataConfig())
+
+
+def test_imagenet_opens_as_people_have_it(tmp_path: Path):
+    """Kaggle's archive from its inner folders and with sorted validation images, and the original archive."""
+    root = write_tree(tmp_path / "kaggle", classes=3, images=2, val=6)
+    before = [table.fingerprint for table in (train_solutions(root), val_solutions(root))]
+    for inner in ("ILSVRC", "ILSVRC/Data", str(IMAGES)):
+        tables = open_splits(DataConfig(path=str(root / inner)))
+        assert [table.fingerprint for table in tables.values()] == before
+    original = tmp_path / "original"
+    shutil.copytree(root / IMAGES, original)
+    for row, image in enumerate(sorted((root / IMAGES / "val").iterdir())):
+        (image.parent / synset(row % 3)).mkdir(exist_ok=True)
+        image.rename(image.parent / synset(row % 3) / image.name)
+    val_solutions(root).check(DataConfig())
+    (root / "LOC_val_solution.csv").unlink()
+    by_folders = open_splits(DataConfig(path=str(root)))["val"]
+    assert by_folders.labels.tolist() == [0, 0, 1, 1, 2, 2] and by_folders.class_ids == tuple(map(synset, range(3)))
+    # The numbers of the kit are not in the order of the synsets, and classes without training images are left out.
+    kit = original / "ILSVRC2012_devkit_t12/data"
+    kit.mkdir(parents=True)
+    rows = [(3 - i, synset(i), 0) for i in range(3)] + [(4, "n09", 2)]
+    dtype = [("ILSVRC2012_ID", object), ("WNID", object), ("num_children", object)]
+    scipy.io.savemat(kit / "meta.mat", {"synsets": np.array(rows, dtype)})
+    (kit / "ILSVRC2012_validation_ground_truth.txt").write_text("3\n2\n1\n" * 2)
+    (original / "ILSVRC2012_img_train.tar").touch()
+    val = open_splits(DataConfig(path=str(original)))["val"]
+    assert val.labels.tolist() == [0, 1, 2, 0, 1, 2] and val.name(0).endswith("val/ILSVRC2012_val_00000001.JPEG")
+    val.check(DataConfig())
+    shutil.rmtree(original / "train" / synset(0))
+    assert open_splits(DataConfig(path=str(original)))["val"].labels.tolist() == [0, 1, 0, 1]
+    (kit / "ILSVRC2012_validation_ground_truth.txt").write_text("3\n")
+    assert "1 label, but 6 images in" in message(open_splits, DataConfig(path=str(original)))

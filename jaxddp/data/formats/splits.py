@@ -176,7 +176,8 @@ def _by_name(folder: Folder, suffix: str, within: str = "") -> dict[Split, list[
 
 
 def _with_suffix(paths: list[str], suffix: str) -> list[str]:
-    return [path for path in paths if path.endswith(suffix)]
+    # ImageNet's original archives are no shards; torchvision leaves them beside the folders that it unpacks.
+    return [path for path in paths if path.endswith(suffix) and "ILSVRC2012_img_" not in path]
 
 
 def rank(name: str, split: Split) -> tuple[bool, int] | None:
