@@ -26,7 +26,6 @@ import jaxddp.core.files as files
 import jaxddp.core.phases as phases
 from jaxddp.config.data_section import Pixels
 from jaxddp.core.errors import InputError, Key, about, counted, first_line, plural, show, some, span
-from jaxddp.core.files import readable_errors, replace
 from jaxddp.core.ranges import Range
 from jaxddp.core.threads import map_in_threads
 from jaxddp.data.faults import find_repeats
@@ -369,7 +368,7 @@ def manifest_path(root: Path, override: Path | None) -> Path:
     if path.is_dir():
         raise InputError(f"{path}: is a directory; give --manifest a file")
     # Test writing here. Otherwise an error would appear only after the check, which may take an hour.
-    with readable_errors(path):
+    with files.readable_errors(path):
         probe = path.with_name(f".{path.name}.tmp")
         probe.touch()
         probe.unlink()
@@ -385,7 +384,7 @@ def write_manifest(report: CheckReport, path: Path) -> None:
     """
     images = (_image(split, row) for split in report.splits for row in range(len(split.source)))
     lines = chain([{"manifest": VERSION, "splits": report.summary(), "refused": report.refused}], images)
-    replace(path, (json.dumps(line).encode() + b"\n" for line in lines))
+    files.replace(path, (json.dumps(line).encode() + b"\n" for line in lines))
 
 
 def _image(split: CheckedSplit, row: int) -> dict[str, Any]:

@@ -150,7 +150,10 @@ def test_a_set_is_found_by_its_version_or_its_config(prepared: Path, tmp_path: P
 
     plain = read_tfds("tiny_gray", "val", prepared / "tfrecord")
     assert read_tfds("tiny_gray:1.0.0", "val", prepared / "tfrecord").fingerprint == plain.fingerprint
+    by_path = open_splits(DataConfig(path=f"{prepared}/tfrecord/tiny_gray/1.0.0"))["val"]
+    assert by_path.fingerprint == plain.fingerprint
     prepare(WithConfig, tmp_path, config="fancy")
+    assert len(open_splits(DataConfig(path=f"{tmp_path}/with_config/fancy/1.0.0"))["val"]) == 7
     monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path))
     for name in ("with_config/fancy:1.0.0", "with_config/fancy", "with_config"):
         assert len(read_tfds(name, "val")) == 7

@@ -147,13 +147,11 @@ class DataConfig:
     """Repeated augmentation: each batch has this many copies of each of its examples, with other random numbers. An
     epoch keeps its length, so it visits only one example of every `repeats`."""
     train: str | None = None
-    """Solution file of the training split, its Parquet or .tar files as a pattern, or the name of the split for hf: and
-    tfds:. If None, the file that datasets.toml names, else LOC_train_solution.csv, or the files with names of the
+    """The training split: its folder, its solution file or table, its Parquet or .tar files as a pattern, or its name
+    for hf: and tfds:. If None, the value in datasets.toml, else LOC_train_solution.csv, or what has the name of the
     split."""
     val: str | None = None
-    """Solution file of the validation split, its Parquet or .tar files as a pattern, or the name of the split for hf:
-    and tfds:. If None, the file that datasets.toml names, else LOC_val_solution.csv, or the files with names of the
-    split."""
+    """The validation split, as for `train`; the solution file is LOC_val_solution.csv."""
     columns: Names = ()
     """Columns of a table of images, as image=NAME,label=NAME. Several labels, label=A,label=B, are columns of 0 and 1,
     one for each class. Columns that are not named are found by their usual names."""

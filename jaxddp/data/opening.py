@@ -19,7 +19,6 @@ from jaxddp.config import DataConfig
 from jaxddp.config.data_section import TABLE_KEYS
 from jaxddp.config.registry import FORMATS
 from jaxddp.core.errors import InputError, Key, Option, about, counted, show
-from jaxddp.core.files import nearest_beside
 from jaxddp.core.phases import doing
 from jaxddp.data.division import GROUPS, check_groups, grouped, held_out
 from jaxddp.data.faults import Refuse, find_repeats, pass_faults_to, raise_fault
@@ -272,7 +271,7 @@ def _recognized(place: Place) -> tuple[Format, Place]:
         raise InputError(f"{where}: holds {len(below)} data sets", advice=("give ", Option("data.path"), f" as {both}"))
     if not matches:
         if place.local is not None and not place.local.exists():
-            fault = f"{where}: no such directory or file{nearest_beside(place.local)}"
+            fault = f"{where}: no such directory or file{files.nearest_beside(place.local)}"
             raise InputError(fault, advice=("check ", Option("data.path")))
         descriptions = "; ".join(FORMATS.get(name).description for name in FORMATS.names())
         fault = f"{where}: holds no data set of a known format{_nearest_data_set(place)}"
@@ -364,7 +363,7 @@ def _images(place: str, *, alone: bool) -> Iterator[tuple[str, str]]:
         return
     below = sorted(_below(path, "", ())) if path.is_dir() else []
     if not below:
-        problem = f"no such file or folder{nearest_beside(path.absolute())}"
+        problem = f"no such file or folder{files.nearest_beside(path.absolute())}"
         raise InputError(f"{place}: {'no image below this folder' if path.is_dir() else problem}; check the path")
     for name in below:
         yield name if alone else os.path.join(place, name), os.path.realpath(path / name)

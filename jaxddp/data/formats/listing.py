@@ -21,7 +21,6 @@ import numpy as np
 import jaxddp.core.files as files
 from jaxddp.config import DataConfig
 from jaxddp.core.errors import InputError, Key, choices, nearest, show, some
-from jaxddp.core.files import nearest_beside
 from jaxddp.data.faults import Refuse, check_distinct, find_repeats, index_of_column, raise_fault
 from jaxddp.data.formats.splits import SPLITS
 from jaxddp.data.source import ClassSelection, Split
@@ -364,7 +363,7 @@ def _find_images(file: FolderFile, root: Path, images: Sequence[str], data: Data
         places = {os.path.realpath(path): path for path in (given.absolute(), root / given) if path.is_dir()}
         if len(places) != 1:
             fault = f": {' and '.join(map(str, places.values())) or 'no such folder'}"
-            advice = "" if places else nearest_beside(root / given).removeprefix(", ")
+            advice = "" if places else files.nearest_beside(root / given).removeprefix(", ")
             raise InputError(Key("data.images", data.images), fault, advice=advice or "give an absolute path")
         folder = os.fspath(*places.values()).removeprefix(f"{root}/")
 

@@ -16,7 +16,6 @@ from pathlib import Path
 
 import jaxddp.core.files as files
 from jaxddp.core.errors import InputError, JaxddpError, Key, Option, about, nearest, show
-from jaxddp.core.files import nearest_beside
 from jaxddp.data.faults import check_distinct
 from jaxddp.data.storage.objects import Objects
 from jaxddp.data.storage.store import CachedStore, LocalFiles, Store
@@ -121,7 +120,7 @@ def open_root(root: str | PathLike[str], file_name: str, cache: str | PathLike[s
         folder = LocalFiles(path := files.expanded(root).absolute())
         if not path.is_dir():
             state = "is not a directory" if path.exists() else "no such directory"
-            raise InputError(f"{path}: {state}; give the directory that holds {file_name}{nearest_beside(path)}")
+            raise InputError(f"{path}: {state}; give the directory that holds {file_name}{files.nearest_beside(path)}")
     return DataRoot(folder, with_cache(folder, folder, cache))
 
 

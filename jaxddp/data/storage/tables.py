@@ -42,7 +42,6 @@ from jaxddp.core.errors import (
     not_installed,
     show,
 )
-from jaxddp.core.files import one_at_a_time
 from jaxddp.core.phases import doing, moved
 from jaxddp.data.faults import Refuse, check_distinct, index_of_column
 from jaxddp.data.formats.array_files import numbered_names
@@ -263,7 +262,7 @@ def open_prepared(name: str, config: str | None, revision: str | None) -> Mappin
     lock = Path(datasets.config.HF_DATASETS_CACHE) / f"jaxddp-{digest}.lock"
     if Path(name).is_dir():
         check_regular(Path(name), "put the file there")
-    with one_at_a_time(lock, _SECONDS, f"preparing {address}"), doing(f"preparing {address}"):
+    with files.one_at_a_time(lock, _SECONDS, f"preparing {address}"), doing(f"preparing {address}"):
         try:
             return _in_thread(lambda: datasets.load_dataset(name, config, revision=revision))
         except (ConnectionError, TimeoutError) as error:
