@@ -125,7 +125,7 @@ def test_a_folder_of_classes_is_divided_for_validation(tmp_path: Path):
 def with_groups(groups: list[int], labels: list[int]) -> Any:
     ids = np.array([f"{row}".encode() for row in range(len(groups))])
     names = np.array([f"patient {group}".encode() for group in groups])
-    return ExampleTable(LocalFiles(Path("/")), ids, ids, np.array(labels, np.int32), tuple("abc"), groups=names)
+    return ExampleTable(LocalFiles(Path("/")), ids, ids, np.array(labels, np.int32), tuple("abc"), group=names)
 
 
 def names_of(table: Any) -> list[bytes]:
@@ -156,7 +156,7 @@ def test_groups_and_folds_keep_the_shares_of_the_classes():
     table = with_groups(groups.tolist(), (groups % 3).tolist())
     val = divide_table(table, 0.2, "set")["val"]
     np.testing.assert_allclose(np.bincount(val.labels), 40, atol=6)
-    for of_table in (table, dataclasses.replace(table, groups=None)):
+    for of_table in (table, dataclasses.replace(table, group=None)):
         counts = [np.bincount(of_table.labels[folds(of_table, 5) == fold]) for fold in range(5)]
         np.testing.assert_allclose(counts, 40, atol=6)
 
