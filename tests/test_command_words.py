@@ -1,5 +1,6 @@
 """The words of a command that takes a config: its most used options, `--config`, and corrections of mistyped words."""
 
+import itertools
 import re
 
 import pytest
@@ -29,9 +30,13 @@ def test_the_most_used_options_are_the_first_of_each_page(command, capsys):
     assert {format_option(key) for key in SHORT.values()} - {*options} <= {"--model.offline"}
 
 
-def test_the_page_of_a_config_shows_the_values_of_its_short_forms(capsys):
+def test_the_page_of_a_config_describes_every_key_and_shows_the_values_of_its_short_forms(capsys):
     assert main(["train", "digits", "--help"]) == 0
-    page = " ".join(capsys.readouterr().out.replace("│", "").split())
+    lines = [line.strip("│ ") for line in capsys.readouterr().out.splitlines()]
+    descriptions = {row.split()[0]: following for row, following in itertools.pairwise(lines) if row.startswith("--")}
+    assert [name for name, text in descriptions.items() if not text or text.startswith("(")] == []
+    assert len(descriptions) > 100
+    page = " ".join(" ".join(lines).split())
     for words in (
         "--lr X Short for --optimizer.learning-rate. (default: 0.005)",
         "--epochs N Short for --train.duration. (default: 6 epochs)",

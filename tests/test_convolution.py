@@ -37,14 +37,10 @@ def float64():
 
 
 def xla_convolution(images: jax.Array, kernel: jax.Array, stride: int, padding: int) -> jax.Array:
-    margins = [(padding, padding)] * 2
+    layout, groups = ("NHWC", "HWIO", "NHWC"), images.shape[-1] // kernel.shape[2]
+    strides, margins = (stride, stride), [(padding, padding)] * 2
     return lax.conv_general_dilated(
-        images,
-        kernel,
-        (stride,) * 2,
-        margins,
-        dimension_numbers=("NHWC", "HWIO", "NHWC"),
-        feature_group_count=images.shape[-1] // kernel.shape[2],
+        images, kernel, strides, margins, dimension_numbers=layout, feature_group_count=groups
     )
 
 
@@ -58,9 +54,8 @@ def value_and_gradients(
 
 def assert_equal_to_xla(images: np.ndarray, kernel: np.ndarray, stride: int, padding: int) -> None:
     """Assert that the outputs and both gradients of `convolve` equal those of XLA's convolution."""
-    results = []
-    for convolution in (convolve, xla_convolution):
-        results.append(value_and_gradients(convolution, images, kernel, stride, padding))
+    arguments = images, kernel, stride, padding
+    results = [value_and_gradients(convolution, *arguments) for convolution in (convolve, xla_convolution)]
     for ours, theirs in zip(*results, strict=True):
         assert ours.dtype == theirs.dtype
         np.testing.assert_allclose(ours, theirs, rtol=1e-9, atol=1e-9)
@@ -103,29 +98,21 @@ def test_each_way_to_compute_a_convolution_gives_the_same_result(batch, side, ch
     assert_equal_to_xla(*random_arguments(batch, side, side, channels, features, 3), stride, 1)
 
 
-@pytest.mark.parametrize(
-    ("side", "size", "stride", "padding"),
-    [
-        *((9, 7, 1, 3), (4, 7, 1, 3), (5, 3, 1, 0)),
-        *((8, 3, 2, 1), (9, 5, 2, 2), (4, 5, 2, 2), (9, 3, 3, 1)),
-    ],
-)
-def test_depthwise_convolutions_equal_xlas(side, size, stride, padding):
-    images, kernel = random_arguments(2, side, side + 1, 6, 6, size)
-    assert_equal_to_xla(images, kernel[:, :, :1], stride, padding)
+DEPTHWISE = (9, 7, 1, 3), (4, 7, 1, 3), (5, 3, 1, 0), (8, 3, 2, 1), (9, 5, 2, 2), (4, 5, 2, 2), (9, 3, 3, 1)
 
 
 @pytest.mark.parametrize(
-    ("channels", "features", "groups", "stride"),
+    ("channels", "features", "groups", "side", "size", "stride", "padding"),
     [
-        pytest.param(12, 24, 3, 1, id="all groups merged, more features than channels"),
-        pytest.param(96, 96, 24, 2, id="four groups merged, a stride"),
-        pytest.param(40, 20, 2, 1, id="no groups merged"),
+        *(pytest.param(6, 6, 6, *case, id=f"depthwise {case}") for case in DEPTHWISE),
+        pytest.param(12, 24, 3, 5, 3, 1, 1, id="all groups merged, more features than channels"),
+        pytest.param(96, 96, 24, 5, 3, 2, 1, id="four groups merged, a stride"),
+        pytest.param(40, 20, 2, 5, 3, 1, 1, id="no groups merged"),
     ],
 )
-def test_grouped_convolutions_equal_xlas(channels, features, groups, stride):
-    images, kernel = random_arguments(2, 5, 6, channels, features, 3)
-    assert_equal_to_xla(images, kernel[:, :, : channels // groups], stride, 1)
+def test_grouped_convolutions_equal_xlas(channels, features, groups, side, size, stride, padding):
+    images, kernel = random_arguments(2, side, side + 1, channels, features, size)
+    assert_equal_to_xla(images, kernel[:, :, : channels // groups], stride, padding)
 
 
 @pytest.mark.slow
@@ -136,14 +123,9 @@ def test_grouped_convolutions_equal_xlas(channels, features, groups, stride):
         {"padding": "CIRCULAR"},
         {"padding": ((2, 1), (-1, 3)), "strides": (2, 1)},
         {"kernel_size": (4, 2), "kernel_dilation": (1, 2), "mask": 1},
-        *(
-            rare_case(settings)
-            for settings in (
-                {"kernel_dilation": 2, "strides": 2},
-                {"input_dilation": 2, "padding": 1},
-                {"kernel_size": (3,), "padding": "CAUSAL"},
-            )
-        ),
+        rare_case({"kernel_dilation": 2, "strides": 2}),
+        rare_case({"input_dilation": 2, "padding": 1}),
+        rare_case({"kernel_size": (3,), "padding": "CAUSAL"}),
     ],
 )
 @pytest.mark.parametrize(("features", "groups"), [(6, 6), (12, 3)])
@@ -197,12 +179,11 @@ def test_cpu_convolutions_are_refused_where_they_have_no_effect(network):
 @pytest.mark.slow
 def test_bfloat16_gradients_are_summed_in_float32():
     # 4096 ones summed in bfloat16 stop at 256.
-    images, kernel = jnp.ones((1, 64, 64, 1), jnp.bfloat16), jnp.ones((1, 1, 1, 1), jnp.bfloat16)
-    gradient = jax.grad(lambda k: convolve(images, k, 1, 0).astype(jnp.float32).sum())(kernel)
-    assert gradient.dtype == jnp.bfloat16 and float(gradient[0, 0, 0, 0]) == 4096
-    images, kernel = jnp.ones((1, 64, 64, 2), jnp.bfloat16), jnp.ones((1, 1, 1, 2), jnp.bfloat16)
-    gradient = jax.grad(lambda k: convolve(images, k, 1, 0).astype(jnp.float32).sum())(kernel)
-    assert gradient.dtype == jnp.bfloat16 and gradient.ravel().tolist() == [4096, 4096]
+    for channels in (1, 2):
+        images = jnp.ones((1, 64, 64, channels), jnp.bfloat16)
+        kernel = jnp.ones((1, 1, 1, channels), jnp.bfloat16)
+        gradient = jax.grad(lambda k, x=images: convolve(x, k, 1, 0).astype(jnp.float32).sum())(kernel)
+        assert gradient.dtype == jnp.bfloat16 and gradient.ravel().tolist() == channels * [4096]
 
 
 def slow_operations(program: str) -> list[str]:
@@ -223,10 +204,8 @@ def trace_gradient(network, size: int, count: int):
     params, state = jax.eval_shape(model.init, jax.random.key(0), images)
 
     def loss(params, state, images):
-        example_keys = (
-            {"example_keys": jax.random.split(jax.random.key(0), len(images))} if takes_example_keys(model) else {}
-        )
-        return model.apply(params, state, images, train=True, key=None, **example_keys)[0].sum()
+        keys = {"example_keys": jax.random.split(jax.random.key(0), len(images))} if takes_example_keys(model) else {}
+        return model.apply(params, state, images, train=True, key=None, **keys)[0].sum()
 
     traced = jax.jit(jax.grad(loss)).trace(params, state, images)
     assert "cond[" not in str(traced.jaxpr)

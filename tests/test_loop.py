@@ -176,7 +176,7 @@ def test_evaluation_is_exact_for_sizes_that_are_not_multiples_of_the_batch_size(
 @pytest.mark.parametrize("stop", (1, 5, pytest.param(13, marks=pytest.mark.exhaustive)))
 def test_a_run_interrupted_anywhere_and_resumed_is_the_same_bit_for_bit(tmp_path, stop):
     whole, expected = uninterrupted()
-    plan, checkpoints = plan_of(log="1 step"), Checkpoints(tmp_path)
+    plan, checkpoints = plan_of(log="1 step", checkpoint="0 steps"), Checkpoints(tmp_path)
     with pytest.raises(Preempted, match=f"saved step {stop} of {STEPS}"):
         run(setup_of(), plan, checkpoints=checkpoints, should_stop=lambda step: step == stop)
     resumed, recorder = run(setup_of(), plan, checkpoints=checkpoints, resume_step=stop)
@@ -222,10 +222,10 @@ def test_a_validation_that_fails_loses_no_training(tmp_path):
 
 @pytest.mark.slow
 def test_a_run_resumed_on_another_number_of_devices_is_equal_within_tolerance(tmp_path):
-    checkpoints = Checkpoints(tmp_path)
+    plan, checkpoints = plan_of(checkpoint="0 steps"), Checkpoints(tmp_path)
     with pytest.raises(Preempted):
-        run(setup_of(), plan_of(), checkpoints=checkpoints, should_stop=lambda step: step == 9)
-    resumed, _ = run(setup_of(8), plan_of(), checkpoints=checkpoints, resume_step=9)
+        run(setup_of(), plan, checkpoints=checkpoints, should_stop=lambda step: step == 9)
+    resumed, _ = run(setup_of(8), plan, checkpoints=checkpoints, resume_step=9)
     assert largest_difference(resumed.params, uninterrupted()[0].params) < 1e-4
 
 
@@ -246,28 +246,25 @@ def test_a_run_that_turns_non_finite_leaves_only_finite_checkpoints(tmp_path, ba
         assert np.isfinite(params["weight"]).all()
 
 
-def test_the_error_names_the_first_step_that_is_not_finite_not_the_logged_one():
-    # Update number 11 spoils the parameters, so step 12 is the first to use them. The metrics are fetched at step 13.
-    ends = []
-    listener = SimpleNamespace(end=ends.append)
-    with pytest.raises(NonFiniteError, match="^step 12: the loss is nan"):
-        plan = plan_of(30, log="20 steps", eval="0 steps", checkpoint="0 steps")
-        train(setup_of(net=linear_model(), optimizer=exploding(11)), plan, listeners=[listener])
-    assert [(end.status, end.step) for end in ends] == [("failed", 12)]
-
-
-def test_a_run_that_a_listener_ends_names_the_listeners_step():
+def test_a_failed_run_names_the_first_step_that_is_not_finite_or_the_step_of_the_failed_listener():
     ends, steps = [], []
 
     def fail(record):
         steps.append(record.step)
         raise RuntimeError("disk on fire")
 
+    # Update number 11 spoils the parameters, so step 12 is the first to use them. The metrics are fetched at step 13.
+    setup, plan = (
+        setup_of(net=linear_model(), optimizer=exploding(11)),
+        plan_of(30, eval="0 steps", checkpoint="0 steps"),
+    )
+    with pytest.raises(NonFiniteError, match="^step 12: the loss is nan"):
+        train(setup, plan | {"log": {"every": "20 steps"}}, listeners=[SimpleNamespace(end=ends.append)])
+    setup = setup_of(net=linear_model(), optimizer=exploding(11))
     with pytest.raises(RuntimeError, match="disk on fire"):
-        plan = plan_of(30, log="3 steps", eval="0 steps", checkpoint="0 steps")
-        train(setup_of(net=linear_model()), plan, listeners=[SimpleNamespace(step=fail, end=ends.append)])
-    ((status, step, reason),) = [(end.status, end.step, end.reason) for end in ends]
-    assert (status, [step]) == ("failed", steps) and steps == [3] and "disk on fire" in reason
+        train(setup, plan | {"log": {"every": "3 steps"}}, listeners=[SimpleNamespace(step=fail, end=ends.append)])
+    assert [(end.status, end.step) for end in ends] == [("failed", 12), ("failed", 3)]
+    assert steps == [3] and "disk on fire" in ends[1].reason
 
 
 @pytest.mark.slow
@@ -339,9 +336,8 @@ def test_a_checkpoint_of_another_architecture_is_rejected(tmp_path):
     checkpoints.save(1, setup_of().state, {})
     checkpoints.wait()
     other = setup_of(net=SmallNet(), optimizer=sgd(0.05, momentum=0.9))
-    with pytest.raises(
-        InputError, match="another architecture or optimizer: .* is .* in the checkpoint and .* in this run"
-    ):
+    message = "another architecture or optimizer: .* is .* in the checkpoint and .* in this run"
+    with pytest.raises(InputError, match=message):
         checkpoints.restore(1, other.state)
 
 
@@ -384,11 +380,11 @@ def test_processes_resume_from_the_checkpoint_that_process_0_finds(tmp_path, mon
         monkeypatch.setattr(Second, "exchange", lambda self, name, value, first=first: [first, value])
         checkpoints = Checkpoints(tmp_path, Second(), read_only=True)
         assert resume_step(checkpoints, "auto") == expected
-        refused, message = (
-            ("never", "has checkpoints up to step 8; a new run") if expected else ("must", "no checkpoint")
-        )
-        assert resume_step(checkpoints, "must" if expected else "never") == expected
-        with pytest.raises(InputError, match=message):
+        accepted, refused = ("must", "never") if expected else ("never", "must")
+        assert resume_step(checkpoints, accepted) == expected
+        with pytest.raises(
+            InputError, match="has checkpoints up to step 8; a new run" if expected else "no checkpoint"
+        ):
             resume_step(checkpoints, refused)
 
 

@@ -72,9 +72,7 @@ def test_if_all_processes_wait_the_one_with_the_fewest_steps_is_stuck():
     assert stuck(processes, 10) == 2
     assert stuck({**processes, 3: Progress("save", 9, 20.0)}, 10) is None
     assert stuck({**processes, 3: Progress("save", 9, 31.0)}, 10) == 3
-
-
-def test_in_a_save_the_process_that_has_not_written_its_part_is_stuck():
+    # In a save, it is the process that has not written its part.
     processes = {0: Progress(COMMIT, 9, 40.0), 1: Progress("save", 9, 31.0), 2: Progress(COMMIT, 9, 41.0)}
     assert stuck(processes, 10) == 1
     assert stuck({**processes, 1: Progress("save", 9, 30.0)}, 10) is None
@@ -123,14 +121,9 @@ BODIES = {
 @pytest.mark.parametrize("kind", BODIES)
 def test_a_single_process_that_is_stuck_ends_with_its_stacks(kind, tmp_path):
     (tmp_path / "script.py").write_text(ALONE.format(body=BODIES[kind]))
-    environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
-    with subprocess.Popen(
-        [sys.executable, str(tmp_path / "script.py")],
-        env=environ,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
+    environ, pipe = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}, subprocess.PIPE
+    command = [sys.executable, str(tmp_path / "script.py")]
+    with subprocess.Popen(command, env=environ, stdout=pipe, stderr=pipe, text=True) as process:
         try:
             assert process.wait(40) == 1
             assert process.stderr is not None
