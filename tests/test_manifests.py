@@ -63,7 +63,7 @@ def test_every_field_of_the_kubernetes_manifests_exists(name):
 
 
 @pytest.mark.parametrize("name", MANIFESTS)
-def test_each_pod_finds_its_process_number(name):
+def test_each_pod_finds_its_process_number_and_its_exit_code_decides(name):
     job = job_of(name)
     (container,) = job["spec"]["template"]["spec"]["containers"]
     environment = {variable["name"]: variable.get("value", "set by the cluster") for variable in container["env"]}
@@ -79,12 +79,8 @@ def test_each_pod_finds_its_process_number(name):
         "jobset-tpu.yaml": "jaxddp-slice-0-0.jaxddp",
     }
     assert {pod.host for pod in pod_jobs if pod} == {coordinators.get(name, "jaxddp-node-0-0.jaxddp")}
-
-
-@pytest.mark.parametrize("name", MANIFESTS)
-def test_exit_code_2_ends_the_kubernetes_job_and_exit_code_75_restarts_it(name):
-    spec = job_of(name)["spec"]
-    (container,) = spec["template"]["spec"]["containers"]
+    # Exit code 2 ends the job, and exit code 75 restarts it.
+    spec = job["spec"]
     rules = {rule["action"]: rule["onExitCodes"] for rule in spec["podFailurePolicy"]["rules"]}
     assert {action: codes["values"] for action, codes in rules.items()} == {"FailJob": [2], "Ignore": [75]}
     assert {codes["containerName"] for codes in rules.values()} == {container["name"]}
@@ -92,7 +88,7 @@ def test_exit_code_2_ends_the_kubernetes_job_and_exit_code_75_restarts_it(name):
     assert spec["template"]["spec"]["restartPolicy"] == "Never"
 
 
-def test_every_field_of_the_aws_job_definition_exists():
+def test_every_field_of_the_aws_job_definition_exists_and_it_retries_jobs():
     definition = json.loads((LAUNCH / "aws-batch.json").read_text())
     service = botocore.session.get_session().get_service_model("batch")
     shape = service.operation_model("RegisterJobDefinition").input_shape
@@ -101,10 +97,7 @@ def test_every_field_of_the_aws_job_definition_exists():
     container = definition["nodeProperties"]["nodeRangeProperties"][0]["container"]
     container["commands"] = container["command"]
     assert "commands" in validator.validate(definition, shape).generate_report()
-
-
-def test_aws_batch_retries_a_job_except_after_exit_code_2():
-    definition = json.loads((LAUNCH / "aws-batch.json").read_text())
+    # A job is retried except after exit code 2.
     assert definition["retryStrategy"]["evaluateOnExit"] == [{"onExitCode": "2", "action": "EXIT"}]
     assert definition["retryStrategy"]["attempts"] > 1
     (nodes,) = definition["nodeProperties"]["nodeRangeProperties"]

@@ -196,14 +196,10 @@ def test_the_fingerprint_changes_with_the_content(files, old, new):
     assert before != after
 
 
-def test_a_missing_root_raises_a_one_line_error(tree, tmp_path):
-    assert f"{tmp_path}/no: no such directory; give the directory that holds LOC_synset_mapping.txt" in message(
-        train_solutions, tmp_path / "no"
-    )
+def test_a_missing_root_or_file_raises_a_one_line_error(tree, files):
+    expected = f"{files}/no: no such directory; give the directory that holds LOC_synset_mapping.txt"
+    assert expected in message(train_solutions, files / "no")
     assert "is not a directory" in message(train_solutions, tree / "LOC_train_solution.csv")
-
-
-def test_a_missing_file_raises_a_one_line_error(files):
     csv_file = files / "LOC_train_solution.csv"
     assert message(train_solutions, files) == f"{csv_file}: no such file; check the path"
     write_csv(files / "LOC_train_solutions.csv", [])
@@ -221,23 +217,19 @@ def test_a_missing_file_raises_a_one_line_error(files):
         (b"n01 a\n\nn02 b\nn01 c\n", "txt:4: duplicate synset n01, first on line 1; remove one"),
         (b"n01 a\n.. up\n", "txt:2: synset '..' cannot name a folder; write a plain name"),
         (b"n01 a\nn02 \xff\n", "txt:2: not UTF-8; save the file as UTF-8"),
-    ],
-)
-def test_an_invalid_mapping_raises_a_one_line_error(files, content, expected):
-    (files / "LOC_synset_mapping.txt").write_bytes(content)
-    assert expected in message(read, files, HEADER + "a,n01 1 2 3 4\n")
-
-
-@pytest.mark.parametrize(
-    ("content", "expected"),
-    [
         (HEADER, "csv: no rows below the header; give each image a row"),
         ("Id,PredictionString\n", "csv:1: no column ImageId, found 'Id,PredictionString'; give the columns ImageId,"),
         (HEADER.encode() + b"a,n01 1 2 3 4\n\xe9,n01 1 2 3 4\n", "csv:3: not UTF-8; save the file as UTF-8"),
         (HEADER.encode("utf-16") + b"a", "csv: damaged UTF-16 (truncated data); save the file as UTF-8"),
+        # The field is endless.
+        (HEADER + "a," + "n01 1 2 3 4 " * 20_000, "field larger than field limit"),
     ],
+    ids=range(9),
 )
-def test_an_invalid_solution_file_raises_a_one_line_error(files, content, expected):
+def test_an_invalid_mapping_or_solution_file_raises_a_one_line_error(files, content, expected):
+    if "txt" in expected:
+        (files / "LOC_synset_mapping.txt").write_bytes(content)
+        content = HEADER + "a,n01 1 2 3 4\n"
     assert expected in message(read, files, content)
 
 
@@ -260,10 +252,6 @@ def test_an_invalid_solution_file_raises_a_one_line_error(files, content, expect
 def test_an_invalid_row_raises_a_one_line_error(files, row, expected):
     text = message(read, files, f"{HEADER}\nok,n01 1 2 3 4\n{row}\n")
     assert text.startswith(f"{files}/LOC_train_solution.csv:4: ") and expected in text
-
-
-def test_an_endless_field_raises_a_one_line_error(files):
-    assert "field larger than field limit" in message(read, files, HEADER + "a," + "n01 1 2 3 4 " * 20_000)
 
 
 def test_a_test_listing_reads_no_predictions_and_needs_no_mapping(tmp_path):
@@ -301,9 +289,7 @@ def test_an_image_that_is_a_link_out_is_refused(linked):
     assert text.startswith(f"{linked}/LOC_train_solution.csv:5: a symbolic link leads out of the data set, to ")
     assert f"{linked.parent}/outside/secret'; put the file itself into the root, or remove the row" in text
     assert len(train_solutions(linked, classes="0:1")) == 2
-
-
-def test_a_link_to_a_folder_whose_name_begins_like_the_root_leads_out(linked):
+    # So does a link to a folder whose name begins like the root.
     (linked.parent / "real2").mkdir()
     replace_by_link(linked / IMAGES / "val" / "ILSVRC2012_val_00000002.JPEG", linked.parent / "real2" / "x")
     assert "leads out of the data set" in message(val_solutions, linked)

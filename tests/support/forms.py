@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from PIL import Image
 
 from jaxddp.config import DataConfig
+from jaxddp.core.errors import InputError
 from jaxddp.curate import PackOptions, pack
 from jaxddp.data.opening import open_splits
 from jaxddp.data.table import ExampleTable
@@ -239,6 +241,15 @@ def example_tables(data: DataConfig) -> tuple[ExampleTable, ExampleTable]:
     train, val = open_splits(data).values()
     assert isinstance(train, ExampleTable) and isinstance(val, ExampleTable)
     return train, val
+
+
+def refusal(data: DataConfig) -> str:
+    """Return the one-line error of opening a data set and of reading its images."""
+    with pytest.raises(InputError) as caught:
+        for table in open_splits(data).values():
+            [table.read(row) for row in range(len(table))]  # type: ignore[attr-defined]
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
 
 
 @dataclass(frozen=True)
