@@ -27,16 +27,14 @@ from jaxddp.data.arrays import ArrayTable
 from jaxddp.data.formats.ilsvrc import train_solutions, val_solutions
 
 WHOLE = encode(picture(40, 48, seed=77), subsampling=2)
+FIRST_SCANS = encode(picture(40, 48), progressive=True).rpartition(b"\xff\xda")[0]
 
 FAULTS: dict[str, tuple[bytes | None, str]] = {
     "missing": (None, "missing image"),
     "empty": (b"", "empty file"),
     "cut": (WHOLE[:-100], "cut short: no end-of-image marker"),
     "cut and closed": (WHOLE[:-100] + EOI, "damaged: "),
-    "cut between scans": (
-        (progressive := encode(picture(40, 48), progressive=True))[: progressive.rindex(b"\xff\xda")] + EOI,
-        "cut short: the scans of its finer detail are missing",
-    ),
+    "cut between scans": (FIRST_SCANS + EOI, "cut short: the scans of its finer detail are missing"),
     "jxl": (b"\xff\x0a" + WHOLE, "not a JPEG, PNG, WebP, TIFF, BMP, PPM, GIF, AVIF or HEIC but"),
     "bomb": (encode(Image.new("L", (12_000, 12_000)), quality=1), "12000x12000 pixels, more than the limit"),
     "png cut": (encode(picture(40, 48), "PNG")[:-40], "cut short: no IEND chunk"),
@@ -45,15 +43,13 @@ FAULTS: dict[str, tuple[bytes | None, str]] = {
 
 EXIF = Image.Exif()
 EXIF[0x0112] = 6
+TURNED = encode(picture(40, 48, seed=1), exif=EXIF)
 NOTES = {
     "png": (encode(picture(40, 48), "PNG"), "PNG named .JPEG: decoded by its content, not its name"),
     "cmyk": (encode(picture(40, 48, "CMYK")), "CMYK: Adobe's inverted kind; converted to RGB"),
     "gray": (encode(picture(40, 48, "L")), "gray: repeated as RGB"),
     "alpha": (encode(picture(40, 48, "RGBA"), "PNG"), "transparency: dropped"),
-    "orientation": (
-        encode(picture(40, 48, seed=1), exif=EXIF),
-        "EXIF orientation: 6, which is ignored; the image is used as stored",
-    ),
+    "orientation": (TURNED, "EXIF orientation: 6, which is ignored; the image is used as stored"),
     "extraneous": (before_scan(WHOLE, bytes(3)), "extraneous bytes: 3 before a marker"),
     "trailing": (WHOLE + b"camera", "bytes after the end: 6"),
     "thumbnail": (WHOLE[:2] + segment(0xE1, WHOLE) + WHOLE[2:], ""),

@@ -92,50 +92,30 @@ NO_IMAGES, NO_LABELS = (f":1: no column of {cells} by a usual name, found" for c
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "fault"),
+    ("content", "fault"),
     [
-        ("train.csv", "picture,kind,label\na.png,a,cat\n", f"train.csv{NO_IMAGES} 'pi"),
-        ("train.csv", "id;w;breed\na.png;2;x\n", f"train.csv{NO_LABELS} 'id', 'w', 'b"),
-        ("TRAIN.CSV", "", f"TRAIN.CSV{NO_IMAGES} none; write"),
-        ("train.csv", b"\xff\xfea", "train.csv: damaged UTF-16"),
-        ("train.tsv", "a.png\tcat\n", f"train.tsv{NO_IMAGES} 'a.png', 'cat'"),
-        ("val.csv", SINGLE, "train.csv: no such file"),
-        ("train.csv", "path,label,Path\na.png,cat,b\n", "train.csv:1: columns 1 and 3 have the same name"),
-        ("train.csv", "path,label\n", "train.csv: no rows below the header"),
-        ("train.csv", "path,label\na.png\n", "train.csv:2: 1 of 2 fields in 'a.png'"),
-        (
-            "train.csv",
-            "path,label\na.png,cat;;dog\n",
-            "train.csv:2: label 'cat;;dog' has an empty name or one name twice",
-        ),
-        ("train.csv", "path,label\na.png,cat; cat\n", "train.csv:2: label 'cat; cat' has an empty name or"),
-        (
-            "train.csv",
-            SINGLE + "./a.png,dog\n",
-            "train.csv:4: 'a.png' has other labels than in ROOT/train.csv:3; write one row",
-        ),
-        (
-            "train.csv",
-            "path,label\nb/../../a.png,cat\n",
-            "train.csv:2: path 'b/../../a.png' names no file below a folder",
-        ),
-        ("train.csv", "path,label\n,cat\n", "train.csv:2: path '' names no file below a folder"),
-        (
-            "train.csv",
-            "path,label\na.png,x|y\nc.png,x;y\n",
-            "train.csv: labels hold both ';' and '|'; name the separator of lab",
-        ),
-        ("train.csv", "path,label\nout.png,cat\n", "train.csv:2: a symbolic link leads out of the data set"),
+        ("picture,kind,label\na.png,a,cat\n", f"train.csv{NO_IMAGES} 'pi"),
+        ("id;w;breed\na.png;2;x\n", f"train.csv{NO_LABELS} 'id', 'w', 'b"),
+        ("", f"TRAIN.CSV{NO_IMAGES} none; write"),
+        (b"\xff\xfea", "train.csv: damaged UTF-16"),
+        ("a.png\tcat\n", f"train.tsv{NO_IMAGES} 'a.png', 'cat'"),
+        ("path,label,Path\na.png,cat,b\n", "train.csv:1: columns 1 and 3 have the same name"),
+        ("path,label\n", "train.csv: no rows below the header"),
+        ("path,label\na.png\n", "train.csv:2: 1 of 2 fields in 'a.png'"),
+        ("path,label\na.png,cat;;dog\n", "train.csv:2: label 'cat;;dog' has an empty name or one name twice"),
+        ("path,label\na.png,cat; cat\n", "train.csv:2: label 'cat; cat' has an empty name or"),
+        (SINGLE + "./a.png,dog\n", "train.csv:4: 'a.png' has other labels than in ROOT/train.csv:3; write one row for"),
+        ("path,label\nb/../../a.png,cat\n", "train.csv:2: path 'b/../../a.png' names no file below a folder"),
+        ("path,label\n,cat\n", "train.csv:2: path '' names no file below a folder"),
+        ("path,label\na.png,x|y\nc.png,x;y\n", "train.csv: labels hold both ';' and '|'; name the separator of labels"),
+        ("path,label\nout.png,cat\n", "train.csv:2: a symbolic link leads out of the data set"),
     ],
 )
-def test_a_mistake_in_the_file_is_reported_with_its_line_number(
-    root: Path, name: str, content: str | bytes, fault: str
-):
+def test_a_mistake_in_the_file_is_reported_with_its_line_number(root: Path, content: str | bytes, fault: str):
     """The folders beside a CSV file are no classes."""
     (root / "out.png").symlink_to("/etc/hostname")
-    (root / name).write_bytes(content if isinstance(content, bytes) else content.encode())
-    message = refusal(data(root, val_share=None if name == "val.csv" else 0.5))
-    assert message.startswith(f"{root}/{fault.replace('ROOT', str(root))}")
+    (root / fault.partition(":")[0]).write_bytes(content if isinstance(content, bytes) else content.encode())
+    assert refusal(data(root, val_share=0.5)).startswith(f"{root}/{fault.replace('ROOT', str(root))}")
 
 
 SPREAD = "id_code,diagnosis,fold,patient\na,cat,0,p\nb/2,dog,1,q\nc,cat,2,q\nd,cat,2,r\n"
@@ -223,6 +203,9 @@ def test_a_test_file_without_labels_is_no_validation_split(root: Path):
     assert [len(table) for table in open_splits(data(root, val_share=0.5)).values()] == [1, 2]
     (root / "test.csv").write_text("id,label\nd.png,x\n")
     assert [len(table) for table in open_splits(data(root)).values()] == [3, 1]
+    (root / "test.csv").rename(root / "val.csv")
+    (root / "train.csv").unlink()
+    assert refusal(data(root)).startswith(f"{root}/train.csv: no such file")
 
 
 def test_labels_are_single_if_no_row_of_either_split_has_several_of_the_selected_classes(root: Path):

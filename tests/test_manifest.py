@@ -164,7 +164,11 @@ def test_a_deleted_manifest_is_damage(folder, caplog):
     assert manifests.fault is None and [manifests.check(step) for step in (2, 4)] == [None, None]
 
 
-def test_a_manifest_of_another_run_is_not_accepted(folder, tmp_path):
+def test_a_manifest_of_another_step_or_run_is_not_accepted(folder, tmp_path):
+    for number in ("3", "6"):
+        shutil.copytree(folder / "4", folder / number)
+    assert Integrity(folder).check(3) == "its manifest is of step 4"
+    assert rename_damaged(folder) == "6.damaged" and Integrity(folder).check(4) is None
     with Checkpoints(tmp_path / "other") as other:
         other.save(4, state_of(runs.setup_of(linear_model(), sgd(0.05, momentum=0.9), seed=1)), {})
     shutil.rmtree(folder / "4")
@@ -198,13 +202,6 @@ def test_the_validations_are_sound_after_two_failed_writes(folder, monkeypatch):
             ValidationFile(folder, Integrity(folder)).put(6, {"top1": 0.6})
     monkeypatch.undo()
     assert ValidationFile(folder, Integrity(folder)).by_step[4] == {"top1": 0.5}
-
-
-def test_a_copy_of_a_step_under_another_number_is_set_aside(folder):
-    for number in ("3", "6"):
-        shutil.copytree(folder / "4", folder / number)
-    assert Integrity(folder).check(3) == "its manifest is of step 4"
-    assert rename_damaged(folder) == "6.damaged" and Integrity(folder).check(4) is None
 
 
 @pytest.fixture(scope="module")
