@@ -20,11 +20,6 @@ from jaxddp.training.events import RunEnd
 from jaxddp.training.progress import LiveDisplay
 
 
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
 def activity_threads() -> list[str]:
     """Return the names of the threads that show activities."""
     return [thread.name for thread in threading.enumerate() if thread.name == "jaxddp-activity"]
@@ -43,25 +38,20 @@ def wait_until(condition) -> None:
     assert condition()
 
 
-def test_the_shown_description_is_that_of_the_innermost_block_with_a_description():
+def test_the_shown_description_is_that_of_the_innermost_block_of_the_first_thread():
     descriptions: list[str] = []
     with phases.reported_to(descriptions.append), phases.doing("reading"):
         with phases.phase("compile", "compiling"), phases.phase("agreement"):
             assert descriptions[-1] == "compiling" and phases.progress().phase == "agreement"
         assert descriptions[-1] == "reading"
+        # Other threads do not change the description.
+        thread = threading.Thread(target=lambda: phases.doing("beside").__enter__())
+        thread.start()
+        thread.join()
         with pytest.raises(RuntimeError), phases.phase("training", ""):
             assert descriptions[-1] == ""
             raise RuntimeError
     assert descriptions == ["", "reading", "compiling", "reading", "", "reading", "", ""]
-
-
-def test_other_threads_do_not_change_the_description():
-    descriptions: list[str] = []
-    with phases.reported_to(descriptions.append), phases.phase("start", "training"):
-        thread = threading.Thread(target=lambda: phases.doing("beside").__enter__())
-        thread.start()
-        thread.join()
-    assert "beside" not in descriptions
 
 
 def test_long_activities_are_shown_and_short_ones_are_not(short_delays):
@@ -148,7 +138,8 @@ def test_progress_belongs_to_the_innermost_activity_and_keeps_its_time(clock):
 def test_on_a_terminal_the_activity_line_fits_the_width_and_is_erased(columns, details, monkeypatch, clock):
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", str(columns))
-    monkeypatch.setattr(sys, "stderr", Terminal())
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    sys.stderr.isatty = lambda: True
     status_line = StatusLine()
     status_line.show(Activity("verifying", 8, "file", clock[0] - 5, 2))
     status_line.clear()
@@ -161,9 +152,8 @@ def test_on_a_terminal_the_activity_line_fits_the_width_and_is_erased(columns, d
 @pytest.mark.parametrize("process", [None, 1])
 def test_a_command_shows_long_activities_in_process_0_only(process, short_delays, monkeypatch, tmp_path, capfd):
     if process is not None:
-        environ = {"JAX_COORDINATOR_ADDRESS": "h:1", "JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": str(process)}
-        for name, value in environ.items():
-            monkeypatch.setenv(name, value)
+        for name, value in {"COORDINATOR_ADDRESS": "h:1", "NUM_PROCESSES": "2", "PROCESS_ID": str(process)}.items():
+            monkeypatch.setenv(f"JAX_{name}", value)
     recipe = tmp_path / "slow.py"
     recipe.write_text("import time\ntime.sleep(0.3)\ndef get_config(): raise ValueError('enough')\n")
     assert main(["train", str(recipe)]) == 2

@@ -170,13 +170,13 @@ def test_a_killed_and_resumed_run_equals_an_uninterrupted_run_bit_for_bit(finish
         file.write('{"step": 3, "torn')
     assert main([*arguments, "--resume", "must"]) == 0
     assert "resum" in capfd.readouterr().out
-    uninterrupted = {line["step"]: line for line in metrics(finished_run) if line["split"] == "train"}
+    killed, whole = (
+        {line["step"]: (line["loss"], line["top1"]) for line in metrics(place) if line["split"] == "train"}
+        for place in (workdir, finished_run)
+    )
     steps = [line["step"] for line in metrics(workdir) if line["split"] == "train"]
-    assert steps == sorted(set(steps)) and steps[-1] == 12
-    for line in metrics(workdir):
-        if line["split"] == "train" and line["step"] in uninterrupted:
-            expected = uninterrupted[line["step"]]
-            assert (line["loss"], line["top1"]) == (expected["loss"], expected["top1"])
+    assert steps == [*killed] == sorted(killed) and steps[-1] == 12
+    assert all(killed[step] == whole[step] for step in killed.keys() & whole.keys())
     ours, theirs = load_parameters(workdir, data), load_parameters(finished_run, data)
     assert largest_difference(ours, theirs) == 0
 
@@ -231,9 +231,8 @@ print(file.fileno(), [os.fstat(fd).st_rdev == os.stat(os.devnull).st_rdev for fd
 print([os.get_inheritable(fd) for fd in range(3)], file=file)
 """
     command = ["sh", "-c", 'exec "$@" <&- >&-', "sh", sys.executable, "-c", program]
-    completed = subprocess.run(
-        command, stderr=subprocess.PIPE, env={**os.environ, "PYTHONIOENCODING": "ascii:strict"}, timeout=60
-    )
+    environ = {**os.environ, "PYTHONIOENCODING": "ascii:strict"}
+    completed = subprocess.run(command, stderr=subprocess.PIPE, env=environ, timeout=60)
     assert (completed.returncode, completed.stderr) == (0, b" \\u2026\n")
     number, *rest = (tmp_path / "file").read_text().split(maxsplit=1)
     assert int(number) > 2 and rest == ["[True, True, False]\n[True, True, True]\n"]
@@ -402,8 +401,7 @@ def test_help_names_commands_and_configs(capfd):
     text = capfd.readouterr().out
     assert "jaxddp train CONFIG" in text and "imagenet_resnet50" in text
     assert main([]) == 2
-
-
-def test_versions_are_printed_on_one_line(capfd):
+    capfd.readouterr()
+    # Versions are on one line.
     assert main(["--version"]) == 0
     assert re.fullmatch(r"jaxddp \S+ \(jax \S+, flax \S+, optax \S+, Python \S+\)\n", capfd.readouterr().out)

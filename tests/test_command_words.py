@@ -75,9 +75,9 @@ def test_a_leading_config_option_names_the_config(words, command, tmp_path, monk
 
 
 def test_a_second_config_is_an_error(capsys):
+    advice = "write `base: digits` into my.yaml, and give my.yaml as the config"
     for words in (["--config", "my.yaml"], ["--seed", "1", "--config=my.yaml"]):
         error = error_of(["config", "digits", *words], capsys)
-        advice = "write `base: digits` into my.yaml, and give my.yaml as the config"
         assert error == f"jaxddp: --config my.yaml: the config is digits already; {advice}"
 
 

@@ -212,16 +212,12 @@ def trace_gradient(network, size: int, count: int):
     return traced
 
 
-@functools.cache
-def lower_gradient(network, size: int, count: int, platform: str) -> str:
-    return trace_gradient(network, size, count).lower(lowering_platforms=(platform,)).as_text()
-
-
 def lower_gradient_of_config(config: Config, platform: str = "cpu") -> str:
     network = for_platform(MODELS.get(config.model.name)(config, 10), platform)
     # In configs with ghost batch norm, the batch is one whole group.
     count = config.model.batch_statistics.group or 8
-    return lower_gradient(network, config.data.image_size, count, {"gpu": "cuda"}.get(platform, platform))
+    traced = trace_gradient(network, config.data.image_size, count)
+    return traced.lower(lowering_platforms=({"gpu": "cuda"}.get(platform, platform),)).as_text()
 
 
 # At least one config for each kind of network and each kind of images.
@@ -270,14 +266,9 @@ def test_programs_for_gpu_and_tpu_have_xlas_depthwise_convolutions(platform):
     assert "stablehlo.while" not in program and "stablehlo.composite" not in program
 
 
-def small_networks() -> list:
-    """Return a network in float64 for GPUs, with XLA's convolution, and the same network for CPUs."""
-    network = ResNet(Architecture((1,), BASIC), 3, width=4, stem="small", dtype="float64", param_dtype="float64")
-    return [for_platform(network, platform) for platform in ("gpu", "cpu")]
-
-
 def test_for_platform_sets_the_convolution_once_and_keeps_the_results():
-    for_gpu, for_cpu = small_networks()
+    network = ResNet(Architecture((1,), BASIC), 3, width=4, stem="small", dtype="float64", param_dtype="float64")
+    for_gpu, for_cpu = (for_platform(network, platform) for platform in ("gpu", "cpu"))
     assert for_gpu.operations is None and for_cpu.operations.convolution is convolve
     assert for_platform(for_cpu, "gpu") is for_cpu and for_platform(for_cpu, "cpu") is for_cpu
     custom = for_gpu.clone(operations=Operations(xla_convolution))

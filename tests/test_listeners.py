@@ -59,31 +59,20 @@ def test_metrics_lines_have_every_value_with_all_its_digits(tmp_path: Path) -> N
     assert written[4] == {"step": 4, "epoch": 1.28, "split": "val", **validation}
 
 
-def test_numpy_values_keep_their_digits_and_the_loss_scale_is_written(tmp_path: Path) -> None:
-    listener = JsonLines(tmp_path)
+def test_numpy_values_keep_their_digits_and_known_device_utilization_is_written(tmp_path: Path) -> None:
+    listener, loss = JsonLines(tmp_path), np.float32(0.1)
+    usage = {"flops_per_step": 24 * 10**12, "flops_utilization": 0.41234, "peak_memory": 12_345_678_901}
     listener.start(run_start())
-    loss = np.float32(0.1)
-    listener.step(step_record(1, metrics={"loss": loss, "loss_scale": np.float32(32768)}, learning_rate=None))
-    (row,) = metrics_lines(tmp_path)
-    assert np.float32(row["loss"]) == loss
-    assert row["loss_scale"] == 32768
-    assert "learning_rate" not in row
-
-
-USED = Usage(flops_per_step=24 * 10**12, flops_utilization=0.41234, peak_memory=12_345_678_901)
-
-
-def test_known_device_utilization_is_in_the_metrics_line_and_the_result(tmp_path: Path) -> None:
-    listener = JsonLines(tmp_path)
-    listener.start(run_start())
-    listener.step(step_record(1, used=USED))
-    listener.step(step_record(2, used=Usage(peak_memory=7)))
-    listener.end(RunEnd("done", 2, 1.0, used=USED))
+    listener.step(step_record(1, used=Usage(**usage)))
+    metrics = {"loss": loss, "loss_scale": np.float32(32768)}
+    listener.step(step_record(2, metrics=metrics, learning_rate=None, used=Usage(peak_memory=7)))
+    listener.end(RunEnd("done", 2, 1.0, used=Usage(**usage)))
     first, second = metrics_lines(tmp_path)
     assert (first["flops_utilization"], first["peak_memory"]) == (0.41234, 12_345_678_901)
     assert "flops_per_step" not in first
     assert "flops_utilization" not in second and second["peak_memory"] == 7
-    usage = {"flops_per_step": 24 * 10**12, "flops_utilization": 0.41234, "peak_memory": 12_345_678_901}
+    assert np.float32(second["loss"]) == loss and second["loss_scale"] == 32768
+    assert "learning_rate" not in second
     assert result(tmp_path) == {"status": "done", "step": 2, "devices": 4, "processes": 2, "val": None, **usage}
 
 

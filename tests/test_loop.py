@@ -72,9 +72,7 @@ def test_listeners_are_called_in_the_order_that_fit_documents(tmp_path, monkeypa
         ("start", 0), ("step", 3), ("step", 4), ("step", 6), ("step", 7), ("evaluation", 7), ("step", 8),
         ("evaluation", 8), ("end", "done"),
     ]  # fmt: skip
-
-
-def test_an_epochs_end_and_the_last_step_are_logged_whatever_the_cadence():
+    # The end of an epoch and the last step are logged whatever the cadence.
     _, recorder = run(setup_of(), plan_of(9, log="1000 steps", eval="0 steps", checkpoint="0 steps"))
     assert recorder.moments == [("start", 0), ("step", 7), ("step", 9), ("end", "done")]
 
@@ -89,7 +87,7 @@ def test_the_speed_after_ten_steps_is_reported_if_no_step_was_logged_before(log,
     assert all(record.images_per_second > 0 for record in early)
 
 
-def test_records_have_the_losses_of_their_steps_and_the_means_of_epochs():
+def test_records_have_the_losses_of_steps_the_means_of_epochs_and_the_validations_left():
     _, all_records = uninterrupted()
     _, some_records = run(setup_of(), plan_of(log="5 steps"))
     losses = {record.step: record.metrics["loss"] for record in all_records.steps}
@@ -99,6 +97,9 @@ def test_records_have_the_losses_of_their_steps_and_the_means_of_epochs():
     assert [(record.step, record.epoch_end.number) for record in ends] == [(7, 1), (13, 2), (19, 3)]
     mean = np.mean([losses[step] for step in range(8, 14)])
     assert ends[1].epoch_end.metrics["loss"] == pytest.approx(mean, rel=1e-6)
+    validated = [record.step for record in all_records.evaluations]
+    left = [sum(step >= record.step for step in validated) for record in all_records.steps]
+    assert [record.validations_left for record in all_records.steps] == left
 
 
 def test_speed_and_waiting_are_those_of_the_steps_since_the_last_record(monkeypatch):
@@ -131,13 +132,6 @@ def test_the_time_before_the_first_step_counts_for_the_run_but_not_for_its_speed
         train(setup_of(net=linear_model()), plan, listeners=[recorder, slow])
     assert recorder.ends[0].seconds >= 1000
     assert recorder.steps[0].images_per_second > 8 / 0.5
-
-
-def test_a_record_counts_the_validations_that_are_left():
-    _, recorder = uninterrupted()
-    validated = [record.step for record in recorder.evaluations]
-    left = {record.step: sum(step >= record.step for step in validated) for record in recorder.steps}
-    assert {record.step: record.validations_left for record in recorder.steps} == left
 
 
 def test_a_validation_shows_its_progress_and_its_time_leaves_out_compiling(monkeypatch):
@@ -298,13 +292,18 @@ def test_the_last_k_checkpoints_are_kept_and_the_best(tmp_path):
     assert Checkpoints(tmp_path / "c", keep=2).best() == 6
 
 
-def test_metrics_that_are_not_finite_are_written_as_json(tmp_path):
+def test_metrics_that_are_not_finite_are_written_as_json_and_such_a_state_is_never_saved(tmp_path):
     setup, checkpoints = setup_of(), Checkpoints(tmp_path)
     checkpoints.save(1, setup.state, {})
     checkpoints.validations.put(1, {"top1": np.float32(0.5), "loss": np.float32(np.inf), "count": 3})
     checkpoints.save(2, setup.state, {})
     checkpoints.validations.put(2, {"top1": np.nan})
     assert checkpoints.best() == 1
+    bad = setup.state.replace(params=jax.tree.map(lambda x: x * np.nan, setup.state.params))
+    with pytest.raises(NonFiniteError, match="step 3: .* not saved; the last good one is step 2"):
+        checkpoints.save(3, bad, {})
+    checkpoints.wait()
+    assert checkpoints.latest() == 2
     checkpoints.close()
     known = json.loads((tmp_path / "validation.json").read_text(), parse_constant=pytest.fail)
     assert known == {"1": {"top1": 0.5, "loss": None, "count": 3}, "2": {"top1": None}}
@@ -339,16 +338,6 @@ def test_a_checkpoint_of_another_architecture_is_rejected(tmp_path):
     message = "another architecture or optimizer: .* is .* in the checkpoint and .* in this run"
     with pytest.raises(InputError, match=message):
         checkpoints.restore(1, other.state)
-
-
-def test_a_state_that_is_not_finite_is_never_saved(tmp_path):
-    setup, checkpoints = setup_of(), Checkpoints(tmp_path / "c")
-    checkpoints.save(1, setup.state, {})
-    bad = setup.state.replace(params=jax.tree.map(lambda x: x * np.nan, setup.state.params))
-    with pytest.raises(NonFiniteError, match="step 2: .* not saved; the last good one is step 1"):
-        checkpoints.save(2, bad, {})
-    checkpoints.wait()
-    assert checkpoints.latest() == 1
 
 
 def test_a_checkpoint_that_cannot_be_written_raises_a_one_line_error(tmp_path):

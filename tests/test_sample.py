@@ -95,8 +95,7 @@ def served(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("name", "fetched", "first"),
-    [("mnist", 4, "0"), ("fashion_mnist", 4, "T-shirt/top"), ("cifar10", 1, "ant")],
+    ("name", "fetched", "first"), [("mnist", 4, "0"), ("fashion_mnist", 4, "T-shirt/top"), ("cifar10", 1, "ant")]
 )
 def test_a_published_set_is_fetched_once_and_opens(served, tmp_path, name, fetched, first, capsys):
     for _ in range(2):

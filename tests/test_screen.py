@@ -82,11 +82,9 @@ def test_a_run_that_waits_for_images_is_told_once_why(waits, cores, said, monkey
 
 @pytest.mark.parametrize(("steps", "left"), [(11, ""), (1010, "16 min 40 s left, until 06:16")])
 def test_the_time_left_is_said_after_ten_steps(steps, left, monkeypatch) -> None:
-    monkeypatch.setattr(
-        progress, "time", SimpleNamespace(**{**vars(time), "time": lambda: 6 * 3600, "localtime": time.gmtime})
-    )
-    printed: list[str] = []
-    shown = progress.RunLines(printed.append)
+    six = SimpleNamespace(**{**vars(time), "time": lambda: 6 * 3600, "localtime": time.gmtime})
+    monkeypatch.setattr(progress, "time", six)
+    shown = progress.RunLines((printed := list[str]()).append)
     shown.start(run_start(total_steps=steps))
     shown.first_steps(step_record(10, images_per_second=32.0))
     assert printed[3:] == ([f"about {left}, at 32 images/s"] if left else [])
@@ -192,8 +190,7 @@ def test_a_terminal_gets_a_live_display_whose_epoch_lines_stay() -> None:
         CLOSING,
     ]
     after_last_bar = raw[raw.rfind("━") :]
-    assert "\x1b[2K" in after_last_bar
-    assert "\x1b[?25h" in after_last_bar
+    assert "\x1b[2K" in after_last_bar and "\x1b[?25h" in after_last_bar
 
 
 def test_the_live_display_shows_how_far_an_evaluation_is(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,28 +220,25 @@ def test_the_live_display_shows_how_far_an_evaluation_is(monkeypatch: pytest.Mon
 
 
 def test_without_rich_a_terminal_gets_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
+    terminal = io.StringIO()
+    terminal.isatty = lambda: True
     monkeypatch.setenv("TERM", "xterm")
-    assert type(progress.progress(Terminal())).__name__ == "LiveDisplay"
+    assert type(progress.progress(terminal)).__name__ == "LiveDisplay"
     monkeypatch.setenv("TERM", "dumb")
-    assert isinstance(progress.progress(Terminal()), PlainLines)
+    assert isinstance(progress.progress(terminal), PlainLines)
     monkeypatch.setenv("FORCE_COLOR", "1")
     assert isinstance(progress.progress(io.StringIO()), PlainLines)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setitem(sys.modules, "rich.console", None)
-    assert isinstance(progress.progress(Terminal()), PlainLines)
+    assert isinstance(progress.progress(terminal), PlainLines)
 
 
 @pytest.mark.ci
 def test_a_notebook_gets_one_display_and_a_history_with_a_picture(tmp_path: Path) -> None:
     program = PROGRAM.replace("drive(progress(), start=2)", "from jaxddp.training.listeners.jsonl import History")
     code = program + "history = History()\ndrive(progress(), history)\nhistory"
-    notebook = nbformat.v4.new_notebook(
-        cells=[nbformat.v4.new_code_cell(code), nbformat.v4.new_code_cell("'matplotlib.pyplot' in sys.modules")]
-    )
+    cells = [nbformat.v4.new_code_cell(text) for text in (code, "'matplotlib.pyplot' in sys.modules")]
+    notebook = nbformat.v4.new_notebook(cells=cells)
     NotebookClient(notebook, timeout=60, resources={"metadata": {"path": str(tmp_path)}}).execute()
     outputs = notebook.cells[0].outputs
     displays = [output for output in outputs if output.output_type == "display_data"]

@@ -3,6 +3,7 @@
 import io
 import json
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from jaxddp.config import Config
 from jaxddp.data.batch import Batch
 from jaxddp.setup.input_figure import denormalized, show
 from jaxddp.setup.run_setup import initialize
-from jaxddp.training.pictures import png
+from jaxddp.training.pictures import input_grid, png
 
 
 @pytest.fixture(autouse=True)
@@ -40,32 +41,25 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Config:
 
 def drawn_inputs(monkeypatch: pytest.MonkeyPatch, config: Config, out: Path, **options) -> tuple[np.ndarray, list[str]]:
     """Return the pixels and titles of the picture that `show` draws."""
-    from jaxddp.training import pictures as module
-
-    arguments: list = []
-    plain = module.input_grid
-
-    def grid(pixels: np.ndarray, titles: list[str]) -> module.Picture:
-        arguments.extend((pixels, titles))
-        # Drawing all images takes longer than making them.
-        return plain(pixels[:1], titles[:1])
-
-    monkeypatch.setattr(module, "input_grid", grid)
+    # Drawing all images takes longer than making them.
+    grid = mock.Mock(side_effect=lambda pixels, titles: input_grid(pixels[:1], titles[:1]))
+    monkeypatch.setattr("jaxddp.training.pictures.input_grid", grid)
     show(recipe_of(config), out=out, **{"step": 1, "count": 32} | options)
-    return arguments[0], arguments[1]
+    return grid.call_args.args
 
 
 @pytest.mark.slow
 def test_the_images_are_those_of_the_step(config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     setup = initialize(recipe_of(config))
+    table = setup.resources.train
     for step in (1, 5):
         with monkeypatch.context() as patched:
             pixels, titles = drawn_inputs(patched, config, tmp_path / "show.png", step=step)
         rows = setup.feed.order.rows(step - 1)
-        names = [setup.resources.train.class_names[setup.resources.train.labels[row]].split(",")[0] for row in rows]
+        names = [table.class_names[table.labels[row]].split(",")[0] for row in rows]
         assert titles == [f"{name}\nrow {row}" for name, row in zip(names, rows, strict=True)]
         for image, row in zip(pixels, rows, strict=True):
-            original = np.asarray(Image.open(io.BytesIO(setup.resources.train.read(int(row)))).convert("RGB"))
+            original = np.asarray(Image.open(io.BytesIO(table.read(int(row)))).convert("RGB"))
             np.testing.assert_array_equal(image, original)
 
 
@@ -74,12 +68,13 @@ def test_a_notebook_shows_a_step_as_the_command_does(config: Config, tmp_path: P
     config = config.replace(data={"augment": {"pad": 4}})
     experiment = recipe_of(config)
     show(experiment, step=2, count=5, out=tmp_path / "show.png")
-    figure = jaxddp.show_inputs(initialize(experiment), 5, step=2)
+    setup = initialize(experiment)
+    figure = jaxddp.show_inputs(setup, 5, step=2)
     assert png(figure) == (tmp_path / "show.png").read_bytes()
     with Image.open(tmp_path / "show.png") as picture:
         assert picture.format == "PNG"
         assert picture.width > 5 * 100
-    assert png(jaxddp.show_inputs(initialize(experiment), 5, step=3)) != png(figure)
+    assert png(jaxddp.show_inputs(setup, 5, step=3)) != png(figure)
 
 
 def test_normalizing_is_undone_to_the_pixel():
