@@ -94,7 +94,7 @@ PREPARED = [
     ("max_bad_steps", -1, "max_bad_steps=-1: expected 0 to 1,000,000"),
     ("precision", "half", "precision='half': expected 'float32' or 'bfloat16' or 'float16'"),
     ("reproducible", "yes", "reproducible='yes': expected True or False"),
-    ("buckets", 0, "buckets=0: expected 1 to 1,024"),
+    ("buckets", 0, "buckets=0: expected 1 to 1,024")
 ]  # fmt: skip
 
 
@@ -168,7 +168,7 @@ TRAINED = [
     ("log_every", 10, "log_every=10: expected a duration, such as '90 epochs'"),
     ("self_test", "sometimes", "self_test='sometimes': expected 'auto' or 'always' or 'never'"),
     ("log_project", "p", "log_project='p' has no effect without wandb or mlflow in log_to; leave it out"),
-    ("profile", "9 steps", "profile='9 steps': a trace is written into the work directory; give workdir too"),
+    ("profile", "9 steps", "profile='9 steps': a trace is written into the work directory; give workdir too")
 ]  # fmt: skip
 
 
@@ -185,8 +185,8 @@ def test_train_names_the_bad_argument(argument, value, expected, setup):
         ({"norm": "large"}, "evaluators: measure returned norm='large': return a number"),
         ({"norm": np.ones(2)}, "evaluators: measure returned norm: an object of type ndarray was given; return a "
          "number"),
-        ({"epoch": 1}, "evaluators: measure: 'epoch' cannot be the name of a metric; give another"),
-    ],
+        ({"epoch": 1}, "evaluators: measure: 'epoch' cannot be the name of a metric; give another")
+    ]
 )  # fmt: skip
 def test_invalid_results_of_an_evaluator_are_rejected(returned, expected, setup):
     def measure(state):
@@ -320,8 +320,8 @@ def test_evaluate_rejects_its_other_invalid_arguments(setup, trained):
         ({"path": "{}/pest"}, "{}/pest: no such directory or file, did you mean 'pets'?; check path"),
         ({}, "{}/pets: has no validation split; give val_share, such as 0.1 to hold out a tenth of each class"),
         ({"val_share": 0.5}, "{}/pets: class 'cat' has only one example, {}/pets/cat/0.png, but val_share=0.5 needs "
-         "two of each class: one to hold out and one to train; add examples, or leave the class out"),
-    ],
+         "two of each class: one to hold out and one to train; add examples, or leave the class out")
+    ]
 )  # fmt: skip
 def test_open_data_names_the_bad_argument(arguments, expected, tmp_path):
     (tmp_path / "pets" / "cat").mkdir(parents=True)
@@ -340,8 +340,8 @@ def test_open_data_names_the_bad_argument(arguments, expected, tmp_path):
         ("width", "64", "width='64': expected a whole number, 1 to 4,096"),
         ("dtype", "int8", "resnet: dtype='int8'; give \"float32\", \"bfloat16\", \"float16\" or \"float64\""),
         ("widht", 64, "resnet: unknown option 'widht'; did you mean 'width'? there are: batch_norm, blur_pool, "
-         "shortcut_norm, stem, weight_init, width, zero_init_last_scale"),
-    ],
+         "shortcut_norm, stem, weight_init, width, zero_init_last_scale")
+    ]
 )  # fmt: skip
 def test_resnet_names_the_bad_argument(argument, value, expected):
     assert error_line(jaxddp.resnet, **{"name": "resnet18", "num_classes": CLASSES, argument: value}) == expected

@@ -200,12 +200,7 @@ def test_the_optimizer_reads_the_parameters_behind_a_barrier(buckets):
 
 @pytest.mark.parametrize(
     ("platform", "devices", "configured", "expected"),
-    [
-        ("cpu", 4, None, 1),
-        ("cpu", 4, 3, 3),
-        ("gpu", 4, None, PLATFORMS["gpu"].buckets),
-        ("gpu", 1, 9, 1),
-    ],
+    [("cpu", 4, None, 1), ("cpu", 4, 3, 3), ("gpu", 4, None, PLATFORMS["gpu"].buckets), ("gpu", 1, 9, 1)],
 )
 def test_the_number_of_buckets_comes_from_the_config_or_from_the_devices(
     platform, devices, configured, expected, monkeypatch

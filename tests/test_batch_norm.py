@@ -92,13 +92,7 @@ def random_arguments(seed, shape, dtype):
 
 
 @pytest.mark.slow
-@given(
-    st.sampled_from(FORMS),
-    st.booleans(),
-    st.booleans(),
-    st.integers(0, 1000),
-    st.sampled_from([VECTORS, MAPS]),
-)
+@given(st.sampled_from(FORMS), st.booleans(), st.booleans(), st.integers(0, 1000), st.sampled_from([VECTORS, MAPS]))
 def test_batch_norm_equals_flaxs_in_float64(form, running, custom_gradient, seed, shape):
     relu, has_residual = form
     with jax.enable_x64(True):

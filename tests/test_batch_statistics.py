@@ -23,12 +23,7 @@ def get_config():
 
 
 @pytest.mark.parametrize(
-    ("value", "suggestion"),
-    [
-        ("ghost:0", ""),
-        ("ghost:٣", ""),
-        ("locale", ", did you mean 'local'?"),
-    ],
+    ("value", "suggestion"), [("ghost:0", ""), ("ghost:٣", ""), ("locale", ", did you mean 'local'?")]
 )
 def test_an_invalid_batch_norm_raises_the_same_error_at_every_entry_point(value, suggestion, tmp_path, capfd):
     def error_line(read) -> str:
@@ -52,8 +47,7 @@ def test_an_invalid_batch_norm_raises_the_same_error_at_every_entry_point(value,
 
 
 @pytest.mark.parametrize(
-    ("batch_norm", "axis_name", "group"),
-    [("local", None, None), ("sync", AXIS, None), ("ghost:32", None, 32)],
+    ("batch_norm", "axis_name", "group"), [("local", None, None), ("sync", AXIS, None), ("ghost:32", None, 32)]
 )
 def test_the_config_and_resnet_parse_batch_norm_to_the_same_values(batch_norm, axis_name, group):
     statistics = Config().replace(model={"batch_norm": batch_norm}).model.batch_statistics

@@ -109,10 +109,7 @@ def test_a_catalog_that_cannot_be_read_raises_a_one_line_error(catalog, tmp_path
     ("content", "expected"),
     [
         ("[a]\npath = /data\n", ": not TOML in UTF-8: Invalid value (at line 2, column 8); correct it"),
-        (
-            "a = '/data'\n",
-            """: a is '/data'; write [a], below it path = "..." and, if needed, train, val, cl""",
-        ),
+        ("a = '/data'\n", """: a is '/data'; write [a], below it path = "..." and, if needed, train, val, cl"""),
         ("[a]\n", ": a is {}; write [a]"),
         ("[a]\npath = 3\n", ": a is {'path': 3}; write [a]"),
         ("[a]\npath = '/d'\nclases = '0:1'\n", ": a is {'path': '/d', 'clases': '0:1'}; write [a]"),

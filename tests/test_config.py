@@ -9,13 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxddp.config import (
-    Config,
-    EvalConfig,
-    OptimizerConfig,
-    TrainConfig,
-    load,
-)
+from jaxddp.config import Config, EvalConfig, OptimizerConfig, TrainConfig, load
 from jaxddp.config.values import flatten
 from jaxddp.core.duration import Cadence, Duration
 from jaxddp.core.errors import InputError

@@ -152,8 +152,8 @@ SHARE = {"val_share": 0.5}
         (SPREAD, {"split_column": "fold"}, "", "", "its values in ROOT/train.csv are 0, 1, 2; give the one to"),
         (SPREAD, {"split_column": "fold", "val_fold": "3"}, "", "", "data.val_fold='3': column fold of ROOT/train.csv"),
         (SPREAD, {**SHARE, "columns": "image=idcod,label=diagnosis"}, "", "", "no column 'idcod'; did you"),
-        (SPREAD.replace("q", "p").replace("r", "p"), {**SHARE, "group_column": "patient"}, "", "", "all images are of"),
-    ],
+        (SPREAD.replace("q", "p").replace("r", "p"), {**SHARE, "group_column": "patient"}, "", "", "all images are of")
+    ]
 )  # fmt: skip
 def test_a_table_with_one_reading_opens_and_tells_it(tmp_path: Path, root: Path, text, keys, train, val, reading):
     places = {"ROOT": str(root), "ELSE": str(tmp_path / "else")}
@@ -182,8 +182,8 @@ def test_a_table_with_one_reading_opens_and_tells_it(tmp_path: Path, root: Path,
         ("labels.csv", "one/a two/b train/c", "labels.csv: image=id, label=breed, images in one/ and two/"),
         ("a.csv b.csv", "images/a images/b", "a.csv: may hold other labels than the names of the folders"),
         ("labels.csv", "cat/a dog/b", "labels.csv: may hold other labels than the names of the folders"),
-        ("labels.csv", "images/a images/b old/a train/c", "labels.csv: 'a' is both images/a.png and old/a.png; name"),
-    ],
+        ("labels.csv", "images/a images/b old/a train/c", "labels.csv: 'a' is both images/a.png and old/a.png; name")
+    ]
 )  # fmt: skip
 def test_a_folder_of_images_with_one_table_is_read_by_the_table(tmp_path: Path, tables: str, images: str, reading: str):
     for name in tables.split():

@@ -181,13 +181,7 @@ def examples(path: str, text: str) -> list[str]:
     return errors
 
 
-RULES: tuple[Callable[[str, str], list[str]], ...] = (
-    links,
-    commands,
-    keys,
-    files_and_modules,
-    examples,
-)
+RULES: tuple[Callable[[str, str], list[str]], ...] = (links, commands, keys, files_and_modules, examples)
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -157,8 +157,8 @@ def test_each_entry_point_names_the_keys_of_an_error_as_its_user_writes_them(cas
         (("config.json: ", Key("objects.metric half"), " was None"), "config.json: metric half was None"),
         (("use ", Key("the config"), " that wrote it"), "use the model and optimizer that wrote it"),
         # Text that is not a key does not change.
-        (("/runs/train.precision: cannot be read",), "/runs/train.precision: cannot be read"),
-    ],
+        (("/runs/train.precision: cannot be read",), "/runs/train.precision: cannot be read")
+    ]
 )  # fmt: skip
 def test_in_python_messages_name_arguments_instead_of_keys(problem, python):
     with pytest.raises(InputError) as error, errors_name_arguments():

@@ -49,10 +49,7 @@ def first_step(setup):
     return jax.device_get((after.opt_state, *expected, sums.means()["loss"]))
 
 
-@pytest.mark.parametrize(
-    ("devices", "options"),
-    [(1, {}), (4, {"accumulate": 2}), (4, {"reproducible": True})],
-)
+@pytest.mark.parametrize(("devices", "options"), [(1, {}), (4, {"accumulate": 2}), (4, {"reproducible": True})])
 def test_the_optimizer_gets_the_loss_and_its_gradient_on_any_number_of_devices(devices, options):
     stored, value, grad, reported = first_step(make_setup(RECORDER, devices, 16 // devices, clip_norm=0.1, **options))
     assert np.linalg.norm(grad["weight"]) > 1

@@ -289,10 +289,7 @@ def test_layers_are_selected_by_the_beginning_of_their_names(text, inside, outsi
         ({"unfreeze": ["layer5=1 step"]}, "unfreeze: no layer's name begins with 'layer5'"),
         ({"unfreeze": ["fc=1 step"], "freeze": "fc"}, "unfreeze: 'fc' is frozen by freeze=fc"),
         ({"rate_factors": ["fc=1", "fc=2"]}, "rate_factors: 'fc' has two values, 1 and 2; give only one"),
-        (
-            {"rate_factors": "fc=2", "freeze": "fc"},
-            "rate_factors: 'fc' is frozen by",
-        ),
+        ({"rate_factors": "fc=2", "freeze": "fc"}, "rate_factors: 'fc' is frozen by"),
         ({"groups": "fc"}, "groups: 'fc': expected LAYER:rate=X, LAYER:decay=X or LAYER:frozen=true"),
         ({"groups": ["fc:rate=-1"]}, "groups: fc:rate=-1.0: expected 0 to 1,000,000"),
         ({"groups": ["fc:frozen=yes"]}, "groups: 'fc:frozen=yes': expected LAYER:rate=X"),

@@ -310,8 +310,8 @@ def test_labelled_and_unlabelled_images_grow_at_the_same_steps():
         ({"metrics": {"pseudo_labels": lambda logits, labels: logits[:, 0]}}, "objective=fixmatch already "
          "measures pseudo_labels; give the metric another name"),
         ({"data": DataConfig(labels_per_class=4)}, "data.labels_per_class=4: from Python, give the table that "
-         "jaxddp.data.opening.few_labels makes"),
-    ],
+         "jaxddp.data.opening.few_labels makes")
+    ]
 )  # fmt: skip
 def test_wrong_fixmatch_settings_raise_a_one_line_error(options, expected):
     with pytest.raises(InputError) as caught:

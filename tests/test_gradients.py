@@ -153,11 +153,7 @@ def test_a_batch_that_microbatches_cannot_share_raises_a_one_line_error():
     table, model = random_table(64), SmallNet()
     mixed = DataConfig(augment=AugmentConfig(mixup=0.2))
     for size, words, message in (
-        (
-            8,
-            {"accumulate": 3},
-            "^a global batch of 16 cannot be divided among 2 devices with accumulate=3 .*; 12 or",
-        ),
+        (8, {"accumulate": 3}, "^a global batch of 16 cannot be divided among 2 devices with accumulate=3 .*; 12 or"),
         (6, {"accumulate": 2, "data": mixed}, "a global batch of 12 makes 4 parts of 3, an odd number"),
         (8, {"accumulate": 0}, "^accumulate=0: expected 1 to 65,536$"),
     ):

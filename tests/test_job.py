@@ -26,11 +26,11 @@ TORCHRUN = {"MASTER_ADDR": "h0", "MASTER_PORT": "29500", "WORLD_SIZE": "8", "RAN
 SLURM = {
     "SLURM_JOB_ID": "77", "SLURM_STEP_ID": "2", "SLURM_STEP_NODELIST": "gpu[003-004,7],cpu1",
     "SLURM_STEP_NUM_NODES": "3", "SLURM_STEP_NUM_TASKS": "6", "SLURM_STEP_TASKS_PER_NODE": "2(x3)",
-    "SLURM_PROCID": "4", "SLURM_LOCALID": "0",
+    "SLURM_PROCID": "4", "SLURM_LOCALID": "0"
 }  # fmt: skip
 OPEN_MPI = {
     "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
-    "OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_MCA_orte_hnp_uri": "123.0;tcp://192.0.2.7,198.51.100.1:4567",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_MCA_orte_hnp_uri": "123.0;tcp://192.0.2.7,198.51.100.1:4567"
 }  # fmt: skip
 
 
@@ -144,7 +144,7 @@ class Group:
         address = f"127.0.0.1:{port or free_port()}"
         common = {
             **os.environ, "JAX_COORDINATOR_ADDRESS": address, "JAX_NUM_PROCESSES": str(count),
-            "JAX_NUM_CPU_DEVICES": "1", "PYTHONPATH": os.pathsep.join(sys.path),
+            "JAX_NUM_CPU_DEVICES": "1", "PYTHONPATH": os.pathsep.join(sys.path)
         }  # fmt: skip
         self.processes = [
             subprocess.Popen(

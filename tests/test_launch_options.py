@@ -100,7 +100,7 @@ BAD_OPTIONS = {
     "from many to few machines": ({"nodes": "4:2"}, "--nodes 4:2: MIN is above MAX"),
     "no wait": ({"wait": 0.0}, "--wait=0.0: expected above 0, at most 1,000,000"),
     "no such host": ({"coordinator": "no..where:1234"}, "no..where:1234: there is no host 'no..where'"),
-    "another machine": ({"coordinator": "192.0.2.1:1234"}, "192.0.2.1:1234: not an address of this machine; start"),
+    "another machine": ({"coordinator": "192.0.2.1:1234"}, "192.0.2.1:1234: not an address of this machine; start")
 }
 # fmt: on
 

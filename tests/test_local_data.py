@@ -92,7 +92,7 @@ def test_equal_validation_data_are_shared_and_equal_training_data_are_reported(c
         assert len(united(*same)[0]) == 18
     assert caplog.messages == [
         "data.placement=local: processes 0 and 1 have the same training data, so each of these examples counts twice; "
-        "if they read one folder, leave data.placement out",
+        "if they read one folder, leave data.placement out"
     ]
 
 

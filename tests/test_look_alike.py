@@ -97,10 +97,7 @@ def catalog(root: Path, *names: str) -> tuple[Callable[[], Any], str]:
     return lambda: resolve(names[0]), "datasets.toml"
 
 
-FORMATS = (
-    *(listing, folders, solutions, schema_of_parquet, packed, names_file),
-    *(numpy_file, arrays, catalog),
-)
+FORMATS = (*(listing, folders, solutions, schema_of_parquet, packed, names_file), *(numpy_file, arrays, catalog))
 
 
 def error_message(call: Callable[[], Any]) -> str:

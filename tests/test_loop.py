@@ -70,7 +70,7 @@ def test_listeners_are_called_in_the_order_that_fit_documents(tmp_path, monkeypa
     # An epoch of 50 examples in batches of 8 ends with step 7, and the run with step 8. Step 4 is logged, as it saves.
     assert recorder.moments == [
         ("start", 0), ("step", 3), ("step", 4), ("step", 6), ("step", 7), ("evaluation", 7), ("step", 8),
-        ("evaluation", 8), ("end", "done"),
+        ("evaluation", 8), ("end", "done")
     ]  # fmt: skip
     # The end of an epoch and the last step are logged whatever the cadence.
     _, recorder = run(setup_of(), plan_of(9, log="1000 steps", eval="0 steps", checkpoint="0 steps"))

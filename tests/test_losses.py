@@ -43,11 +43,7 @@ def batch_loss(loss, logits, labels):
 
 
 @pytest.mark.parametrize(
-    ("smoothing", "weights", "expected"),
-    [
-        (0.0, None, 1.0231705035078849),
-        (0.1, WEIGHTS, 1.3647646009481558),
-    ],
+    ("smoothing", "weights", "expected"), [(0.0, None, 1.0231705035078849), (0.1, WEIGHTS, 1.3647646009481558)]
 )
 def test_cross_entropy_and_nll_equal_pytorchs(smoothing, weights, expected):
     """The expected values are results of torch 2.13, such as `F.cross_entropy(torch.tensor(LOGITS),

@@ -24,13 +24,7 @@ from jaxddp.data.batch import Division
 from jaxddp.engine.parts.part import Part
 from jaxddp.engine.programs import Program
 from jaxddp.measure.cost import Cost
-from jaxddp.measure.memory import (
-    Fit,
-    HostMemory,
-    MemoryReport,
-    Needs,
-    bytes_on_a_device,
-)
+from jaxddp.measure.memory import Fit, HostMemory, MemoryReport, Needs, bytes_on_a_device
 from jaxddp.mesh import Topology
 from jaxddp.setup.run_training import make_run
 from jaxddp.training.loop import fit

@@ -301,10 +301,7 @@ def test_plain_http_needs_a_setting(proxy, monkeypatch):
         ("hdfs://name/x", "hdfs://name/x: no such kind of store, there are: gs, http, https, s3; or give a directory"),
         ("s3://", "s3://: not the address of a store; write s3://NAME/PREFIX only"),
         ("s3a://me:password@bucket/x", "s3a://: not the address of a store"),
-        (
-            "s3://bucket/a/../../b",
-            "'bucket/a/../../b' is not a path in a store; write names with single slashes",
-        ),
+        ("s3://bucket/a/../../b", "'bucket/a/../../b' is not a path in a store; write names with single slashes"),
     ],
 )
 def test_invalid_urls_are_rejected(proxy, url, expected):

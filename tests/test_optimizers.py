@@ -126,9 +126,7 @@ def test_evaluation_of_a_checkpoint_repeats_the_metrics_of_its_validation(tmp_pa
 def averaging():
     """Return a setup with a schedule-free optimizer, a frozen layer, and a learning rate by layer."""
     config = Config().replace(
-        model={"freeze": "Conv_0"},
-        optimizer={"groups": ["Dense_0.bias:rate=0.5"]},
-        parallel={"self_test": "never"},
+        model={"freeze": "Conv_0"}, optimizer={"groups": ["Dense_0.bias:rate=0.5"]}, parallel={"self_test": "never"}
     )
     optimizer = optax.chain(optax.clip(1.0), contrib.schedule_free_adamw(0.05, warmup_steps=2))
     return make_setup(optimizer, 2, config=config)

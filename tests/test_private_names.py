@@ -141,12 +141,7 @@ def test_a_missing_private_name_is_logged_once_with_the_version(lines):
 
 @pytest.mark.parametrize(
     ("function", "is_recognized"),
-    [
-        (lambda b, a, c=None: None, True),
-        (lambda a: None, False),
-        (lambda a, b, d: None, False),
-        (None, False),
-    ],
+    [(lambda b, a, c=None: None, True), (lambda a: None, False), (lambda a, b, d: None, False), (None, False)],
 )
 def test_a_private_function_is_recognized_by_its_parameters(function, is_recognized, monkeypatch, lines):
     monkeypatch.setattr(cost, "added", function, raising=False)

@@ -19,9 +19,7 @@ from jaxddp.job.watchdog import Timeouts
 PHASES = (*typing.get_args(Phase), COMMIT)
 WAITING = {"agreement", "dispatch", "device", COMMIT}
 progress_by_process = st.dictionaries(
-    st.integers(0, 7),
-    st.builds(Progress, st.sampled_from(PHASES), st.integers(0, 3), st.floats(0, 100)),
-    min_size=1,
+    st.integers(0, 7), st.builds(Progress, st.sampled_from(PHASES), st.integers(0, 3), st.floats(0, 100)), min_size=1
 )
 
 

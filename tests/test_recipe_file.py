@@ -162,10 +162,7 @@ BAD = [
         hook("get_initialize", "return lambda params, model_state: ({}, model_state)"),
         "initialize: params/Dense_0/bias is absent, and the network's is float32.*; keep names",
     ),
-    (
-        hook("get_initialize", "return lambda params, state: params['fc']"),
-        "mine.py:.*: get_initialize: KeyError: 'fc'",
-    ),
+    (hook("get_initialize", "return lambda params, state: params['fc']"), "mine.py:.*: get_initialize: KeyError: 'fc'"),
     (hook("get_listeners", "return 3"), "get_listeners: an object of type int was given; give a list"),
     (hook("get_listeners", "return [3]"), "get_listeners: an object of type int has none of a listener's methods"),
     (hook("get_loss", "from no_such_module import x"), "mine.py:[78][0-9]: get_loss: ModuleNotFoundError"),

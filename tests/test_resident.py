@@ -58,10 +58,7 @@ LINEAR = linear_model()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("net", "devices", "length"),
-    [(LINEAR, 1, 4), (LINEAR, 4, 1), (CONVOLUTION, 4, 4)],
-)
+@pytest.mark.parametrize(("net", "devices", "length"), [(LINEAR, 1, 4), (LINEAR, 4, 1), (CONVOLUTION, 4, 4)])
 def test_several_steps_in_one_dispatch_equal_single_steps(net, devices, length):
     with jax.enable_x64(True):
         objective, optimizer, topology, state = float64_parts(net, devices)

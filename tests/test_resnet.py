@@ -14,14 +14,7 @@ from support.cases import rare_case
 from jaxddp.api import resnet
 from jaxddp.core.errors import InputError
 from jaxddp.models.adapt import for_platform
-from jaxddp.models.resnet import (
-    BASIC,
-    BOTTLENECK,
-    WEIGHT_INITS,
-    Architecture,
-    ResidualBlock,
-    ResNet,
-)
+from jaxddp.models.resnet import BASIC, BOTTLENECK, WEIGHT_INITS, Architecture, ResidualBlock, ResNet
 
 
 def randomized(tree, seed=0):

@@ -61,7 +61,7 @@ VERDICTS = {
     "killed as it grew": ({0: SAVED, 1: KILLED}, KILLED, "elastic growing", "process 1: killed by S"),
     "grew before it began": ({0: EARLY}, EARLY, "elastic growing", "all processes restart with the"),
     "a machine left": ({0: SAVED, 1: ASKED}, None, "elastic", "machine 1 left; the other machines continue"),
-    "a machine grew": ({0: SAVED}, None, "elastic growing", "saved; all processes restart wi"),
+    "a machine grew": ({0: SAVED}, None, "elastic growing", "saved; all processes restart wi")
 }
 # fmt: on
 

@@ -94,10 +94,7 @@ def test_files_of_another_run_raise_a_one_line_error(case, run):
 
 
 RESUMED = {
-    "the index": (
-        copy(INDEX),
-        "manifests.json: is of run {other}, and config.json names run {own}; it is rebuilt",
-    ),
+    "the index": (copy(INDEX), "manifests.json: is of run {other}, and config.json names run {own}; it is rebuilt"),
     "a step and its number": (
         lambda workdir, other: shutil.copytree(workdir / "checkpoints/3", workdir / "checkpoints/5"),
         "step 5 is damaged: its manifest is of step 3; the run resumes from step 3",

@@ -202,10 +202,7 @@ def test_paths_become_absolute_and_symbolic_links_are_kept(tmp_path, monkeypatch
         resolved.data.local_cache,
         resolved.model.weights,
         resolved.objective.teacher,
-    ) == (
-        *(f"{tmp_path}/a", "train", f"{tmp_path}/b"),
-        *(f"{tmp_path}/c", f"{tmp_path}/d"),
-    )
+    ) == (*(f"{tmp_path}/a", "train", f"{tmp_path}/b"), *(f"{tmp_path}/c", f"{tmp_path}/d"))
 
 
 def test_a_data_set_name_is_resolved_to_its_path(tmp_path, monkeypatch):

@@ -13,37 +13,37 @@ from jaxddp.job.schedulers import launcher_of, reachable_address
 
 SKYPILOT = {
     "SKYPILOT_NODE_IPS": "10.0.0.4\n10.0.0.9\n10.0.0.5", "SKYPILOT_NUM_NODES": "3", "SKYPILOT_NUM_GPUS_PER_NODE": "8",
-    "SKYPILOT_TASK_ID": "sky-2026-11-24-00-15-43-109312_train_4",
+    "SKYPILOT_TASK_ID": "sky-2026-11-24-00-15-43-109312_train_4"
 }  # fmt: skip
 BATCH = {
     "AWS_BATCH_JOB_ATTEMPT": "1", "AWS_BATCH_JOB_MAIN_NODE_INDEX": "2", "AWS_BATCH_JOB_NUM_NODES": "4",
-    "AWS_BATCH_CE_NAME": "gpus", "AWS_BATCH_JQ_NAME": "training",
+    "AWS_BATCH_CE_NAME": "gpus", "AWS_BATCH_JQ_NAME": "training"
 }  # fmt: skip
 MAIN_ADDRESS = {"AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS": "10.0.0.7"}
 XPK = {
     "REPLICATED_JOB_NAME": "slice-job", "JOBSET_NAME": "first", "NNODES": "2", "GPUS_PER_NODE": "8",
     "USE_GPUDIRECT": "rdma", "COMMAND": "jaxddp train digits", "JAX_COORDINATOR_PORT": "6002",
-    "JAX_COORDINATOR_ADDRESS": "first-slice-job-0-0.first",
+    "JAX_COORDINATOR_ADDRESS": "first-slice-job-0-0.first"
 }  # fmt: skip
 KUBEFLOW_JAX = {"JAX_NUM_PROCESSES": "2", "JAX_COORDINATOR_ADDRESS": "first-node-0-0.first:29500"}
 KUBEFLOW_TORCH = {
     "PET_NNODES": "2", "PET_NPROC_PER_NODE": "auto", "PET_MASTER_ADDR": "first-node-0-0.first",
-    "PET_MASTER_PORT": "29500",
+    "PET_MASTER_PORT": "29500"
 }  # fmt: skip
 JAX_JOB = {
-    "PYTHONUNBUFFERED": "1", "COORDINATOR_PORT": "6666", "COORDINATOR_ADDRESS": "first-worker-0", "NUM_PROCESSES": "2",
+    "PYTHONUNBUFFERED": "1", "COORDINATOR_PORT": "6666", "COORDINATOR_ADDRESS": "first-worker-0", "NUM_PROCESSES": "2"
 }  # fmt: skip
 SUBMITIT = {
     "SUBMITIT_EXECUTOR": "local", "SUBMITIT_LOCAL_NTASKS": "2", "SUBMITIT_LOCAL_JOB_ID": "4711",
-    "SUBMITIT_LOCAL_NODEID": "0", "SUBMITIT_LOCAL_JOB_NUM_NODES": "1", "CUDA_VISIBLE_DEVICES": "0,1",
+    "SUBMITIT_LOCAL_NODEID": "0", "SUBMITIT_LOCAL_JOB_NUM_NODES": "1", "CUDA_VISIBLE_DEVICES": "0,1"
 }  # fmt: skip
 TORCHRUN = {
     "MASTER_ADDR": "10.0.0.4", "MASTER_PORT": "8008", "WORLD_SIZE": "24", "RANK": "9", "LOCAL_RANK": "1",
-    "LOCAL_WORLD_SIZE": "8", "GROUP_RANK": "1", "TORCHELASTIC_RUN_ID": "sweep-3",
+    "LOCAL_WORLD_SIZE": "8", "GROUP_RANK": "1", "TORCHELASTIC_RUN_ID": "sweep-3"
 }  # fmt: skip
 STEP = {
     "SLURM_JOB_ID": "77", "SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": "a[1-2]", "SLURM_STEP_NUM_NODES": "2",
-    "SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_TASKS_PER_NODE": "2(x2)", "SLURM_LOCALID": "1",
+    "SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_TASKS_PER_NODE": "2(x2)", "SLURM_LOCALID": "1"
 }  # fmt: skip
 
 
@@ -151,7 +151,7 @@ def test_the_port_of_torchruns_agent_is_not_used():
 def test_open_mpi_5_has_another_variable_for_the_job():
     environ = {
         "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
-        "OMPI_COMM_WORLD_LOCAL_RANK": "1", "PMIX_NAMESPACE": "prterun-host-17@1",
+        "OMPI_COMM_WORLD_LOCAL_RANK": "1", "PMIX_NAMESPACE": "prterun-host-17@1"
     }  # fmt: skip
     job, other = job_of(environ), job_of(environ | {"PMIX_NAMESPACE": "prterun-host-18@1"})
     assert (job.host, job.process_id, job.run_id) == ("127.0.0.1", 1, "prterun-host-17@1") and job.port != other.port

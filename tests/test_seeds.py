@@ -58,13 +58,7 @@ def compilations():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("cache", "devices"),
-    [
-        ("none", 4),
-        ("device", 1),
-    ],
-)
+@pytest.mark.parametrize(("cache", "devices"), [("none", 4), ("device", 1)])
 def test_a_second_seed_compiles_nothing_and_gives_the_numbers_of_a_fresh_run(cache, devices, compilations):
     first = setup_with_seed(0, cache, devices)
     fresh = {7: results_of(setup_with_seed(7, cache, devices))}

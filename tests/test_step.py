@@ -192,8 +192,7 @@ def test_with_ghost_batch_norm_any_number_of_devices_equals_one(net, image, devi
 @pytest.mark.slow
 @pytest.mark.parametrize("devices", essential_and_rare((4,), 2, 8))
 @pytest.mark.parametrize(
-    ("dtype", "steps", "tolerance"),
-    [(jnp.float64, 5, 1e-9), pytest.param(jnp.float32, 20, 2e-4, marks=pytest.mark.ci)],
+    ("dtype", "steps", "tolerance"), [(jnp.float64, 5, 1e-9), pytest.param(jnp.float32, 20, 2e-4, marks=pytest.mark.ci)]
 )
 def test_resnet_losses_and_parameters_are_the_same_on_any_number_of_devices(dtype, steps, devices, tolerance):
     network = two_blocks(dtype, axis_name=AXIS)

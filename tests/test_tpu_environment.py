@@ -9,11 +9,11 @@ from jaxddp.job.environment import Job, find_job
 
 GKE = {
     "TPU_ACCELERATOR_TYPE": "v5litepod-8", "TPU_TOPOLOGY": "2x4", "TPU_SKIP_MDS_QUERY": "true",
-    "TPU_WORKER_HOSTNAMES": "first-slice-0-0.first,first-slice-0-1.first", "JOB_COMPLETION_INDEX": "0",
+    "TPU_WORKER_HOSTNAMES": "first-slice-0-0.first,first-slice-0-1.first", "JOB_COMPLETION_INDEX": "0"
 }  # fmt: skip
 SECOND_SLICE = GKE | {
     "TPU_WORKER_HOSTNAMES": "first-slice-1-0.first,first-slice-1-1.first", "MEGASCALE_NUM_SLICES": "2",
-    "MEGASCALE_SLICE_ID": "1", "MEGASCALE_COORDINATOR_ADDRESS": "first-slice-0-0.first:8080",
+    "MEGASCALE_SLICE_ID": "1", "MEGASCALE_COORDINATOR_ADDRESS": "first-slice-0-0.first:8080"
 }  # fmt: skip
 ONE_HOST = {"TPU_WORKER_HOSTNAMES": "localhost", "TPU_WORKER_ID": "0", "TPU_ACCELERATOR_TYPE": "v5litepod-4"}
 WARNING = (
@@ -23,13 +23,13 @@ WARNING = (
 KAGGLE = {
     "TPU_WORKER_HOSTNAMES": WARNING, "TPU_WORKER_ID": "0", "TPU_PROCESS_ADDRESSES": "local",
     "TPU_CHIPS_PER_HOST_BOUNDS": "2,4,1", "TPU_HOST_BOUNDS": "1,1,1",
-    "TPU_ACCELERATOR_TYPE": WARNING.replace("worker hostnames or IP addresses", "accelerator type"),
+    "TPU_ACCELERATOR_TYPE": WARNING.replace("worker hostnames or IP addresses", "accelerator type")
 }  # fmt: skip
 """The variables of Kaggle's TPU v5e, as users have reported them. On some machines, the names are `localhost`."""
 SKYPILOT = {"SKYPILOT_NODE_IPS": "10.0.0.4\n10.0.0.9", "SKYPILOT_NUM_NODES": "2", "SKYPILOT_NODE_RANK": "0"}
 STEP = {
     "SLURM_JOB_ID": "77", "SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": "a[1-2]", "SLURM_STEP_NUM_NODES": "2",
-    "SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1",
+    "SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1"
 }  # fmt: skip
 POD = {
     "attributes/agent-worker-number": "2",

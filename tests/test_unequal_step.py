@@ -284,10 +284,7 @@ def test_measured_shares_are_kept_for_a_resumed_run_on_the_same_devices(speeds, 
     assert lines()[0] == again
     numbers[:] = [1.0, 1.0, 1.0, 5.0]
     run("auto", tmp_path, 4, devices=4)
-    assert lines() == [
-        again,
-        "shares: 1, 1, 1 and 5, measured 1, 1, 1 and 5 images/s; slices of 2, 2, 2 and 10 images",
-    ]
+    assert lines() == [again, "shares: 1, 1, 1 and 5, measured 1, 1, 1 and 5 images/s; slices of 2, 2, 2 and 10 images"]
     assert len(calls) == 3
 
 

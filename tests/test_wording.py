@@ -26,7 +26,7 @@ def test_only_a_few_of_many_names_are_printed():
 
 def test_a_speed_is_not_rounded_to_zero():
     assert [speed(value) for value in (0, 0.0321, 0.32, 9.94, 9.96, 1234.5)] == [
-        *("0", "0.032", "0.32", "9.9", "10", "1,234"),
+        *("0", "0.032", "0.32", "9.9", "10", "1,234")
     ]
 
 

@@ -140,12 +140,7 @@ def test_evaluation_counts_every_example_once(written: Written):
 
 
 @pytest.mark.parametrize(
-    ("name", "channels", "bits"),
-    [
-        ("folders of webp", 4, 8),
-        ("folders of tiff", 1, 16),
-        ("NumPy", 1, 16),
-    ],
+    ("name", "channels", "bits"), [("folders of webp", 4, 8), ("folders of tiff", 1, 16), ("NumPy", 1, 16)]
 )
 def test_channels_and_bits_are_those_of_the_written_images(name: str, channels: int, bits: int, tmp_path: Path):
     """`test_pixel_formats` covers every kind of image in every format. This test covers the stream."""

@@ -9,7 +9,7 @@ pytestmark = pytest.mark.ci
 
 MPIRUN = [
     "mpirun", "-n", "2", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none",
-    "--mca", "oob_tcp_if_include", "lo",
+    "--mca", "oob_tcp_if_include", "lo"
 ]  # fmt: skip
 
 

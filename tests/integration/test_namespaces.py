@@ -70,9 +70,9 @@ def trained(hosts, arrays, start, tmp_path):
                      str(number), "--processes", "1", "--coordinator", COORDINATOR, "--grace", "2",
                      "--logs", str(tmp_path / host), "--", *words],
                     tmp_path / f"launch-{host}",
-                    environment(),
+                    environment()
                 ),
-                tmp_path / host / f"process-{number}.log",
+                tmp_path / host / f"process-{number}.log"
             )
             for number, host in enumerate(hosts)
         ]  # fmt: skip
@@ -105,7 +105,7 @@ def test_launchers_meet_again_when_the_cable_is_plugged_in(hosts, start, tmp_pat
              "--processes", "1", "--coordinator", COORDINATOR, "--restarts", "1", "--grace", "1",
              "--logs", str(tmp_path / host), "--", "python", "-c", program],
             tmp_path / f"launch-{host}",
-            environment(JAXDDP_JOB_KEY="secret"),
+            environment(JAXDDP_JOB_KEY="secret")
         )
         for number, host in enumerate(hosts)
     )  # fmt: skip

@@ -23,12 +23,9 @@ class SmallNet(nn.Module):
         # A bias before batch norm has no gradient, but tests that compare gradients need every gradient.
         x = nn.Conv(self.width, (3, 3), use_bias=not self.batch_norm, param_dtype=self.dtype)(images)
         if self.batch_norm:
-            x = nn.BatchNorm(
-                use_running_average=not train,
-                momentum=0.9,
-                axis_name=self.sync,
-                param_dtype=self.dtype,
-            )(x)
+            x = nn.BatchNorm(use_running_average=not train, momentum=0.9, axis_name=self.sync, param_dtype=self.dtype)(
+                x
+            )
         x = nn.relu(x).mean((1, 2))
         return nn.Dense(self.classes, param_dtype=self.dtype)(x)
 

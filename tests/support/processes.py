@@ -28,7 +28,7 @@ TRAIN = [
     "--optimizer.name", "momentum", "--optimizer.momentum", "0", "--optimizer.no-nesterov",
     "--optimizer.schedule", "constant", "--optimizer.warmup", "0 steps", "--optimizer.learning-rate", "0.02",
     # Curves and TensorBoard's file would take a third of the time of such a short run.
-    "--log.to", "jsonl",
+    "--log.to", "jsonl"
 ]  # fmt: skip
 STEPS = 6
 BRIEF = ["--train.duration", f"{STEPS} steps"]
