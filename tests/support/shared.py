@@ -6,7 +6,7 @@ The objects of these tests do not: Linen modules, topologies and parts are equal
 
 import dataclasses
 import functools
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Hashable, Mapping
 from typing import Any
 
 import optax
@@ -17,6 +17,7 @@ from jaxddp.mesh import Topology
 from jaxddp.models.adapt import adapt
 from jaxddp.setup.run_setup import CompiledPrograms, RunSetup
 
+PROGRAMS = CompiledPrograms(max_programs=400)
 _known: dict[Hashable, Any] = {}
 
 sgd = functools.cache(optax.sgd)
@@ -33,16 +34,6 @@ def interned(piece: Any) -> Any:
         return _known.setdefault(_key(piece), piece)
     except TypeError:
         return piece
-
-
-class SharedPrograms(CompiledPrograms):
-    """A cache of compiled programs that equal pieces share, also while a setup is made."""
-
-    def __call__(self, make: Callable[..., Any], *pieces: Any, **options: Any) -> Any:
-        return super().__call__(make, *map(interned, pieces), **{name: interned(options[name]) for name in options})
-
-
-PROGRAMS = SharedPrograms(max_programs=400)
 
 
 def adapted(model: Any) -> Any:
