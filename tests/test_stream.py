@@ -260,7 +260,7 @@ BAD: dict[str, tuple[Callable[[], bytes | None], str]] = {
     "nothing but markers": (lambda: b"\xff\xd8\xff\xd9", "cut short: no image data at the end"),
     "png cut": (lambda: encode(waves(5), "PNG")[:-12], "cut short: no IEND chunk at the end"),
     "png bomb": (lambda: png_header(60_000, 50_000), "60000x50000 pixels, more than the limit of 100,000,000"),
-    "text": (lambda: b"<html>404</html>", "not a JPEG, PNG, WebP, TIFF, BMP or PPM but a file that starts"),
+    "text": (lambda: b"<html>404</html>", "not a JPEG, PNG, WebP, TIFF, BMP, PPM, GIF, AVIF or HEIC but a file"),
     "png without pixels": (lambda: png_header(60, 50), "damaged"),
 }
 
