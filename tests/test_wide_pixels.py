@@ -1,5 +1,6 @@
 """Images of 16 bits and any number of channels keep their precision, in batches and in device memory."""
 
+import dataclasses
 from pathlib import Path
 
 import jax
@@ -92,7 +93,7 @@ def test_files_of_sixteen_bits_train_equally_from_batches_and_from_the_devices(t
     changes = {"path": str(tmp_path), "val_share": 0.3, "channels": 4, "bits": 16, "resize": SIZE}
     sums = {}
     for cache in ("none", "device"):
-        data = DataConfig(**{**vars(PLAIN), **changes, "cache": cache})
+        data = dataclasses.replace(PLAIN, **changes, cache=cache)
         train_table, _ = open_tables(data)
         sums[cache] = trained(train_table, data)
     assert sums["none"] == sums["device"]
@@ -109,7 +110,7 @@ def test_whitening_has_the_same_patch_moments_in_sixteen_bits():
 def test_an_error_names_fixed_properties_of_arrays(dtype: type, key: str, value: int, own: int):
     fault = f"^data.{key}={value}: images in memory are used as they are; set data.{key} {own}"
     with pytest.raises(InputError, match=fault):
-        table(3, dtype).check(DataConfig(**{**vars(PLAIN), "bits": 8, key: value}))
+        table(3, dtype).check(dataclasses.replace(PLAIN, **{"bits": 8, key: value}))
 
 
 def test_settings_that_do_not_fit_the_pixels_raise_a_one_line_error():
