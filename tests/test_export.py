@@ -61,10 +61,8 @@ def test_a_run_starts_from_the_exported_weights_of_another_run(data, run, tmp_pa
     more = ["--model.weights", str(file), "--model.freeze", "all but fc", "--train.duration", "2 steps"]
     assert main(train_command(data, tmp_path / "probe", *more)) == 0
     _, probed = read_run(tmp_path / "probe", "latest", Topology.create(1))
-    assert {path for path in ours if not np.array_equal(ours[path], probed[path])} == {
-        "params/fc/bias",
-        "params/fc/kernel",
-    }
+    changed = {path for path in ours if not np.array_equal(ours[path], probed[path])}
+    assert changed == {"params/fc/bias", "params/fc/kernel"}
     # The run resumes and is evaluated without the file.
     file.unlink()
     more = [*more[:-1], "3 steps"]
@@ -114,7 +112,5 @@ def test_a_wrong_export_argument_raises_a_one_line_error(run, tmp_path, capfd, a
     content = json.loads((run / "config.json").read_text())
     del content["model"]
     (tmp_path / "config.json").write_text(json.dumps(content))
-    places = {"tmp": tmp_path, "run": run}
-    assert fails(["export", *arguments.format(**places).split()], capfd).startswith(
-        f"jaxddp: {message.format(**places)}"
-    )
+    arguments, message = (text.format(tmp=tmp_path, run=run) for text in (arguments, message))
+    assert fails(["export", *arguments.split()], capfd).startswith(f"jaxddp: {message}")

@@ -171,13 +171,8 @@ def test_layers_are_trained_from_their_unfreezing_step_on(tmp_path):
         params = {path for path in changed_between(before, after) if path.startswith("params")}
         trained_layers.append({path.split("/")[1] for path in params})
         before = after
-    always_trained = {"bn1", "layer1_0", "fc"}
-    assert trained_layers == [
-        always_trained,
-        always_trained,
-        always_trained | {"layer3_0"},
-        always_trained | {"layer3_0", "conv1"},
-    ]
+    always = {"bn1", "layer1_0", "fc"}
+    assert trained_layers == [always, always, always | {"layer3_0"}, always | {"layer3_0", "conv1"}]
     with Checkpoints(tmp_path / "c") as checkpoints:
         uninterrupted = train(copy_setup(setup), six_steps)
         with pytest.raises(Preempted):
@@ -194,11 +189,8 @@ def test_clipping_counts_only_layers_that_a_step_trains():
     """The first step that trains the convolution is step 2, and no step trains the norm."""
     config = {"model": {"unfreeze": ["conv=2 steps"]}, "optimizer": {"rate_factors": ["norm=0"]}}
     (norm,) = make_setup(config, model=LinenNet(), parts=(GradientNorm(1.0),)).parts
-    grads = {
-        "conv": {"kernel": jnp.full(4, 100.0)},
-        "norm": {"scale": jnp.full(4, 50.0)},
-        "fc": {"bias": jnp.full(4, 2.0)},
-    }
+    values = {"conv": ("kernel", 100.0), "norm": ("scale", 50.0), "fc": ("bias", 2.0)}
+    grads = {layer: {name: jnp.full(4, value)} for layer, (name, value) in values.items()}
     own = norm.init(grads, {})
     for expected in (4, 4, 4 * 2501**0.5):
         clipped = norm.gradients(own, grads)
@@ -238,10 +230,8 @@ def test_parameter_groups_equal_freezing_and_rate_factors():
     initial = arrays(by_keys.state)
     first, second = (arrays(train(setup, FOUR_STEPS)) for setup in (by_keys, by_groups))
     assert not changed_between(first, second)
-    unchanged = {path.split("/")[1] for path in initial} - {
-        path.split("/")[1] for path in changed_between(initial, first)
-    }
-    assert unchanged == {"norm"}
+    changed = changed_between(initial, first)
+    assert {path.split("/")[1] for path in initial} - {path.split("/")[1] for path in changed} == {"norm"}
 
 
 def test_weight_decay_of_parameters_that_are_never_decayed_raises_a_one_line_error():
@@ -280,6 +270,9 @@ def test_layers_are_selected_by_the_beginning_of_their_names(text, inside, outsi
     assert all(name in layers for name in inside) and not any(name in layers for name in outside)
 
 
+WITHOUT_PARAMETERS = lambda key, example: {}, lambda params, images: images.sum((1, 2))[:, :1] * jnp.ones(CLASSES)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -296,31 +289,18 @@ def test_layers_are_selected_by_the_beginning_of_their_names(text, inside, outsi
         ({"groups": "fc:rate=2,fc:rate=3"}, "groups: 'fc' has two values, 2 and 3; give only one"),
         ({"groups": "fc:decay=0"}, "groups: fc:decay=0: optimizer gives an object, which has its own decay; leave it"),
         ({"groups": "fc:rate=2", "freeze": "fc"}, "groups: 'fc' is frozen by freeze=fc"),
+        ({"model": LinenNet(), "layer_decay": 0.5}, "layer_decay=0.5: LinenNet does not define the depth of its layer"),
+        ({"model": WITHOUT_PARAMETERS}, "model: the network has no parameters, so nothing can be trained; give it"),
     ],
 )
 def test_a_wrong_layer_setting_raises_a_one_line_error(changes, message):
+    arguments = {"model": resnet(), "table": random_table(20), "devices": 1, "optimizer": sgd(0.1)} | changes
     with pytest.raises(InputError, match=f"^{message}"):
-        prepare_training(resnet(), random_table(20), 1, sgd(0.1), 4, **changes)
-
-
-def test_a_network_without_parameters_is_rejected():
-    class Sums(nn.Module):
-        @nn.compact
-        def __call__(self, images, train=False):
-            return jnp.tile(images.sum((1, 2, 3))[:, None], (1, CLASSES))
-
-    with pytest.raises(InputError, match="^model: the network has no parameters, so nothing can be trained; give it"):
-        prepare_training(Sums(), random_table(20), 1, sgd(0.1), 4)
+        prepare_training(**arguments, batch_size_per_device=4)
 
 
 def test_unfreezing_at_a_percentage_raises_an_error_if_the_run_has_another_length():
     setup = prepare_training(LinenNet(), random_table(20), 1, sgd(0.1), 4, unfreeze="conv=50%")
-    with pytest.raises(
-        InputError, match="unfreeze: 50% is a fraction of a run of 1 epoch, but the length is now 3 epochs; give the "
-    ):
+    message = "unfreeze: 50% is a fraction of a run of 1 epoch, but the length is now 3 epochs; give the "
+    with pytest.raises(InputError, match=message):
         fit(softmax_cross_entropy, setup, epochs=3, listeners=())
-
-
-def test_a_network_without_known_layer_depths_is_rejected():
-    with pytest.raises(InputError, match="^layer_decay=0.5: LinenNet does not define the depth of its layers"):
-        prepare_training(LinenNet(), random_table(20), 1, sgd(0.1), 4, layer_decay=0.5)

@@ -16,10 +16,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import safetensors.numpy
+from support.cases import ci_case
 from support.data import random_table, write_arrays
 from support.hub import COMMIT, Hub, environment, serving, use
 from support.images import encode, picture
-from support.published import weights
+from support.networks import state_dict_of
 from support.runs import fails
 
 import jaxddp.data.storage.web as web
@@ -31,12 +32,11 @@ from jaxddp.config import Config
 from jaxddp.config.registry import MODELS
 from jaxddp.core.errors import InputError, Unreachable
 from jaxddp.data.storage.objects import RetryPolicy
-from jaxddp.models.interface import by_path, shapes_of
+from jaxddp.models.interface import by_path
 from jaxddp.setup.recipe import model_of
 from jaxddp.setup.run_setup import initialize, open_recipe
 from jaxddp.setup.user_objects import objects_of_hooks
 from jaxddp.weights.download import download
-from jaxddp.weights.match import namings_of, published
 from jaxddp.weights.places import find_published, local_weights, published_weights
 
 ROOT = Path(__file__).parents[1]
@@ -163,22 +163,16 @@ def test_timms_weights_are_fetched_once_and_verified_each_time(hub):
 
 
 def test_a_damaged_answer_of_the_hub_is_fetched_again(hub, monkeypatch):
-    hub.repos["me/net"] = {"w.safetensors": content()}
-    blob = f"/blob/{hashlib.sha256(content()).hexdigest()}"
-    hub.damaged.append(blob)
-    assert local_weights("hf://me/net/w.safetensors").read_bytes() == content()
-    hub.repos["me/net"] = {"v.safetensors": content(seed=1)}
-    hub.damaged += [f"/blob/{hashlib.sha256(content(seed=1)).hexdigest()}"] * 9
-    with pytest.raises(
-        Unreachable,
-        match=r"hf://me/net/v.safetensors: damaged: its SHA-256 is not the one that the hub states \(after .*; start",
-    ):
-        local_weights("hf://me/net/v.safetensors")
-    hub.repos["me/net"] = {"u.safetensors": content(seed=2)}
-    hub.cut += [f"/blob/{hashlib.sha256(content(seed=2)).hexdigest()}"] * 99
     monkeypatch.setattr(time, "sleep", lambda seconds: None)
-    with pytest.raises(Unreachable, match=r"hf://me/net/u.safetensors: cut short: .*; start again, or "):
-        local_weights("hf://me/net/u.safetensors")
+    hub.repos["me/net"] = {name: content(seed=seed) for seed, name in enumerate("wvu")}
+    blobs = [f"/blob/{hashlib.sha256(data).hexdigest()}" for data in hub.repos["me/net"].values()]
+    hub.damaged += [blobs[0], *[blobs[1]] * 9]
+    hub.cut += [blobs[2]] * 99
+    assert local_weights("hf://me/net/w").read_bytes() == content()
+    damaged = r"hf://me/net/v: damaged: its SHA-256 is not the one that the hub states \(after .*; start"
+    for name, message in (("v", damaged), ("u", "hf://me/net/u: cut short: .*; start again, or ")):
+        with pytest.raises(Unreachable, match=message):
+            local_weights(f"hf://me/net/{name}")
 
 
 @pytest.mark.parametrize(
@@ -189,9 +183,10 @@ def test_a_damaged_answer_of_the_hub_is_fetched_again(hub, monkeypatch):
         ("hf://me/net@v2/w.safetensors", "hf://me/net@v2/w.safetensors: the repository has no revision 'v2'; check"),
         ("hf://net", "model.weights='hf://net': not the address of a file of the Hub; write hf://owner/name, "),
         ("hf://me/ne--t/w", "hf://me/ne--t/w: Cannot have -- or .. in repo_id: 'me/ne--t'.; check the name"),
+        ("torchvision/resnet18", ".*/models/resnet18-f37072fd.pth: 404 Not Found; check the network, or set JAXD"),
     ],
 )
-def test_wrong_places_of_the_hub_are_one_line(hub, place, message):
+def test_wrong_places_are_one_line(hub, place, message):
     hub.repos["me/net"] = {"w.safetensors": content()}
     with pytest.raises(InputError, match=f"^{message}"):
         local_weights(place)
@@ -207,32 +202,28 @@ def test_torchvisions_weights_are_kept_after_their_digest_was_verified(hub, tmp_
     assert download(name, digest).read_bytes() == content() and hub.requests[f"GET /models/{name}"] == 2
 
 
-@pytest.mark.parametrize("fault", ["cut", "damaged", "status"])
+FAULTS = {
+    "cut": r"cut short: [\d,]+ of 5,000 bytes arrived.* \(after \d+ s and 2 tries\); start again, or check",
+    "damaged": r"is not the published file: its SHA-256 begins with \w+, not DIGEST \(after \d+ s and 2 tries\)",
+    "statuses": r"no answer in \d+ s and 2 tries, the last: 503 .*; check that the store and the network are up",
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
 def test_a_failed_download_is_repeated_and_leaves_no_file(hub, tmp_path, fault):
     name, digest = torchvision_name(content())
     hub.files[name], path = content(), f"/models/{name}"
-    faults = {"cut": (hub.cut, [path]), "damaged": (hub.damaged, [path]), "status": (hub.statuses, {path: [503]})}
-    place, once = faults[fault]
-    (place.update if fault == "status" else place.extend)(once)
+
+    def fail(times: int) -> None:
+        setattr(hub, fault, {path: [503] * times} if fault == "statuses" else [path] * times)
+
+    fail(1)
     assert download(name, digest).read_bytes() == content() and hub.requests[f"GET {path}"] == 2
     (tmp_path / "cache" / "weights" / name).unlink()
-    (place.update if fault == "status" else place.extend)({path: [503] * 9} if fault == "status" else [path] * 9)
-    size = len(content())
-    reason = {
-        "cut": rf"cut short: [\d,]+ of {size:,} bytes arrived.* \(after \d+ s and 2 tries\); start again, or check",
-        "damaged": rf"is not the published file: its SHA-256 begins with \w+, not {digest} \(after \d+ s and 2 tries\)",
-        "status": r"no answer in \d+ s and 2 tries, the last: 503 .*; check that the store and the network are up",
-    }[fault]
-    with pytest.raises(Unreachable, match=rf"{path}: {reason}"):
+    fail(9)
+    with pytest.raises(Unreachable, match=f"{path}: {FAULTS[fault].replace('DIGEST', digest)}"):
         download(name, digest)
     assert [file.name for file in (tmp_path / "cache" / "weights").iterdir()] == [f"{name}.lock"]
-
-
-def test_a_missing_file_of_torchvisions_is_one_line(hub):
-    with pytest.raises(
-        InputError, match="/models/resnet18-f37072fd.pth: 404 Not Found; check the network, or set JAXD"
-    ):
-        local_weights("torchvision/resnet18")
 
 
 @pytest.mark.parametrize("by_variable", [False, True])
@@ -242,12 +233,12 @@ def test_offline_nothing_is_fetched(hub, monkeypatch, by_variable):
     hub.repos[NAME] = {"model.safetensors": content()}
     hub.files["resnet18-f37072fd.pth"] = content()
     offline = {} if by_variable else {"offline": True}
-    with pytest.raises(
-        InputError, match="not in .*/hub, and nothing is fetched offline; run `hf download timm/resnet18"
+    for place, message in (
+        (NAME, "not in .*/hub, and nothing is fetched offline; run `hf download timm/resnet18"),
+        ("torchvision/resnet18", "weights/resnet18-f37072fd.pth: no such file, .*fetch .* and save it there"),
     ):
-        local_weights(NAME, **offline)
-    with pytest.raises(InputError, match="weights/resnet18-f37072fd.pth: no such file, .*fetch .* and save it there"):
-        local_weights("torchvision/resnet18", **offline)
+        with pytest.raises(InputError, match=message):
+            local_weights(place, **offline)
     assert not hub.requests
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
     fetched = local_weights(NAME)
@@ -282,38 +273,29 @@ def test_without_a_network_fetched_files_are_used_and_others_are_one_line(hub, m
     monkeypatch.setattr(time, "sleep", lambda seconds: None)
     monkeypatch.setenv("JAXDDP_TORCHVISION_URL", "http://127.0.0.1:9")
     assert local_weights(NAME) == fetched
-    with pytest.raises(Unreachable, match="hf://me/net/w: no answer in .*Connection refused"):
-        local_weights("hf://me/net/w")
-    with pytest.raises(
-        Unreachable, match="http://127.0.0.1:9/resnet18-f37072fd.pth: no answer in .*Connection refused"
-    ):
-        local_weights("torchvision/resnet18")
+    address = "http://127.0.0.1:9/resnet18-f37072fd.pth"
+    for place, named in (("hf://me/net/w", "hf://me/net/w"), ("torchvision/resnet18", address)):
+        with pytest.raises(Unreachable, match=f"{named}: no answer in .*Connection refused"):
+            local_weights(place)
 
 
-PROGRAM = "import sys; from jaxddp.weights.places import local_weights; print(local_weights(sys.argv[1]))"
+FETCH_TIMM = f"from jaxddp.weights.places import local_weights; print(local_weights({NAME!r}))"
+FETCH_TORCHVISION = "from jaxddp.weights.download import download; print(download({!r}, {!r}))"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("place", [NAME, pytest.param("torchvision/resnet18", marks=pytest.mark.ci)])
-def test_of_several_processes_of_a_host_one_fetches_and_the_others_wait(hub, tmp_path, place):
-    hub.repos[NAME] = {"model.safetensors": content()}
+@pytest.mark.parametrize("program", [FETCH_TIMM, ci_case(FETCH_TORCHVISION)], ids=["timm", "torchvision"])
+def test_of_several_processes_of_a_host_one_fetches_and_the_others_wait(hub, tmp_path, program):
     data = content()
-    name, _ = torchvision_name(data)
-    hub.files[name], hub.delay = data, 1.0
-    program = f"{PATCH.format(name=name)}{PROGRAM}"
-    command, variables = [sys.executable, "-c", program, place], {**os.environ, **environment(hub, tmp_path / "c")}
+    name, digest = torchvision_name(data)
+    hub.repos[NAME], hub.files[name], hub.delay = {"model.safetensors": data}, data, 1.0
+    command = [sys.executable, "-c", program.format(name, digest)]
+    variables = {**os.environ, **environment(hub, tmp_path / "c")}
     processes = [subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, text=True) for _ in range(3)]
     paths = [process.communicate(timeout=60)[0].strip() for process in processes]
     assert len({*paths}) == 1 and Path(paths[0]).read_bytes() == data
     contents = [path for path in hub.requests if path.startswith(("GET /blob/", "GET /models/"))]
     assert len(contents) == 1 and hub.requests[contents[0]] == 1
-
-
-PATCH = """
-import dataclasses, jaxddp.weights.places as places
-find = places.find_published
-places.find_published = lambda name: dataclasses.replace(find(name), file=find(name).file and {name!r})
-"""
 
 
 @pytest.mark.ci
@@ -353,9 +335,7 @@ WORDS = ["--model.width", "4", "--data.image-size", "32", "--data.resize", "32"]
 def tiny_weights(network: str) -> dict[str, np.ndarray]:
     """Return the arrays of a ResNet of width 4 for 1,000 classes, under their published names."""
     model = model_of(Config().replace(model={"name": network, "width": 4}), 1000, objects_of_hooks({}))
-    zeros = {path: np.zeros(shape) for path, shape in shapes_of(model, (32, 32, 3)).items()}
-    shapes = {name: array.shape for name, array in published(zeros, namings_of(model)[0]).items()}
-    return {name: array.astype(np.float32) for name, array in weights(shapes).items()}
+    return {name: array.astype(np.float32) for name, array in state_dict_of(model, (32, 32, 3)).items()}
 
 
 def test_a_run_starts_from_the_arrays_that_the_hub_publishes(hub, tmp_path, monkeypatch, caplog):

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import safetensors.numpy
 from support.data import CLASSES, random_table
-from support.published import golden_positions, positions, weights
+from support.networks import state_dict_of
+from support.published import golden_positions, positions
 from support.shared import adapted, sgd
 
 from jaxddp.api import prepare_training, train
@@ -15,7 +16,7 @@ from jaxddp.models.interface import shapes_of
 from jaxddp.models.network import PositionGrid
 from jaxddp.models.swin import Swin
 from jaxddp.models.vit import ViT, ViTSize
-from jaxddp.weights.match import ImageArrays, conversions, match, namings_of, published
+from jaxddp.weights.match import ImageArrays, conversions, match, namings_of
 from jaxddp.weights.state_dict import read, write
 
 KERNEL, TABLE = "params/conv/kernel", "params/pos_embed"
@@ -94,15 +95,13 @@ def test_other_arrays_are_not_converted(case):
 
 @pytest.mark.slow
 def test_a_training_converts_weights_and_logs_the_conversions(tmp_path, caplog):
-    model = adapted(small_vit())
-    zeros = {path: np.zeros(shape) for path, shape in shapes_of(model, (16, 16, 3)).items()}
-    like = {name: array.shape for name, array in published(zeros, namings_of(model)[0]).items()}
-    write(tmp_path / "w.safetensors", weights(like))
+    arrays = state_dict_of(adapted(small_vit()), (16, 16, 3))
+    write(tmp_path / "w.safetensors", arrays)
     table = random_table(20, image=24)
     table = ArrayTable(table.images[..., :1], table.labels, table.class_names)
     setup = prepare_training(small_vit(), table, 1, sgd(0.1), 4, weights=tmp_path / "w.safetensors")
     assert setup.state.params["pos_embed"].shape == (1, 37, 8)
-    kernel, actual = weights(like)["patch_embed.proj.weight"], setup.state.params["patch_embed"]["kernel"]
+    kernel, actual = arrays["patch_embed.proj.weight"], setup.state.params["patch_embed"]["kernel"]
     np.testing.assert_allclose(actual, kernel.sum(1, keepdims=True).transpose(2, 3, 1, 0), rtol=1e-5)
     assert caplog.messages == [
         f"{tmp_path / 'w.safetensors'}: 20 of the network's 20 arrays; converted: params/patch_embed/kernel (the sum "

@@ -1,6 +1,8 @@
 """Weights of torchvision's and timm's networks are read and written. The comparison with PyTorch's own logits is in
 `torch_logits.py`, because it needs PyTorch."""
 
+import functools
+
 import flax.linen as nn
 import jax.numpy as jnp
 import ml_dtypes
@@ -9,8 +11,8 @@ import optax
 import pytest
 import safetensors.numpy
 from support.data import random_table
-from support.networks import SmallNet, largest_difference
-from support.published import CLASSES, weights
+from support.networks import SmallNet, largest_difference, state_dict_of
+from support.published import CLASSES
 from support.runs import setup_of
 from support.shared import adapted, sgd
 
@@ -19,12 +21,13 @@ from jaxddp.config import ModelConfig
 from jaxddp.core.errors import InputError
 from jaxddp.losses import softmax_cross_entropy
 from jaxddp.mesh import Topology
-from jaxddp.models.adapt import adapt
 from jaxddp.models.interface import by_path, shapes_of
 from jaxddp.models.resnet import BASIC, Architecture, build
 from jaxddp.setup.initial_weights import WeightsTarget, initial_weights
-from jaxddp.weights.match import match, namings_of, published
+from jaxddp.weights.match import match, namings_of
 from jaxddp.weights.state_dict import read, write
+
+SHAPE = (6, 6, 3)
 
 
 def small_resnet(classes=CLASSES):
@@ -33,34 +36,35 @@ def small_resnet(classes=CLASSES):
     return adapted(network.clone(architecture=Architecture((1, 1), BASIC)))
 
 
-def state_dict_of(model, image_shape=(64, 64, 3), naming=0):
-    """Return float64 weights by the formula of `support.published`, under their published names."""
-    zeros = {path: np.zeros(shape) for path, shape in shapes_of(model, image_shape).items()}
-    return weights({name: array.shape for name, array in published(zeros, namings_of(model)[naming]).items()})
+class Odd(nn.Module):
+    """A network with a scalar, and a count in its state."""
+
+    @nn.compact
+    def __call__(self, images, train: bool):
+        self.variable("counters", "steps", lambda: jnp.full((), 3, jnp.int32))
+        return nn.Dense(5)(images.mean((1, 2))) * self.param("temperature", nn.initializers.constant(2.0), ())
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("make", [lambda: small_resnet(5), lambda: adapt(SmallNet())], ids=["published", "own names"])
+@pytest.mark.parametrize("make", [lambda: small_resnet(5), SmallNet, Odd], ids=["published", "own names", "scalars"])
 def test_exported_weights_are_read_back_bit_for_bit(tmp_path, make):
     setup = setup_of(make(), optax.adamw(0.01), random_table(20), devices=2)
     export_weights(setup.state, setup, tmp_path / "w.safetensors")
     names = safetensors.numpy.load_file(tmp_path / "w.safetensors")
     assert ("layer1.0.conv1.weight" in names) == hasattr(setup.network.module, "published_names")
-    again = prepare_training(
-        make(), random_table(20), 1, optax.adamw(0.01), 8, seed=1, weights=tmp_path / "w.safetensors"
-    )
+    start = functools.partial(prepare_training, make(), random_table(20), 1, optax.adamw(0.01), 8, seed=1)
+    again = start(weights=tmp_path / "w.safetensors")
     assert largest_difference(again.state.params, setup.state.params) == 0
     assert largest_difference(again.state.model_state, setup.state.model_state) == 0
     # Without the file, another seed gives other parameters.
-    other = prepare_training(make(), random_table(20), 1, optax.adamw(0.01), 8, seed=1)
-    assert largest_difference(other.state.params, setup.state.params) > 0
+    assert largest_difference(start().state.params, setup.state.params) > 0
 
 
 def test_a_head_for_other_classes_is_newly_initialized(tmp_path, caplog):
     model = small_resnet(5)
-    write(tmp_path / "w.safetensors", {**state_dict_of(small_resnet()), "extra.weight": np.zeros(3)})
-    arrays = initial_weights(tmp_path / "w.safetensors", WeightsTarget(model, (6, 6, 3), 5), Topology.create(1))
-    assert set(shapes_of(model, (6, 6, 3))) - set(arrays) == {"params/fc/kernel", "params/fc/bias"}
+    write(tmp_path / "w.safetensors", {**state_dict_of(small_resnet(), SHAPE), "extra.weight": np.zeros(3)})
+    arrays = initial_weights(tmp_path / "w.safetensors", WeightsTarget(model, SHAPE, 5), Topology.create(1))
+    assert set(shapes_of(model, SHAPE)) - set(arrays) == {"params/fc/kernel", "params/fc/bias"}
     assert caplog.messages == [
         f"{tmp_path / 'w.safetensors'}: 30 of the network's 32 arrays; a new head for 5 classes: params/fc/bias, "
         "params/fc/kernel; not used: extra.weight"
@@ -69,7 +73,7 @@ def test_a_head_for_other_classes_is_newly_initialized(tmp_path, caplog):
 
 @pytest.mark.slow
 def test_new_layers_take_no_weights_from_the_file(tmp_path, caplog):
-    write(tmp_path / "w.safetensors", state_dict_of(small_resnet(5), (6, 6, 3)))
+    write(tmp_path / "w.safetensors", state_dict_of(small_resnet(5), SHAPE))
     options = {"weights": tmp_path / "w.safetensors", "seed": 1}
     table, optimizer = random_table(20), sgd(0.1)
     setup = prepare_training(small_resnet(5), table, 1, optimizer, 4, new_layers="fc,layer1.0.bn1", **options)
@@ -82,11 +86,11 @@ def test_new_layers_take_no_weights_from_the_file(tmp_path, caplog):
 
 def test_weights_that_do_not_fit_are_listed():
     model = small_resnet()
-    arrays = state_dict_of(model)
+    arrays = state_dict_of(model, SHAPE)
     arrays["layer1.0.conv1.weights"] = arrays.pop("layer1.0.conv1.weight")
     arrays["conv1.weight"] = np.zeros((4, 3, 7, 7))
     with pytest.raises(InputError) as error:
-        match(shapes_of(model, (6, 6, 3)), arrays, namings_of(model), CLASSES)
+        match(shapes_of(model, SHAPE), arrays, namings_of(model), CLASSES)
     assert str(error.value) == (
         "1 of the network's 32 arrays missing: layer1.0.conv1.weight, did you mean 'layer1.0.conv1.weights'?; 1 with "
         "another shape: conv1.weight is [4, 3, 7, 7] in the file and [4, 3, 3, 3] in the network; give weights of this "
@@ -96,29 +100,12 @@ def test_weights_that_do_not_fit_are_listed():
     # The message stays short, however much differs.
     wide = adapted(build(ModelConfig("resnet10", width=8, stem="imagenet"), CLASSES))
     with pytest.raises(InputError, match="30 with another shape: .* in the network and 28 more; give weights") as error:
-        match(shapes_of(wide, (64, 64, 3)), state_dict_of(small_resnet()), namings_of(wide), CLASSES)
+        match(shapes_of(wide, (64, 64, 3)), state_dict_of(model, SHAPE), namings_of(wide), CLASSES)
     assert len(str(error.value)) < 450
     # A single layer is reported too: it is not the head.
-    arrays = state_dict_of(model) | {"conv1.weight": np.zeros((4, 3, 7, 7))}
+    arrays = state_dict_of(model, SHAPE) | {"conv1.weight": np.zeros((4, 3, 7, 7))}
     with pytest.raises(InputError, match="^1 with another shape: conv1.weight is"):
-        match(shapes_of(model, (6, 6, 3)), arrays, namings_of(model), CLASSES)
-
-
-class Odd(nn.Module):
-    """A network with a scalar, and a count in its state."""
-
-    @nn.compact
-    def __call__(self, images, train: bool):
-        self.variable("counters", "steps", lambda: jnp.full((), 3, jnp.int32))
-        return nn.Dense(5)(images.mean((1, 2))) * self.param("temperature", nn.initializers.constant(2.0), ())
-
-
-def test_scalars_and_integers_are_exported_and_read_back(tmp_path):
-    table, file = random_table(20), tmp_path / "w.safetensors"
-    setup = prepare_training(Odd(), table, 1, sgd(0.1), 4)
-    export_weights(setup.state, setup, file)
-    again = prepare_training(Odd(), table, 1, sgd(0.1), 4, seed=1, weights=file)
-    assert largest_difference(again.state.params, setup.state.params) == 0
+        match(shapes_of(model, SHAPE), arrays, namings_of(model), CLASSES)
 
 
 # The two types of float8 that PyTorch's weights have.
@@ -126,22 +113,14 @@ FLOAT8 = [pytest.param(kind, marks=pytest.mark.ci) for kind in (ml_dtypes.float8
 
 
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float64, *FLOAT8])
-def test_arrays_of_any_precision_are_read_and_converted(tmp_path, dtype):
-    model = small_resnet(5)
-    arrays = {name: array.astype(dtype) for name, array in state_dict_of(model, (6, 6, 3)).items()}
-    file = tmp_path / "w.safetensors"
-    write(file, arrays)
+def test_arrays_of_any_precision_and_of_a_wrapped_module_are_read_and_converted(tmp_path, dtype):
+    model, file = small_resnet(5), tmp_path / "w.safetensors"
+    arrays = {name: array.astype(dtype) for name, array in state_dict_of(model, SHAPE).items()}
+    write(file, {f"module.{name}": array for name, array in arrays.items()})
     assert read(file)["conv1.weight"].dtype == dtype
     setup = prepare_training(model, random_table(20), 1, sgd(0.1), 4, weights=file)
     bias = setup.state.params["bn1"]["bias"]
     assert bias.dtype == jnp.float32 and np.array_equal(bias, arrays["bn1.bias"].astype(np.float32))
-
-
-def test_the_prefix_of_a_wrapped_module_is_removed_from_names(tmp_path):
-    write(
-        tmp_path / "w.safetensors", {f"module.{name}": array for name, array in state_dict_of(small_resnet()).items()}
-    )
-    assert "conv1.weight" in read(tmp_path / "w.safetensors")
 
 
 @pytest.mark.slow
@@ -154,25 +133,21 @@ def test_weights_are_read_from_the_checkpoint_of_a_work_directory(tmp_path, capl
     assert not caplog.messages
 
 
-OF_FLOAT4 = b'{"conv": {"dtype": "F4", "shape": [4], "data_offsets": [0, 2]}}'
-HEADER = b'{"w":{"dtype":"F32","shape":[0,4611686018427387904],"data_offsets":[0,0]}}'
-EMPTY_OF_HUGE_SHAPE = len(HEADER).to_bytes(8, "little") + HEADER
+def header(text: str) -> bytes:
+    """Return the beginning of a .safetensors file."""
+    return len(text).to_bytes(8, "little") + text.encode()
+
+
+OF_FLOAT4 = header('{"conv": {"dtype": "F4", "shape": [4], "data_offsets": [0, 2]}}') + b"12"
+EMPTY_OF_HUGE_SHAPE = header('{"w":{"dtype":"F32","shape":[0,4611686018427387904],"data_offsets":[0,0]}}')
 
 
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
         ("w.safetensors", b"no", "w.safetensors: not a complete .safetensors file (.*); download it again"),
-        (
-            "w.safetensors",
-            len(OF_FLOAT4).to_bytes(8, "little") + OF_FLOAT4 + b"12",
-            "w.safetensors: conv has dtype F4, which cannot be read; save it as F32 or BF16",
-        ),
-        (
-            "big.safetensors",
-            EMPTY_OF_HUGE_SHAPE,
-            "big.safetensors: not a complete .safetensors file \\(array is too big",
-        ),
+        ("w.safetensors", OF_FLOAT4, "w.safetensors: conv has dtype F4, which cannot be read; save it as F32 or BF16"),
+        ("w.safetensors", EMPTY_OF_HUGE_SHAPE, r"w.safetensors: not a complete .safetensors file \(array is too big"),
         ("w.npz", b"no", "w.npz: weights cannot be read from this kind of file; give a .safetensors file, a .pth"),
         ("absent.safetensors", None, "absent.safetensors: no such file; give a .safetensors file"),
         ("absent.pth", None, "absent.pth: no such file; give a .safetensors file"),

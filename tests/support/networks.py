@@ -18,8 +18,11 @@ from jaxddp.losses import cross_entropy
 from jaxddp.mesh import Topology
 from jaxddp.metrics import TopK
 from jaxddp.models import convnext, inverted_residual, regnet, resnet, swin, vit
+from jaxddp.models.interface import shapes_of
 from jaxddp.models.inverted_residual import InvertedResidualSizes
+from jaxddp.weights.match import namings_of, published
 from support.data import CLASSES
+from support.published import weights
 from support.shared import adapted
 
 
@@ -60,6 +63,12 @@ def with_two_blocks(architecture: InvertedResidualSizes) -> InvertedResidualSize
         (other, dataclasses.replace(second, **small, expanded=8)),
     )
     return dataclasses.replace(architecture, stem=8, blocks=blocks, last=16, hidden=min(architecture.hidden, 16))
+
+
+def state_dict_of(model, image_shape, naming: int = 0) -> dict[str, np.ndarray]:
+    """Return float64 weights by the formula of `support.published`, under one of the model's published namings."""
+    zeros = {path: np.broadcast_to(0.0, shape) for path, shape in shapes_of(model, image_shape).items()}
+    return weights({name: array.shape for name, array in published(zeros, namings_of(model)[naming]).items()})
 
 
 def randomized(tree, seed: int = 7):
