@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import flax.linen as nn
+import jax
 import numpy as np
 import pyarrow.parquet
 import pytest
@@ -33,11 +34,6 @@ def logits_of(run: TrainedRun, features: np.ndarray) -> np.ndarray:
     return features @ np.asarray(head["kernel"]) + np.asarray(head["bias"])
 
 
-def softmax(logits: np.ndarray) -> np.ndarray:
-    powers = np.exp(logits - logits.max(1, keepdims=True))
-    return powers / powers.sum(1, keepdims=True)
-
-
 # --- In Python ---
 
 
@@ -51,7 +47,7 @@ def test_features_of_every_image_are_in_order_and_equal_on_any_number_of_devices
     rows = [0, 63, 64, 128, 149]
     alone = np.concatenate([one.features(TABLE.images[row : row + 1]) for row in rows])
     assert np.allclose(features[rows], alone, rtol=1e-5, atol=1e-6)
-    assert np.allclose(softmax(logits_of(one, features)), one.predict(TABLE.images).probabilities, atol=1e-5)
+    assert np.allclose(jax.nn.softmax(logits_of(one, features)), one.predict(TABLE.images).probabilities, atol=1e-5)
 
 
 @pytest.mark.slow
@@ -135,29 +131,24 @@ def test_a_file_has_every_image_once_in_order_with_ids_labels_and_classes(tmp_pa
 @pytest.mark.slow
 @pytest.mark.parametrize("form", ["npz", "parquet"])
 def test_an_interrupted_file_continues_and_has_the_same_bytes_on_any_number_of_devices(tmp_path, form):
+    run, two = random_run(NET, 8), random_run(NET, 8, devices=2)
+    resized = dataclasses.replace(run, config=run.config.replace(data={"resize": run.config.data.resize + 1}))
     whole = write(random_run(NET, 8, devices=4), tmp_path / f"whole.{form}")
+    out, steps = tmp_path / f"parts.{form}", list[int]()
 
     def stop(done: int, errors: int) -> None:
         raise KeyboardInterrupt
 
-    out, steps = tmp_path / f"parts.{form}", list[int]()
-    with pytest.raises(KeyboardInterrupt):
-        write(random_run(NET, 8), out, progress=stop)
-    assert not out.exists()
-    assert write(random_run(NET, 8, devices=2), out, progress=lambda done, errors: steps.append(done)) == whole
-    assert steps == [150]
-    # The rows of another layer are not continued.
-    with pytest.raises(KeyboardInterrupt):
-        write(random_run(NET, 8), out, layer="Conv_0", progress=stop)
-    assert write(random_run(NET, 8), out, progress=lambda done, errors: steps.append(done)) == whole
-    assert steps == [150, 64, 128, 150]
-    # Nor are those of images that were prepared in another way.
-    with pytest.raises(KeyboardInterrupt):
-        write(random_run(NET, 8), out, progress=stop)
-    run = random_run(NET, 8)
-    run = dataclasses.replace(run, config=run.config.replace(data={"resize": run.config.data.resize + 1}))
-    write(run, out, progress=lambda done, errors: steps.append(done))
-    assert steps == [150, 64, 128, 150, 64, 128, 150]
+    # Neither the rows of another layer nor those of images that were prepared in another way are continued.
+    anew = [64, 128, 150]
+    for layer, second, expected in ((None, two, [150]), ("Conv_0", run, anew), (None, resized, anew)):
+        with pytest.raises(KeyboardInterrupt):
+            write(run, out, layer=layer, progress=stop)
+        assert not out.exists()
+        steps.clear()
+        content = write(second, out, progress=lambda done, errors: steps.append(done))
+        assert steps == expected and (second is resized or content == whole)
+        out.unlink()
 
 
 @pytest.fixture(scope="module")
@@ -165,17 +156,11 @@ def pictures(tmp_path_factory) -> Path:
     return write_pictures(tmp_path_factory.mktemp("pictures"), 12, 9, 24)
 
 
-@pytest.fixture(scope="module")
-def workdir(pictures, tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("run") / "first"
-    options = ["--train.duration", "2 steps", "--eval.every", "2 steps"]
-    assert main(train_words(pictures, folder, *LEAN, *options)) == 0
-    return folder
-
-
 @pytest.mark.slow
-def test_the_command_writes_the_features_of_a_split_and_of_unlabelled_images(workdir, pictures, tmp_path, capfd):
-    out = tmp_path / "val.npz"
+def test_the_command_writes_the_features_of_a_split_and_of_unlabelled_images(pictures, tmp_path, capfd):
+    workdir, out = tmp_path / "run", tmp_path / "val.npz"
+    assert main(train_words(pictures, workdir, *LEAN, "--train.duration", "2 steps")) == 0
+    capfd.readouterr()
     assert main(["features", str(workdir), str(pictures), "--out", str(out)]) == 0
     assert capfd.readouterr().out == f"{out}: 4 features of 9 images, step 2 of {workdir}\n"
     val = np.load(out)

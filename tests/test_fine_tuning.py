@@ -53,9 +53,8 @@ def copy_setup(setup):
 
 
 def arrays(state):
-    return {
-        path: np.asarray(leaf) for path, leaf in by_path(*jax.device_get((state.params, state.model_state))).items()
-    }
+    variables = jax.device_get((state.params, state.model_state))
+    return {path: np.asarray(leaf) for path, leaf in by_path(*variables).items()}
 
 
 def changed_between(before, after):
@@ -140,7 +139,7 @@ class LinenNet(nn.Module):
 def test_a_frozen_batch_norm_of_any_module_uses_its_running_statistics(network):
     setup = make_setup({"model": {"freeze": "conv,norm"}}, model=network(), optimizer=sgd(0.1))
     before = arrays(setup.state)
-    _, params, state = setup.supervised, setup.state.params, setup.state.model_state
+    params, state = setup.state.params, setup.state.model_state
     images = jax.random.normal(jax.random.key(1), (4, 6, 6, 3))
     frozen, plain = setup.network, adapt(network())
     logits = [model.apply(params, state, images, train=True, key=None)[0] for model in (frozen, plain)]

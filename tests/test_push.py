@@ -1,4 +1,4 @@
-"""`jaxddp push` and `export --format hub` publish a run with a model card, and `model.weights` reads the files."""
+"""`jaxddp export` and `push` write the weights of a run, and for the Hub a model card; `model.weights` reads them."""
 
 import json
 import runpy
@@ -22,10 +22,16 @@ from jaxddp.cli import main
 from jaxddp.command_line.parse import parse_recipe
 from jaxddp.commands.train import Train
 from jaxddp.config.goal import Goal
-from jaxddp.models.interface import by_path
+from jaxddp.mesh import Topology
+from jaxddp.models.interface import by_path, shapes_of
+from jaxddp.setup.initial_weights import WeightsTarget, initial_weights
+from jaxddp.setup.recipe import model_of
 from jaxddp.setup.run_setup import initialize, open_recipe
+from jaxddp.setup.user_objects import objects_of_hooks
 from jaxddp.training.checkpoints.integrity import ValidationFile
 from jaxddp.weights.places import local_weights
+from jaxddp.workdir.saved_state import read_run, recipe_of_run
+from jaxddp.workdir.signature import Signature
 
 RECIPE = """
 from jaxddp.config import Config
@@ -61,14 +67,15 @@ def shallow():
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    """A folder with a data set, two recipes, and a run of each."""
+    """A folder with a data set, two recipes, and a run of each. The first run was validated after steps 2 and 3."""
     root = tmp_path_factory.mktemp("pushed")
     write_arrays(root / "set.npz", random_table(24), random_table(9, seed=1))
     (root / "mine.py").write_text(RECIPE)
     (root / "own.py").write_text(RECIPE.replace('model={"name": "resnet10", "width": 4, "stem": "small"},', "") + HOOKS)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(root)
-        assert main(["train", "mine.py", "--workdir", "run", *LEAN[:-1], "jsonl,curves"]) == 0
+        words = ["--eval.every", "2 steps", *LEAN[:-1], "jsonl,curves,parameters"]
+        assert main(["train", "mine.py", "--workdir", "run", *words]) == 0
         assert main(["train", "own.py", "--workdir", "own", *LEAN]) == 0
     return root
 
@@ -80,9 +87,69 @@ def hub(tmp_path, monkeypatch):
         yield server
 
 
+def best_of(run: Path) -> tuple[int, dict]:
+    """Return the step of the best checkpoint, the last of equal ones, and its measurements."""
+    validations = json.loads((run / "checkpoints" / "validation.json").read_text())
+    step = max(validations, key=lambda step: (validations[step]["top1"], int(step)))
+    return int(step), validations[step]
+
+
 def front_matter(card: str) -> dict:
     _, front, _ = card.split("---\n", 2)
     return yaml.safe_load(front)
+
+
+@pytest.mark.slow
+@pytest.mark.ci
+def test_a_run_starts_from_the_exported_weights_of_another_run(folder, tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(folder)
+    file, probe = tmp_path / "w.safetensors", str(tmp_path / "probe")
+    assert main(["export", "run", "--out", str(file), "--step", "latest"]) == 0
+    assert capfd.readouterr().out == f"{file}: 32 arrays of step 3 of run\n"
+    arrays = safetensors.numpy.load_file(file)
+    _, ours = read_run(Path("run"), "latest", Topology.create(1))
+    kernel = ours["params/layer1_0/conv1/kernel"]
+    assert np.array_equal(arrays["layer1.0.conv1.weight"], kernel.transpose(3, 2, 0, 1))
+    assert np.array_equal(arrays["layer2.0.downsample.1.running_var"], ours["batch_stats/layer2_0/downsample_bn/var"])
+
+    words = ["train", "mine.py", *LEAN, "--model.weights", str(file), "--model.freeze", "all but fc"]
+    assert main([*words, "--workdir", probe, "--train.duration", "2 steps"]) == 0
+    _, probed = read_run(Path(probe), "latest", Topology.create(1))
+    changed = {path for path in ours if not np.array_equal(ours[path], probed[path])}
+    assert changed == {"params/fc/bias", "params/fc/kernel"}
+    # The run resumes and is evaluated without the file.
+    file.unlink()
+    assert main([*words, "--workdir", probe, "--train.duration", "3 steps"]) == 0
+    assert main(["eval", f"{probe}/config.json", "--workdir", probe]) == 0
+    capfd.readouterr()
+    line = fails([*words, "--workdir", str(tmp_path / "other")], capfd)
+    assert line.startswith(f"jaxddp: {file}: no such file; give a .safetensors file")
+
+
+@pytest.mark.slow
+def test_a_run_starts_from_another_run(folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(folder)
+    words = ["--model.weights", "run", "--optimizer.learning-rate", "0", "--train.duration", "1 step", *LEAN]
+    assert main(["train", "mine.py", "--workdir", str(tmp_path / "w"), *words]) == 0
+    step, ours = read_run(Path("run"), "best", Topology.create(1))
+    _, theirs = read_run(tmp_path / "w", "latest", Topology.create(1))
+    assert len(ours) == 32 and step == best_of(Path("run"))[0]
+    assert all(np.array_equal(theirs[path], ours[path]) for path in ours if path.startswith("params/"))
+
+
+@pytest.mark.slow
+def test_a_run_with_other_classes_starts_with_a_new_head(folder, caplog):
+    run, shape = folder / "run", (6, 6, 3)
+    file, signature = recipe_of_run(run), Signature.read(run)
+    assert signature is not None
+    ids = signature.class_ids
+    model, topology = model_of(file.config, len(ids), objects_of_hooks(file.hooks)), Topology.create(1)
+    targets = [WeightsTarget(model, shape, len(ids), class_ids) for class_ids in (ids, ids[::-1])]
+    weights = [initial_weights(run, target, topology) for target in targets]
+    missing = [shapes_of(model, shape).keys() - arrays for arrays in weights]
+    assert missing == [set(), {"params/fc/kernel", "params/fc/bias"}]
+    heads = "a new head for 5 other classes: params/fc/bias, params/fc/kernel"
+    assert {*caplog.messages} == {f"{run}: 30 of the network's 32 arrays; {heads}"}
 
 
 @pytest.mark.slow
@@ -138,16 +205,16 @@ def test_the_card_states_what_the_run_measured(folder, tmp_path, monkeypatch, ca
     out.mkdir()
     monkeypatch.chdir(out)
     assert main(["export", str(folder / "run"), "--out", ".", "--format", "hub"]) == 0
-    assert capfd.readouterr().out.startswith(f".: 32 arrays of step 3 of {folder / 'run'}, with a model card")
+    step, validated = best_of(folder / "run")
+    assert capfd.readouterr().out.startswith(f".: 32 arrays of step {step} of {folder / 'run'}, with a model card")
     monkeypatch.chdir(folder)
     card = (out / "README.md").read_text()
-    validated = json.loads((folder / "run" / "metrics.jsonl").read_text().splitlines()[-1])
     front = front_matter(card)
     assert front["library_name"] == "jaxddp" and front["datasets"] == ["set.npz"]
     (results,) = front["model-index"][0]["results"]
     measured = {metric["name"]: metric["value"] for metric in results["metrics"]}
     assert measured == {"top1": validated["top1"]}
-    assert f"| top1 | {validated['top1']:.2%} |" in card and "after step 3 on 9 images" in card
+    assert f"| top1 | {validated['top1']:.2%} |" in card and f"after step {step} on 9 images" in card
     assert card.split("---\n")[2].startswith("\n# net\n")
     assert "--model.weights net\n" in card and "into 5 classes: 0, 1, 2, 3, 4." in card
     assert "| train.duration | 1 epoch |" in card and "![curves of the training](curves.png)" in card
@@ -209,19 +276,28 @@ def test_a_release_has_checksums_and_a_run_that_continues(folder, tmp_path, monk
 
 def test_wrong_commands_are_one_line(folder, hub: Hub, monkeypatch, capfd):
     monkeypatch.chdir(folder)
-    for words, message in (
-        ("run me/net", "me/net: not a repository of the Hub; write hf://OWNER/NAME"),
-        ("run hf://net", "hf://net: not the address of a file of the Hub; write hf://owner/name, hf://owner/name/"),
-        ("run hf://me/net/w", "hf://me/net/w: not a repository of the Hub; write hf://OWNER/NAME"),
-        (f"gone {PLACE}", "gone: no such work directory; give one that a run wrote into"),
-        (f"run {PLACE} --step 7", "no checkpoint '7'; give latest, best or one of the steps 3"),
-    ):
-        assert message in fails(["push", *words.split()], capfd)
-    assert "run: is not empty; give a new folder" in fails(["export", "run", "--out", "run", "--format", "hub"], capfd)
     shutil.copytree("run", "damaged")
     Path("damaged/signature.json").write_text("{")
-    assert "damaged/signature.json" in fails(["export", "damaged", "--out", "new", "--format", "hub"], capfd)
-    assert not Path("new").exists()
+    content, checkpoints = json.loads(Path("run/config.json").read_text()), folder / "run" / "checkpoints"
+    del content["model"]
+    Path("python").mkdir()
+    Path("python/config.json").write_text(json.dumps(content))
+    for words, message in (
+        ("push run me/net", "me/net: not a repository of the Hub; write hf://OWNER/NAME"),
+        ("push run hf://net", "hf://net: not the address of a file of the Hub; write hf://owner/name, hf://owner/name"),
+        ("push run hf://me/net/w", "hf://me/net/w: not a repository of the Hub; write hf://OWNER/NAME"),
+        (f"push gone {PLACE}", "gone: no such work directory; give one that a run wrote into"),
+        (f"push run {PLACE} --step 7", f"{checkpoints}: no checkpoint '7'; give latest, best or one of the steps "),
+        ("export run --out run --format hub", "run: is not empty; give a new folder"),
+        ("export damaged --out new --format hub", "damaged/signature.json"),
+        ("export gone --out new.safetensors", "gone: no such work directory"),
+        ("export python --out new.safetensors", "python/config.json: the run came from Python and its config does not"),
+        ("export run --out w.pth", "w.pth: its extension names no format; there are: hub, onnx, safetensors,"),
+        ("export run --out none/w.safetensors", "none/w.safetensors: cannot be written (No such file"),
+        ("export run --out new.safetensors --step 5", f"{checkpoints}: no checkpoint '5'; give latest, best or one of"),
+    ):
+        assert fails(words.split(), capfd).startswith(f"jaxddp: {message}")
+    assert not [*Path().glob("new*")]
     monkeypatch.setenv("HF_TOKEN", "hf_another")
     line = fails(["push", "run", PLACE], capfd)
     assert f"{PLACE}: the hub refuses the token (401 Unauthorized); log in with `hf auth login`, or set" in line

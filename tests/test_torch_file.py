@@ -53,16 +53,16 @@ def test_the_state_dict_in_a_checkpoint_is_read_without_batch_counters(tmp_path)
     assert np.array_equal(actual["1.running_var"], np.ones(2))
 
 
-@pytest.mark.parametrize(
-    ("form", "message"),
-    [
-        ("module", "w.pth: contains torch.nn.modules.container.Sequential, which is not part of plain weights; save"),
-        ("sparse", "w.pth: contains torch._utils._rebuild_sparse_tensor, which is not part of plain weights; save"),
-        ("number", "w.pth: contains a int and no state dict of named tensors; save a state dict"),
-    ],
-)
-def test_other_objects_are_refused_in_one_line(tmp_path, form, message):
-    with pytest.raises(InputError, match=message):
+OTHER_OBJECTS = {
+    "module": "contains torch.nn.modules.container.Sequential, which is not part of plain weights; save",
+    "sparse": "contains torch._utils._rebuild_sparse_tensor, which is not part of plain weights; save",
+    "number": "contains a int and no state dict of named tensors; save a state dict",
+}
+
+
+@pytest.mark.parametrize("form", OTHER_OBJECTS)
+def test_other_objects_are_refused_in_one_line(tmp_path, form):
+    with pytest.raises(InputError, match=f"w.pth: {OTHER_OBJECTS[form]}"):
         read(written(tmp_path / "w.pth", torch_file(form)))
 
 
