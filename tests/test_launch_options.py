@@ -4,6 +4,7 @@ import os
 import signal
 import socket
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -131,7 +132,11 @@ def test_a_coordinator_that_resolves_to_the_loopback_address_is_reported(run, mo
 
 def children() -> set[str]:
     """Return the pids of this process's children, including zombies."""
-    return {pid for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()}
+    found = set[str]()
+    for task in Path("/proc/self/task").iterdir():
+        with suppress(FileNotFoundError):  # The thread has ended.
+            found.update((task / "children").read_text().split())
+    return found
 
 
 def test_a_failed_start_restores_the_signal_handlers_and_leaves_no_process(tmp_path):

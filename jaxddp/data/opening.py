@@ -8,7 +8,7 @@ import hashlib
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, cast
 
@@ -311,10 +311,13 @@ def _nearest_data_set(place: Place) -> str:
         return f"; unpack {path.name}, and give its folder" if path and path.suffix.lower() in _ARCHIVES else ""
     holds_images = any(map(is_image_name, os.listdir(path)))
     above = [dataclasses.replace(place, address=str(parent)) for parent in path.parents[:2]]
-    near = (
-        one for one in above if _is_data_set(one) or (one is above[0] and holds_images and _is_found(_matches(one)))
-    )
-    found = next((f"; {one.address} would open" for one in near), "")
+    found = ""
+    # The folders above are not what the user names, so their own faults are not reported.
+    with suppress(InputError, OSError):
+        near = (
+            one for one in above if _is_data_set(one) or (one is above[0] and holds_images and _is_found(_matches(one)))
+        )
+        found = next((f"; {one.address} would open" for one in near), "")
     return f"{', but images without folders of classes' if holds_images else ''}{found}"
 
 
