@@ -1,6 +1,7 @@
 """Data sets with one folder per class: class names, the order of rows, and rejected files."""
 
 import os
+from collections import Counter
 from pathlib import Path
 from typing import cast
 
@@ -283,3 +284,12 @@ def test_a_link_that_leads_nowhere_is_refused(root: Path, link: str):
 def test_a_link_into_a_folder_above_itself_is_refused(root: Path, target: str):
     (root / "train/cat/deep/loop").symlink_to(target)
     assert error_message(root).startswith(f"{root / 'train/cat/deep/loop'}: a symbolic link leads into a folder above")
+
+
+def test_a_tree_of_classes_is_listed_for_its_layout_and_for_its_images_alone(tmp_path: Path, monkeypatch):
+    lay(tmp_path, "a/1.jpg a/2.jpg b/1.jpg b/2.jpg")
+    listed, scandir = Counter[str](), os.scandir
+    monkeypatch.setattr(os, "scandir", lambda path=".": listed.update([os.fspath(path)]) or scandir(path))
+    open_splits(DataConfig(path=str(tmp_path), val_share=0.5))
+    # The third listing looks for solution files one level below the root.
+    assert all(2 <= listed[str(tmp_path / name)] <= 3 for name in "ab")

@@ -4,11 +4,11 @@ FORMATS.add("idx")(LocalFormat("train-images-idx3-ubyte and its like: IDX, such 
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import cached_property
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import jaxddp.core.files as files
 from jaxddp.config import DataConfig
@@ -29,6 +29,8 @@ class Place:
     """The config, with values from datasets.toml for its unset keys."""
     refuse: Refuse = raise_fault
     """The callback for unusable rows and files, for formats that can skip them."""
+    found: dict[str, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
+    """What a format has found there by its name, so that it lists a large tree once for all of its methods."""
 
     @property
     def local(self) -> Path | None:

@@ -192,8 +192,8 @@ def _only_table(folder: Path) -> str | None:
             return None
         tables = named if len(named) == 1 else [entry for entry in named if has_labels(Path(entry.path))]
         folders = [entry for entry in beside if entry.is_dir() and not entry.name.startswith(".")]
-        flat = [entry.name for entry in folders if not any(below.is_dir() for below in os.scandir(entry))]
-        if len(tables) == 1 and (len(folders) < 2 or any(name.startswith(("train", "test")) for name in flat)):
+        flat = (entry for entry in folders if not any(below.is_dir() for below in os.scandir(entry)))
+        if len(tables) == 1 and (len(folders) < 2 or any(entry.name.startswith(("train", "test")) for entry in flat)):
             return tables[0].name
     return None
 

@@ -20,8 +20,8 @@ import numpy as np
 import jaxddp.core.files as files
 from jaxddp.core.errors import InputError, counted, first_line, show
 from jaxddp.data.faults import Refuse
-from jaxddp.data.formats.folders import class_names, find_layout, image_names, read_folders
-from jaxddp.data.formats.splits import find_split
+from jaxddp.data.formats.folders import class_names, find_layout, image_names, read_folders, visible_folders
+from jaxddp.data.formats.splits import find_split, rank
 from jaxddp.data.source import Split
 from jaxddp.data.storage.store import LocalFiles
 from jaxddp.data.table import ExampleTable
@@ -45,6 +45,9 @@ def find_kit(root: Path) -> Kit | None:
 
     Raises: InputError; see `find_layout`.
     """
+    # In a tree of class folders, the layout would take a listing of each.
+    if not root.is_dir() or not any(rank(name, "val") for name in visible_folders(root)):
+        return None
     layout = find_layout(root)
     folder = find_split("val", [name for name in layout.unlabelled if "test" not in name.lower()], root)
     if folder is None or "val" in layout.splits or any(root.glob("LOC_*_solution.csv")):

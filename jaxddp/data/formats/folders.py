@@ -46,7 +46,7 @@ _LISTING_THREADS = 16
 
 
 @dataclass(frozen=True)
-class Layout:
+class FolderLayout:
     """The folders of a tree that `read_folders` reads."""
 
     root: Path
@@ -56,6 +56,8 @@ class Layout:
     """If "train" is the root: the names of its folders that are no classes."""
     unlabelled: tuple[str, ...] = ()
     """The names of folders for validation or testing that have no folders of classes."""
+    is_named: bool = False
+    """Whether the config names the training folder."""
 
     def reading(self, split: Split) -> str:
         """Return a phrase for `ExampleTable.reading`."""
@@ -65,13 +67,13 @@ class Layout:
         return f"class folders in {place}/{passed}"
 
 
-def find_layout(root: Path, data: DataConfig = _DATA) -> Layout:
+def find_layout(root: Path, data: DataConfig = _DATA) -> FolderLayout:
     """Return the layout of a directory; without splits if it has no folders of classes.
 
     Raises: InputError if it has several readings, or lacks a folder that the config names.
     """
     root = root.absolute()
-    folders = _visible_folders(root) if root.is_dir() else set()
+    folders = visible_folders(root) if root.is_dir() else set()
     splits: dict[Split, Path] = {}
     for split in SPLITS:
         if getattr(data, split):
@@ -86,7 +88,7 @@ def find_layout(root: Path, data: DataConfig = _DATA) -> Layout:
     others |= {splits["val"].relative_to(root).parts[0]} if data.val else set()
     classes = sorted(name for name in folders - others if "train" not in splits and _has_image(root / name))
     if not classes:
-        return Layout(root, splits, unlabelled=(*sorted(unlabelled),))
+        return FolderLayout(root, splits, unlabelled=(*sorted(unlabelled),), is_named=bool(data.train))
     for name in (name for name in classes if is_word(name, "train") and (others or len(classes) == 1)):
         fault = "images, but no class folders; put the images of each class into a folder of its own"
         raise InputError(f"{root / name}: {fault}")
@@ -94,7 +96,7 @@ def find_layout(root: Path, data: DataConfig = _DATA) -> Layout:
         both = f"{classes[0]}/ and {min(others)}/ are two classes, or {min(others)}/ has images without labels"
         raise InputError(f"{root}: {both}; put classes into a folder train/")
     splits = {split: place for split, place in splits.items() if place.relative_to(root).parts[0] in others}
-    return Layout(root, {"train": root, **splits}, frozenset(others), (*sorted(others & unlabelled),))
+    return FolderLayout(root, {"train": root, **splits}, frozenset(others), (*sorted(others & unlabelled),))
 
 
 def image_names(folder: Path) -> list[str]:
@@ -109,7 +111,7 @@ def _named_folder(root: Path, split: Split, data: DataConfig) -> Path:
     if root not in folder.parents:
         advice = ("give a folder that holds both splits by ", Key("data.path"))
         raise InputError(key, f": is no folder below {root}", advice=advice)
-    if not folder.is_dir() or not _visible_folders(folder):
+    if not folder.is_dir() or not visible_folders(folder):
         fault = "no class folders" if folder.is_dir() else f"no such folder{files.nearest_beside(folder)}"
         raise InputError(key, f": {folder}: {fault}", advice="name a folder with one folder for each class")
     return _undoubled(folder)
@@ -120,13 +122,13 @@ def _holds_classes(folder: Path, split: Split) -> bool:
 
     A folder whose only folder has the same name and no folders holds none (test/test/1.jpg).
     """
-    found = _visible_folders(folder) if rank(folder.name, split) else set()
-    return bool(found) and (found != {folder.name} or bool(_visible_folders(folder / folder.name)))
+    found = visible_folders(folder) if rank(folder.name, split) else set()
+    return bool(found) and (found != {folder.name} or bool(visible_folders(folder / folder.name)))
 
 
 def _undoubled(folder: Path) -> Path:
     """Return a folder, or the only folder in it if that has the same name, as seg_train/seg_train/."""
-    return folder / folder.name if _visible_folders(folder) == {folder.name} and not _has_image(folder) else folder
+    return folder / folder.name if visible_folders(folder) == {folder.name} and not _has_image(folder) else folder
 
 
 def is_image_name(name: str) -> bool:
@@ -148,8 +150,10 @@ def is_folder(entry: os.DirEntry[str]) -> bool:
         raise InputError(f"{entry.path}: cannot be read ({error.strerror}); make it readable, or remove it") from None
 
 
-def read_folders(root: Path, split: Split, refuse: Refuse = raise_fault, data: DataConfig = _DATA) -> ExampleTable:
-    """Read the examples of one split; see `find_layout`. No image is opened.
+def read_folders(
+    root: Path, split: Split, refuse: Refuse = raise_fault, layout: FolderLayout | None = None
+) -> ExampleTable:
+    """Read the examples of one split of a layout; by default, that of `find_layout`. No image is opened.
 
     The classes of both splits are the names of the folders of the training split, sorted. An id is the image's path
     without its suffix; images whose paths differ only in the suffix keep it. Rows are sorted by class and path. Names
@@ -168,17 +172,16 @@ def read_folders(root: Path, split: Split, refuse: Refuse = raise_fault, data: D
     Raises:
         InputError: the folder of the split is missing, or holds no image that can be used.
     """
-    root = root.absolute()
-    layout = find_layout(root, data)
+    root, layout = root.absolute(), layout or find_layout(root)
     if split not in layout.splits:
         names = " or ".join(f"{name}/" for name in SPLITS[split])
         raise InputError(f"{root}: no folder {names}; put the {split} images there, in one folder per class")
     folder = layout.splits[split]
     train_folder = layout.splits.get("train", folder)
-    if "val" not in layout.splits and train_folder != root and not data.train:
+    if "val" not in layout.splits and train_folder != root and not layout.is_named:
         # If "train" is itself a class, the other classes would be left out.
         top = train_folder.relative_to(root).parts[0]
-        beside = {name for name in _visible_folders(root) - {top} if not rank(name, "val") and _has_image(root / name)}
+        beside = {name for name in visible_folders(root) - {top} if not rank(name, "val") and _has_image(root / name)}
         for other in sorted(beside):
             advice = f"move them into a class folder there, or call {top}/ something else if it is a class"
             refuse(f"{root / other}: images beside {top}/, which is taken for the training split; {advice}")
@@ -211,7 +214,7 @@ def read_folders(root: Path, split: Split, refuse: Refuse = raise_fault, data: D
     return ExampleTable(LocalFiles(root, True), np.array(ids), path, label, tuple(names), reading=reading)
 
 
-def class_names(layout: Layout, split: Split, refuse: Refuse = raise_fault) -> list[str]:
+def class_names(layout: FolderLayout, split: Split, refuse: Refuse = raise_fault) -> list[str]:
     """Return the names of the class folders of a split, sorted. Raises: InputError if there are none."""
     names, folder = [], layout.splits[split]
     for entry in sorted(_entries(folder), key=lambda entry: entry.name):
@@ -223,7 +226,8 @@ def class_names(layout: Layout, split: Split, refuse: Refuse = raise_fault) -> l
     return names
 
 
-def _visible_folders(folder: Path) -> set[str]:
+def visible_folders(folder: Path) -> set[str]:
+    """Return the names of the folders in a folder. Raises: InputError if it cannot be read."""
     return {entry.name for entry in _entries(folder) if entry.is_dir()}
 
 
@@ -317,6 +321,14 @@ def _entries(folder: Path) -> list[os.DirEntry[str]]:
         return [entry for entry in entries if not is_passed_over(entry.name)]
 
 
+def _layout_of(place: Place) -> FolderLayout:
+    """Return the layout of a local place. Raises: see `find_layout`."""
+    assert place.local is not None
+    if "folders" not in place.found:
+        place.found["folders"] = find_layout(place.local, place.data)
+    return place.found["folders"]
+
+
 class ClassFolders:
     """The format of trees of class folders."""
 
@@ -327,7 +339,7 @@ class ClassFolders:
         if place.local is None:
             return Match.NONE
         try:
-            splits = find_layout(place.local, place.data).splits
+            splits = _layout_of(place).splits
         except InputError:
             return Match.PARTLY
         if any(place.local / name in splits.values() for name in (place.data.train, place.data.val) if name):
@@ -336,11 +348,11 @@ class ClassFolders:
         return Match.NONE if not splits else Match.WHOLE if is_sure else Match.PARTLY
 
     def divided(self, place: Place) -> bool:
-        return place.local is not None and "val" in find_layout(place.local, place.data).splits
+        return place.local is not None and "val" in _layout_of(place).splits
 
     def open(self, place: Place, split: Split) -> ExampleTable:
         assert place.local is not None
-        return read_folders(place.local, split, place.refuse, place.data).select(place.data.classes)
+        return read_folders(place.local, split, place.refuse, _layout_of(place)).select(place.data.classes)
 
 
 FORMATS.add("folders")(ClassFolders())
