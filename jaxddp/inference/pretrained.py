@@ -49,26 +49,26 @@ IMAGENET = 1000
 _log = logging.getLogger("jaxddp.experiment")
 
 
-class Classes(NamedTuple):
+class ClassList(NamedTuple):
     """The ids and the names of the classes of a network, in the order of its logits."""
 
     ids: tuple[str, ...]
     names: tuple[str, ...]
 
     @classmethod
-    def of(cls, labelled: Source | Signature) -> "Classes":
+    def of(cls, labelled: Source | Signature) -> "ClassList":
         return cls(tuple(labelled.class_ids), tuple(labelled.class_names))
 
 
 @functools.cache
-def imagenet_classes() -> Classes:
+def imagenet_classes() -> ClassList:
     """Return the 1,000 classes of ImageNet in the order of published weights, which is that of the sorted synsets.
 
     The names are the first words of the synsets in WordNet.
     """
     with (Path(__file__).parents[1] / "weights" / "imagenet_classes.txt").open(encoding="utf-8") as file:
         pairs = [line.rstrip("\n").split(" ", 1) for line in file]
-    return Classes(*(tuple(column) for column in zip(*pairs, strict=True)))
+    return ClassList(*(tuple(column) for column in zip(*pairs, strict=True)))
 
 
 def network_of_weights(
@@ -104,16 +104,16 @@ def network_of_weights(
     if config.model.weights is not None:
         with doing(f"reading weights from {config.model.weights}"):
             path = local_weights(config.model.weights, offline=config.model.offline)
-    own = Classes.of(source) if source is not None and measures else None
+    own = ClassList.of(source) if source is not None and measures else None
     stated = None if path is None else signature_of_weights(path)
-    known = None if stated is None else Classes.of(stated)
+    known = None if stated is None else ClassList.of(stated)
     if config.model.weights is not None and has_library(config.model.weights):
         known = imagenet_classes()
     guess = len(known.ids if known else own.ids if own else ()) or IMAGENET
     target = _target(file, config, user_object, shape, guess)
     if known is None:
         count = _head_size(path, target) or _outputs(target.model, shape)
-        known = imagenet_classes() if count == IMAGENET else own or Classes(*(tuple(map(str, range(count))),) * 2)
+        known = imagenet_classes() if count == IMAGENET else own or ClassList(*(tuple(map(str, range(count))),) * 2)
     if own and not {*own.ids} <= {*known.ids}:
         if stated is not None or len(own.ids) != len(known.ids):
             raise _other_classes(config, known, own)
@@ -125,7 +125,7 @@ def network_of_weights(
     if path is None and initialize is None and not isinstance(target.model, NNXModel):
         raise InputError(Key("model.weights"), ": is not set", advice="name the weights")
     change = initialize and initialize.function("(params, model_state)", "params, model_state")
-    state = state_of_weights(config, target, topology, change)
+    state = state_of_weights(config, path, target, topology, change)
     if own and topology.peers.is_first:
         told = f"those of the data, in their order: {some(known.ids)}"
         if own.ids != known.ids or known is imagenet_classes():
@@ -168,7 +168,7 @@ def _head_size(path: Path | None, target: WeightsTarget) -> int | None:
     return None
 
 
-def _other_classes(config: Config, known: Classes, own: Classes) -> InputError:
+def _other_classes(config: Config, known: ClassList, own: ClassList) -> InputError:
     both = f"the weights have {counted(len(known.ids), 'class')} ({some(known.ids)})"
     others = sorted({*own.ids} - {*known.ids})
     advice = f"name the classes of the data by their ids, such as {known.ids[0]}, or train a head for them"
@@ -253,7 +253,7 @@ def measure_network(
         params = params["params"], {name: value for name, value in params.items() if name != "params"}
     params, model_state = params if isinstance(params, tuple) else (params, {})
     state = fitted(model, TrainState(jnp.zeros((), jnp.int32), params, model_state, ()), shape, "params", "tree")
-    own, count, known = Classes.of(source), _outputs(model, shape), imagenet_classes()
+    own, count, known = ClassList.of(source), _outputs(model, shape), imagenet_classes()
     if count != len(own.ids):
         if count != IMAGENET or not {*own.ids} <= {*known.ids}:
             problem = f"data: {counted(len(own.ids), 'class')} ({some(own.ids)}), and the network has {count} outputs"

@@ -138,17 +138,21 @@ def initial_weights(path: Path, target: WeightsTarget, topology: Topology) -> di
 
 
 def state_of_weights(
-    config: Config, target: WeightsTarget, topology: Topology, initialize: Transform | None = None
+    config: Config, path: Path | None, target: WeightsTarget, topology: Topology, initialize: Transform | None = None
 ) -> TrainState:
-    """Return the state of a network with the weights of a config, on all devices.
+    """Return the state of a network with weights, on all devices.
 
     Args:
+        path: the path of the config's weights on this machine; None if `initialize` or the model brings them.
         target: the network, and the shape of its images.
         initialize: a function of the fresh arrays; see `make_init`.
 
     Raises: see `initial_weights` and `make_init`.
     """
-    arrays = configured_weights(config.model, target, topology)
+    arrays = dict[str, np.ndarray]()
+    if path is not None:
+        with doing(f"reading weights from {config.model.weights}"):
+            arrays = initial_weights(path, target, topology)
     init = make_init(target.model, optax.identity(), target.image_shape, topology, transform=initialize)
     return init(topology.replicate(jax.random.key(config.seed)), topology.replicate(arrays))
 
