@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from jax.experimental import multihost_utils
 from support.data import random_table
@@ -213,23 +213,25 @@ EVERY = st.one_of(
 )
 
 
-PLANS = st.builds(
-    lambda sizes, total, every: Plan.of(
-        Config().replace(
-            train={"batch_size": sizes[1], "duration": f"{total} steps"},
-            **{name: {"every": value} for name, value in zip(("log", "eval", "checkpoint"), every, strict=True)},
-        ),
-        sizes[0],
-    ),
-    sizes=st.integers(1, 300).flatmap(lambda n: st.tuples(st.just(n), st.integers(1, n))),
-    total=st.integers(1, 400),
-    every=st.tuples(EVERY, EVERY, EVERY),
+def planned(num_examples: int, batch_size: int, steps: int, every: tuple[str, str, str]) -> Plan:
+    """Return the plan of a run, whose steps are logged, validated and saved `every` so often."""
+    cadences = {name: {"every": value} for name, value in zip(("log", "eval", "checkpoint"), every, strict=True)}
+    train = {"batch_size": batch_size, "duration": f"{steps} steps"}
+    return Plan.of(Config().replace(train=train, **cadences), num_examples)
+
+
+PLANS = st.integers(1, 300).flatmap(
+    lambda n: st.builds(planned, st.just(n), st.integers(1, n), st.integers(1, 400), st.tuples(EVERY, EVERY, EVERY))
 )
 
 
-@given(plan=PLANS, length=st.integers(1, 70), data=st.data())
-def test_chunks_are_full_or_single_steps_and_nothing_is_due_within_a_chunk(plan, length, data):
-    done = data.draw(st.integers(0, plan.total_steps))
+@given(plan=PLANS, length=st.integers(1, 70), begin=st.integers(0, 400))
+# Only a log line is due, then only a validation, then only a save.
+@example(planned(300, 1, 20, ("7 steps", "0 steps", "0 steps")), 5, 0)
+@example(planned(300, 1, 20, ("0 steps", "7 steps", "0 steps")), 5, 0)
+@example(planned(300, 1, 20, ("0 steps", "0 steps", "7 steps")), 5, 0)
+def test_chunks_are_full_or_single_steps_and_nothing_is_due_within_a_chunk(plan, length, begin):
+    done = min(begin, plan.total_steps)
     steps = range(1, plan.total_steps + 1)
     # The last step is always due.
     dues = [step for step in steps if plan.logs(step) or plan.evaluates(step) or plan.saves(step)]
@@ -261,9 +263,7 @@ def test_a_run_resumed_at_any_chunk_has_the_same_later_chunks(plan, longest, dat
     ],
 )
 def test_a_full_chunk_is_as_long_as_the_shortest_cadence_permits(every, num_examples, length):
-    cadences = {name: {"every": value} for name, value in zip(("log", "eval", "checkpoint"), every, strict=True)}
-    config = Config().replace(train={"batch_size": 8, "duration": "999 steps"}, **cadences)
-    assert Plan.of(config, num_examples).chunk_length(LONGEST_CHUNK) == length
+    assert planned(num_examples, 8, 999, every).chunk_length(LONGEST_CHUNK) == length
 
 
 # --- Validation ---
