@@ -38,9 +38,9 @@ class Steps(NamedTuple):
 def make_schedule(config: "Config", steps: Steps) -> "optax.Schedule":
     """Create the learning rate as a function of the step; the first step is 0.
 
-    In the warm-up the learning rate rises linearly from peak / (number of warm-up steps) to the peak. It does not start
-    at 0, because a step with a learning rate of 0 changes nothing. After the warm-up the learning rate follows
-    `optimizer.schedule`.
+    In the warm-up the learning rate rises linearly to the peak, from `optimizer.warmup_start` or, if this is None, from
+    peak / (number of warm-up steps): a step with a learning rate of 0 changes nothing. After the warm-up the learning
+    rate follows `optimizer.schedule`.
 
     Raises:
         InputError: the schedule's name is unknown, or the warm-up is longer than the run.
@@ -57,8 +57,10 @@ def make_schedule(config: "Config", steps: Steps) -> "optax.Schedule":
     main_schedule = SCHEDULES.get(config.optimizer.schedule)(config, steps)
     if not warmup:
         return main_schedule
-    peak = config.optimizer.learning_rate
+    peak, start = config.optimizer.learning_rate, config.optimizer.warmup_start
     rise = optax.linear_schedule(peak / warmup, peak, max(warmup - 1, 1))
+    if start is not None:
+        rise = optax.linear_schedule(start * peak, peak, warmup)
     return optax.join_schedules([rise, main_schedule], [warmup])
 
 

@@ -20,6 +20,7 @@ from jaxddp.engine.initial_state import make_init
 from jaxddp.mesh import Topology
 from jaxddp.models.adapt import adapt, for_platform
 from jaxddp.models.airbench import (
+    ARCHITECTURES,
     EPSILON,
     Airbench,
     global_max,
@@ -116,7 +117,7 @@ def test_an_identity_like_convolution_passes_its_inputs_on(features):
     assert other_filters.size == 0 or 0.9 / 45**0.5 < abs(other_filters).max() <= 1 / 45**0.5
 
 
-def numpy_logits(params, images: np.ndarray) -> np.ndarray:
+def numpy_logits(params, images: np.ndarray, depth: int = 2, divisor: float | None = None) -> np.ndarray:
     """Compute the logits of training in float64, with NumPy and one convolution at a time."""
 
     def gelu(x):
@@ -138,21 +139,27 @@ def numpy_logits(params, images: np.ndarray) -> np.ndarray:
     x = gelu(convolve(images, params["whiten"]["kernel"], 0) + params["whiten"]["bias"])
     for group in (1, 2, 3):
         x = max_pool(convolve(x, params[f"conv{group}_1"]["kernel"], 1))
-        x = gelu(batch_norm(x, params[f"norm{group}_1"]["bias"]))
-        x = convolve(x, params[f"conv{group}_2"]["kernel"], 1)
-        x = gelu(batch_norm(x, params[f"norm{group}_2"]["bias"]))
+        first = x = gelu(batch_norm(x, params[f"norm{group}_1"]["bias"]))
+        x = gelu(batch_norm(convolve(x, params[f"conv{group}_2"]["kernel"], 1), params[f"norm{group}_2"]["bias"]))
+        if depth == 3:
+            x = convolve(x, params[f"conv{group}_3"]["kernel"], 1)
+            x = gelu(first + batch_norm(x, params[f"norm{group}_3"]["bias"]))
     x = x.max((1, 2))
-    return x @ params["head"]["kernel"] / x.shape[-1]
+    return x @ params["head"]["kernel"] / (divisor or x.shape[-1])
 
 
 @pytest.mark.slow
-def test_network_equals_numpy():
+@pytest.mark.parametrize(
+    ("name", "widths", "depth", "divisor"), [("airbench", [2, 8, 8], 2, None), ("airbench96", [2, 6, 8], 3, 9)]
+)
+def test_network_equals_numpy(name, widths, depth, divisor):
     with jax.enable_x64(True):
-        net = Airbench(3, width=2, dtype=jnp.float64, param_dtype=jnp.float64)
+        net = Airbench(3, width=2, architecture=ARCHITECTURES[name], dtype=jnp.float64, param_dtype=jnp.float64)
         images = np.random.default_rng(0).normal(size=(4, 16, 16, 3))
         params, state = jax.jit(adapt(net).init)(jax.random.key(0), jnp.asarray(images))
         params = jax.tree.map(lambda p: p + 0.1 * jax.random.normal(jax.random.key(p.size), p.shape), params)
-        expected = numpy_logits(jax.device_get(params), images)
+        assert [params[f"conv{stage}_{depth}"]["kernel"].shape[-1] for stage in (1, 2, 3)] == widths
+        expected = numpy_logits(jax.device_get(params), images, depth, divisor)
         for platform in ("cpu", "gpu"):
             model = for_platform(adapt(net), platform)
             apply = jax.jit(functools.partial(model.apply, train=True, key=None))
@@ -207,6 +214,7 @@ def test_a_config_selects_the_airbench_network_by_name():
     assert (net.num_classes, net.width, net.axis_name, net.group, net.dtype) == (7, 8, "data", None, "bfloat16")
     net = MODELS.get("airbench")(config.replace(model={"batch_norm": "ghost:20"}), 7)
     assert (net.axis_name, net.group) == (None, 20)
+    assert [MODELS.get(f"airbench{top1}")(Config(), 10).width for top1 in (94, 95, 96)] == [64, 128, 128]
     logits = jax.eval_shape(Airbench(7).init_with_output, jax.random.key(0), jnp.zeros((2, 9, 12, 3)))[0]
     assert logits.shape == (2, 7) and logits.dtype == jnp.float32
 

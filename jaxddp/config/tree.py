@@ -274,6 +274,8 @@ class OptimizerConfig(SectionOfChoices):
     """Learning rate schedule after the warmup, by its name in jaxddp/schedules.py."""
     warmup: Duration = Duration.parse("5%")
     """Length of the linear warmup to the peak."""
+    warmup_start: ranges.Share | None = None
+    """Learning rate of the first step of the warmup, as a fraction of the peak. If None, 1 / (steps of the warmup)."""
     weight_decay: ranges.WeightDecay = 1e-4
     """Weight decay of kernels. Biases and the parameters of norms have none."""
     clip_norm: ranges.Positive | None = None

@@ -1,14 +1,15 @@
-"""The small convolutional network of the CIFAR-10 speedruns, in Flax Linen.
+"""The small convolutional networks of the CIFAR-10 speedruns, in Flax Linen.
 
-Source: Jordan 2024, "94% on CIFAR-10 in 3.29 seconds on a single GPU" (arXiv:2404.00498), section 3. The residual
-connections and the second pooling of the paper's larger variants are not included. The first convolution is not
-trained. `initialize_whitening` initializes this convolution from images.
+Source: Jordan 2024, "94% on CIFAR-10 in 3.29 seconds on a single GPU" (arXiv:2404.00498), section 3, and the scripts of
+github.com/KellerJordan/cifar10-airbench. `airbench94`, `airbench95` and `airbench96` are the networks of the paper, and
+`airbench` is that of the later variant with Muon. The first convolution is not trained. `initialize_whitening`
+initializes this convolution from images.
 """
 
 import functools
 import json
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -25,10 +26,34 @@ from jaxddp.models.ops.layers import Layer, Operations, patch_init
 
 WHITENING = "whiten"
 """The name of the first convolution: `kernel` [2, 2, C, 8 C] and `bias` [8 C]."""
-_STATISTICS_MOMENTUM = 0.6
 _LEAST_SIDE = 9
 # GELU is approximated with tanh, because in JAX 0.12 the gradient of erf fails inside `shard_map`.
 _gelu = functools.partial(nn.gelu, approximate=True)
+
+
+class Architecture(NamedTuple):
+    """The differences between the networks.
+
+    Attributes:
+        widths: the number of features of each stage, as multiples of the first.
+        depth: the number of convolutions of each stage. The last two of three have a residual connection.
+        statistics_momentum: the decay of the running statistics of batch norm.
+        divisor: the divisor of the logits of a head with PyTorch's default initialization. If None, the head has
+            weights of variance 1, and the divisor is the number of its inputs.
+    """
+
+    widths: tuple[int, int, int] = (1, 4, 4)
+    depth: int = 2
+    statistics_momentum: float = 0.6
+    divisor: float | None = 9
+
+
+ARCHITECTURES = {
+    "airbench": Architecture(divisor=None),
+    "airbench94": Architecture(),
+    "airbench95": Architecture((1, 3, 3)),
+    "airbench96": Architecture((1, 3, 4), depth=3, statistics_momentum=0.9),
+}
 
 
 def parameter_groups(params: Any) -> Any:
@@ -87,10 +112,10 @@ def _uniform(key: jax.Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.floa
 class Airbench(Layer):
     """A whitening convolution, three stages, a global maximum, and a linear head.
 
-    Each group has two 3x3 convolutions and a max pooling that halves the height and the width.
+    A stage has 3x3 convolutions. A max pooling after its first convolution halves the height and the width.
 
     Attributes:
-        width: the number of features of the first stage. The other stages have four times as many features.
+        width: the number of features of the first stage.
         axis_name, group, operations: as in `jaxddp.models.network.Network`.
     """
 
@@ -99,6 +124,7 @@ class Airbench(Layer):
     axis_name: str | None = None
     group: int | None = None
     operations: Operations | None = None
+    architecture: Architecture = ARCHITECTURES["airbench"]
 
     def with_operations(self, operations: Operations) -> "Airbench":
         """Return the network with these implementations, or unchanged if it has implementations."""
@@ -115,23 +141,28 @@ class Airbench(Layer):
         options = {"padding": 1, "use_bias": False, "kernel_init": identity_like, **self.dtypes}
         options["conv_general_dilated"] = operations.conv_general_dilated(1, 1)
         x = _gelu(whiten(images.astype(self.dtype)))
-        for group, features in enumerate((self.width, 4 * self.width, 4 * self.width), start=1):
-            x = nn.Conv(features, (3, 3), name=f"conv{group}_1", **options)(x)
-            x = operations.max_pool(x, 2, 2, 0)
-            x = _gelu(self.norm(train, f"norm{group}_1")(x))
-            x = nn.Conv(features, (3, 3), name=f"conv{group}_2", **options)(x)
-            x = _gelu(self.norm(train, f"norm{group}_2")(x))
+        for stage, multiple in enumerate(self.architecture.widths, start=1):
+            first = x
+            for number in range(1, self.architecture.depth + 1):
+                x = nn.Conv(multiple * self.width, (3, 3), name=f"conv{stage}_{number}", **options)(x)
+                x = operations.max_pool(x, 2, 2, 0) if number == 1 else x
+                x = self.norm(train, f"norm{stage}_{number}")(x)
+                x = _gelu(x + first if number == 3 else x)
+                first = x if number == 1 else first
         x = global_max(x).astype(self.wide["dtype"])
-        head = self.dense(self.num_classes, "head", use_bias=False, kernel_init=_uniform, **self.wide)
-        return head(x) / x.shape[-1]
+        divisor = self.architecture.divisor
+        init = _uniform if divisor is None else patch_init
+        head = self.dense(self.num_classes, "head", use_bias=False, kernel_init=init, **self.wide)
+        return head(x) / (divisor or x.shape[-1])
 
     def norm(self, train: bool, name: str) -> nn.Module:
-        """Return a batch norm with a bias and no scale. Its running statistics adapt quickly, because runs are short.
+        """Return a batch norm with a bias and no scale.
 
         The paper uses an epsilon of 1e-12. Here epsilon is Flax's 1e-5, because the rounding error of Flax's fast
         variance is larger than 1e-12.
         """
-        settings: dict[str, Any] = {"momentum": _STATISTICS_MOMENTUM, "use_running_average": not train, "name": name}
+        momentum = self.architecture.statistics_momentum
+        settings: dict[str, Any] = {"momentum": momentum, "use_running_average": not train, "name": name}
         settings |= self.dtypes
         if self.group is None:
             return nn.BatchNorm(use_scale=False, axis_name=self.axis_name, **settings)

@@ -150,15 +150,23 @@ class ViTSettings:
         return ViT(SIZES[config.model.name], num_classes, self.drop_path, **_common(config))
 
 
-@MODELS.add("airbench")
+@MODELS.add("airbench", "airbench94")
 @dataclass(frozen=True)
 class AirbenchSettings:
-    """The network of `jaxddp.models.airbench`."""
+    """The networks of `jaxddp.models.airbench`."""
 
     width: Width = 64
     batch_norm: str = "local"
 
     def make(self, config: "Config", num_classes: int) -> Any:
-        from jaxddp.models.airbench import Airbench
+        from jaxddp.models.airbench import ARCHITECTURES, Airbench
 
-        return Airbench(num_classes, self.width, **_common(config))
+        return Airbench(num_classes, self.width, **_common(config), architecture=ARCHITECTURES[config.model.name])
+
+
+@MODELS.add("airbench95", "airbench96")
+@dataclass(frozen=True)
+class WideAirbenchSettings(AirbenchSettings):
+    """The wider networks of the paper."""
+
+    width: Width = 128
