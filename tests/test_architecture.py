@@ -76,6 +76,7 @@ SEEN = {"job": {"core", "job"}}
 FILE_LIBRARIES = {
     "configs/cifar10_fast.py": "jax optax",
     "configs/cifar10_fast_sgd.py": "jax optax",
+    "configs/cifar10_96.py": "jax",
     "configs/imagenet_resnet50_mild.py": "jax optax",
     "jaxddp/cluster/doctor.py": "jax",
     "jaxddp/curate.py": "PIL",
