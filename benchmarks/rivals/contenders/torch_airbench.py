@@ -14,6 +14,7 @@ are the seeds of the runs. Nothing else of the script changes. Muon's iterations
 
 import argparse
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -35,16 +36,17 @@ class CpuClock:
     def elapsed_time(self, end): return 1000 * (end.seconds - self.seconds)
 """
 CHANGES_FOR_CPU = {
-    'torch.device("cuda")': 'torch.device("cpu")',
-    ".cuda()": "",
-    ".half()": ".float()",
-    "@torch.compile\n": "",
-    '    model.compile(mode="max-autotune")\n': "",
-    '    main("warmup", model)\n': "",
-    "torch.cuda.synchronize()": "pass",
-    "torch.cuda.Event(enable_timing=True)": "CpuClock()",
-    "def main(run, model):\n": "def main(run, model):\n    torch.manual_seed(run)\n",
+    r'torch\.device\("cuda"\)|torch\.device\(gpu\)': 'torch.device("cpu")',
+    r"\.cuda\(\)": "",
+    r"\.half\(\)": ".float()",
+    r"@torch\.compile\n": "",
+    r'    model\.compile\(mode="max-autotune"\)\n': "",
+    r"""    main\(["']warmup["'].*\)\n""": "",
+    r"torch\.cuda\.synchronize\(\)": "pass",
+    r"torch\.cuda\.Event\(enable_timing=True\)": "CpuClock()",
+    r"def main\((.*)\):\n": r"def main(\1):\n    torch.manual_seed(run)\n",
 }
+"""Patterns in the scripts of airbench, and their replacements."""
 
 
 def parse() -> argparse.Namespace:
@@ -82,10 +84,10 @@ def main(options: argparse.Namespace) -> None:
 
 def for_cpu(text: str, seeds: Sequence[str]) -> str:
     """Return the text of a script that trains on the CPU, once with each seed."""
-    for old, new in {**CHANGES_FOR_CPU, "range(200)": f"[{', '.join(seeds)}]"}.items():
-        if old not in text:
-            raise ValueError(f"the script has no {old.strip()!r}; use airbench94_muon.py of this version")
-        text = text.replace(old, new)
+    for pattern, new in {**CHANGES_FOR_CPU, r"range\((200|25)\)\]": f"[{', '.join(seeds)}]]"}.items():
+        text = re.sub(pattern, new, text)
+    if "cuda" in text.replace("nvidia", "").replace("torch.backends.cudnn", ""):
+        print("a part of the script still names cuda")
     return CLOCK + text
 
 

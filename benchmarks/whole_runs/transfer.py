@@ -1,0 +1,145 @@
+"""Measures what pretrained weights give on few images: several ways to fine-tune, and training from scratch.
+
+    python benchmarks/whole_runs/transfer.py WEIGHTS DATA --out FILE.json [--images 5000] [--side 96] [--draws 3] \
+        [--epochs 8] [--name efficientnet_lite0] [--last LAYERS] [-- OPTION …]
+
+DATA has class folders in train/ and test/. A draw is a random subset of the training images, with equally many of each
+class. All runs are validated on all images of test/. The linear probe is a logistic regression on the features of the
+unchanged network. All other ways train with `jaxddp train finetune_folder`. Training from scratch takes as many epochs
+as that of the whole network, and so as many CPU minutes. The same command continues an interrupted benchmark.
+"""
+
+import argparse
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from benchmarks.common.harness import Figures, machine, parse_with_overrides
+
+CHILD_SECONDS = 2 * 3600
+PROBE, SCRATCH = "linear probe", "from scratch"
+SCRATCH_RATE, HEAD_RATE, RATE = "0.05", "0.02", "0.005"
+"""Peak learning rates for batches of 32 images: from scratch, of the head alone, and of pretrained layers."""
+
+
+def words_of(way: str, options: argparse.Namespace) -> list[str]:
+    """Return the options of a way of training."""
+    if way == SCRATCH:
+        return ["--optimizer.learning-rate", SCRATCH_RATE]
+    words = ["--model.weights", options.weights, "--model.new-layers", "head"]
+    match way:
+        case "frozen":
+            return [*words, "--model.freeze", "all but head", "--optimizer.learning-rate", HEAD_RATE]
+        case "last stage":
+            words += ["--model.freeze", f"all but {options.last},head"]
+    return [*words, "--optimizer.learning-rate", RATE, "--optimizer.rate-factors", "head=10"]
+
+
+WAYS = (PROBE, "frozen", "last stage", "whole network", SCRATCH)
+
+
+def draw(number: int, options: argparse.Namespace) -> Path:
+    """Make the folder of a draw, whose images are symbolic links."""
+    folder = options.out.with_suffix(".runs").absolute() / f"draw{number}"
+    if not folder.exists():
+        rng, unfinished = np.random.default_rng(number), folder.with_suffix(".part")
+        classes = sorted(path for path in (options.data.absolute() / "train").iterdir() if path.is_dir())
+        for source in classes:
+            (unfinished / "train" / source.name).mkdir(parents=True, exist_ok=True)
+            files = sorted(source.iterdir())
+            for index in rng.choice(len(files), options.images // len(classes), replace=False):
+                link = unfinished / "train" / source.name / files[index].name
+                link.unlink(missing_ok=True)
+                link.symlink_to(files[index])
+        if not (unfinished / "val").is_symlink():
+            (unfinished / "val").symlink_to(options.data.absolute() / "test")
+        os.replace(unfinished, folder)
+    return folder
+
+
+def measure(way: str, number: int, options: argparse.Namespace) -> Figures:
+    """Train one way on a draw. Returns the top-1 accuracy, and the CPU seconds of the whole command."""
+    folder, before = draw(number, options), cpu_seconds()
+    run = folder.parent / f"{way.replace(' ', '-')}-{number}"
+    network = ["--model.name", options.name, "--train.precision", "float32", "--data.interpolation", "bicubic"]
+    network += ["--data.image-size", options.side, "--data.resize", options.side, "--data.eval-size", options.side]
+    network += ["--data.mean", *["0.498039"] * 3, "--data.std", *["0.501961"] * 3]
+    if way == PROBE:
+        for split in ("train", "val"):
+            out = folder / f"{split}.npz" if split == "train" else folder.parent / "val.npz"
+            if split == "train" or not out.exists():
+                call(["features", options.weights, folder, "--split", split, "--out", out, *network])
+        return figures_of(call(["probe", folder / "train.npz", out, "--method", "linear"]), before)
+    words = ["train", "finetune_folder", "--data.path", folder, "--workdir", run, *network, *words_of(way, options)]
+    words += ["--seed", number, "--train.duration", f"{options.epochs} epochs", "--eval.every", "100%"]
+    words += ["--log.to", "jsonl", "--checkpoint.every", "1 epoch", *options.overrides]
+    call([*words, "--model.new-layers", ""] if way == SCRATCH else words)
+    return figures_of(call(["eval", run, "--step", "latest"]), before)
+
+
+def figures_of(output: str, before: float) -> Figures:
+    values = dict(line.split(": ", 1) for line in output.splitlines() if ": " in line)
+    return {"top1": float(values["top1"].split()[0]), "cpu_seconds": cpu_seconds() - before}
+
+
+def cpu_seconds() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def call(words: Sequence[object]) -> str:
+    """Run a command of jaxddp on the CPU, and return its output."""
+    command = [sys.executable, "-m", "jaxddp", *map(str, words)]
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
+    return subprocess.run(
+        command, check=True, timeout=CHILD_SECONDS, env=environment, stdout=subprocess.PIPE, text=True
+    ).stdout
+
+
+def table(found: dict[str, dict[str, Figures]]) -> str:
+    """Format the mean accuracy of each way with its standard error over the draws, and the median CPU time."""
+    lines = [f"{'way':<16}{'draws':>6}{'top-1':>18}{'CPU minutes':>14}"]
+    for way, of_draws in found.items():
+        values, seconds = ([each[key] for each in of_draws.values()] for key in ("top1", "cpu_seconds"))
+        error = statistics.stdev(values) / len(values) ** 0.5 if len(values) > 1 else float("nan")
+        top1 = f"{100 * statistics.mean(values):.2f} ± {100 * error:.2f}%"
+        lines.append(f"{way:<16}{len(values):>6}{top1:>18}{statistics.median(seconds) / 60:>14.1f}")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("weights", help="a value of model.weights")
+    parser.add_argument("data", type=Path)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--name", default="efficientnet_lite0", help="the network")
+    parser.add_argument("--last", default="block14,block15,last", help="the layers of the last stage, without the head")
+    for name, default in (("images", 5000), ("side", 96), ("draws", 3), ("epochs", 8)):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS)
+    options = parse_with_overrides(parser)
+    found: dict[str, dict[str, Figures]] = {}
+    if options.out.exists():
+        found = json.loads(options.out.read_text())["found"]
+    settings = {key: str(value) for key, value in vars(options).items()} | machine()
+    for number in range(options.draws):
+        for way in options.ways:
+            of_draws = found.setdefault(way, {})
+            if str(number) not in of_draws:
+                of_draws[str(number)] = measure(way, number, options)
+                # Written after each run, because a long benchmark may be cut off.
+                options.out.write_text(json.dumps({**settings, "found": found}, indent=2) + "\n")
+                print(table(found), flush=True)
+
+
+if __name__ == "__main__":
+    main()
