@@ -6,7 +6,9 @@ Jordan 2024 (arXiv:2404.00498), the variant for 95% (airbench95.py of github.com
 `cifar10_fast_sgd` tells the differences from the source. They apply here too.
 """
 
-from jaxddp.config import Config, load
+from jaxddp.config import Config, Reference, load
+
+reference = Reference(0.9501, "airbench95.py of github.com/KellerJordan/cifar10-airbench", runs=200)
 
 
 def get_config() -> Config:

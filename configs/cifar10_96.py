@@ -11,7 +11,9 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from jaxddp.config import Config, load
+from jaxddp.config import Config, Reference, load
+
+reference = Reference(0.9603, "airbench96.py of github.com/KellerJordan/cifar10-airbench", runs=400)
 
 CUTOUT = 12
 """Side of the square that is set to the mean color, in pixels."""

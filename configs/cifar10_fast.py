@@ -9,7 +9,7 @@ on any number. Here the first convolution's bias starts at 0, and Muon is Optax'
 iterations in float32.
 
 On a JPEG archive of CIFAR-10 (quality 75, halved chroma), this recipe reached 90.90% top-1 and the source's own script
-90.85%, as means of three seeds. On the original pixels the source reports 94.01% (benchmarks/RESULTS.md).
+90.85%, as means of three seeds (benchmarks/RESULTS.md).
 """
 
 from collections.abc import Callable
@@ -21,9 +21,10 @@ import numpy as np
 import optax
 from optax import contrib
 
-from jaxddp.config import Config, load
+from jaxddp.config import Config, Reference, load
 from jaxddp.models.airbench import WHITENING, initialize_whitening, parameter_groups
 
+reference = Reference(0.9401, "airbench94_muon.py of github.com/KellerJordan/cifar10-airbench", runs=200)
 IMAGES, EPOCHS_OF_WHITENING_BIAS = 50_000, 3
 """Number of training images of CIFAR-10, and number of epochs for which the first convolution's bias is trained."""
 IMAGES_TO_WHITEN = 5_000

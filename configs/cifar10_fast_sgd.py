@@ -14,10 +14,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxddp.config import Config, load
+from jaxddp.config import Config, Reference, load
 from jaxddp.engine.parts.averages import Lookahead
 from jaxddp.models.airbench import parameter_groups
 
+reference = Reference(0.9401, "airbench94.py of github.com/KellerJordan/cifar10-airbench", runs=1000)
 IMAGES, EPOCHS_OF_WHITENING_BIAS = 50_000, 3
 """Number of training images of CIFAR-10, and number of epochs for which the first convolution's bias is trained."""
 BIAS_FACTOR = 64

@@ -11,10 +11,12 @@ RandAugment is timm's "rand-m6-mstd0.5-inc1", which the source uses. timm draws 
 each training crop and each warp, and fills with the mean color. Here crops are bicubic, and warps take the nearest
 neighbour and fill with gray. timm mixes a whole batch with one weight; here each image has its own.
 
-The source published 78.1% top-1. This recipe has not been run.
+This recipe has not been run.
 """
 
-from jaxddp.config import Config, load
+from jaxddp.config import Config, Reference, load
+
+reference = Reference(0.781, "Wightman et al. 2021, table 2")
 
 
 def get_config() -> Config:

@@ -131,8 +131,10 @@ def test_mean_and_spread_over_seeds_are_those_of_numpy(tmp_path):
     for metric in ("loss", "top1"):
         for moment, rows in (("best", best), ("last", [rows[-1] for rows in validated])):
             values = np.array([row[metric] for row in rows])
-            spread = (values.mean(), values.std(ddof=1), values.min(), values.max())
-            expected = ["all runs", metric, moment, "4", *(number(metric, value) for value in spread)]
+            mean, std = values.mean(), values.std(ddof=1)
+            measured = f"{number(metric, mean).removesuffix('%')} ± {number(metric, std / 2)}"
+            rest = (number(metric, value) for value in (std, values.min(), values.max()))
+            expected = ["all runs", metric, moment, "4", measured, *rest]
             assert expected in texts(page.seed_table)
     assert len(page.seed_table.rows) == 4
     least, most, mean = chart(page.seed_charts, "loss of validation").data
@@ -141,6 +143,49 @@ def test_mean_and_spread_over_seeds_are_those_of_numpy(tmp_path):
     assert least["y"] == pytest.approx(values.min(0), rel=1e-6)
     assert most["y"] == pytest.approx(values.max(0), rel=1e-6)
     assert page.positions[mean["meta"]["where"]]["step"] == [10, 20, 30, 40]
+
+
+# The last validations of the runs, what the source states, and the end of the sentence.
+CASES = (
+    ((0.97, 0.95), {"runs": 4, "deviation": 0.02}, "2.00 ± 1.41 points, not more than two standard errors"),
+    ((0.98, 0.96), {"runs": 4, "deviation": 0.006}, "3.00 ± 1.04 points, more than two standard errors"),
+    ((0.9,), {}, "-4.00 ± 3.00 points, not more than two standard errors"),
+    ((0.8,), {"runs": 1}, "-14.00 ± 4.00 points, more than two standard errors"),
+)
+
+
+@pytest.mark.parametrize(("values", "stated", "expected"), CASES)
+def test_a_run_is_compared_with_the_published_result_of_its_recipe(values, stated, expected, tmp_path):
+    for seed, value in enumerate(values):
+        workdir = write_run(tmp_path / f"{seed}", seed)
+        (workdir / "reference.json").write_text(json.dumps({"value": 0.94, "source": "<b>", "at": "8 epochs"} | stated))
+        rows = [row for split in ("train", "val") for row in rows_of(workdir, split)]
+        write_rows(workdir, [*rows[:-1], rows[-1] | {"top1": value}])
+    page = page_of(read_runs([tmp_path / f"{seed}" for seed in range(len(values))]))
+    (sentence,) = page.comparisons
+    assert sentence.startswith("Published: top1 94%") and "after 8 epochs, <b>" in sentence
+    assert f"({len(values)} run{'s' * (len(values) > 1)}, 100 images) after 4 epochs" in sentence
+    assert sentence.endswith(f"a difference of {expected}.")
+    assert ("states no spread" in sentence) == ("deviation" not in stated)
+    for chart_ in [chart(page.curves, "top-1 accuracy"), *page.seed_charts[1:2]]:
+        (band,) = chart_.layout["shapes"]
+        assert band["y1"] - band["y0"] == pytest.approx(4 * stated.get("deviation", 0))
+        assert chart_.layout["annotations"][0]["text"].startswith("published 94%")
+    assert not chart(page.curves, "loss").layout["shapes"] and "<b>" not in render(page).split("<script")[0]
+
+
+def test_the_two_best_recipes_are_compared(tmp_path):
+    workdirs = [write_run(tmp_path / f"{n}", n % 2, optimizer={"learning_rate": 0.1 * (1 + n // 2)}) for n in range(5)]
+    for workdir, value in zip(workdirs, (0.5, 0.52, 0.8, 0.82, 0.1), strict=True):
+        rows = rows_of(workdir, "val")
+        write_rows(workdir, [*rows[:-1], rows[-1] | {"top1": value}])
+    (workdirs[0] / "reference.json").write_text('{"value": 3}')
+    (sentence,) = page_of(read_runs(workdirs)).comparisons
+    two = "learning_rate 0.2 81.00 ± 1.00% (2 runs, 100 images), and learning_rate 0.1 51.00 ± 1.00%"
+    assert two in sentence and sentence.endswith("30.00 ± 1.41 points, more than two standard errors.")
+    (workdirs[2] / "result.json").write_text('{"status": "failed", "step": 40}')
+    assert "0.2 82.00 ± 3.84% (1 run, 100 images)" in page_of(read_runs(workdirs)).comparisons[0]
+    assert not page_of(read_runs(workdirs[:2])).comparisons
 
 
 def test_a_mean_is_over_the_steps_that_all_runs_have(tmp_path):

@@ -216,7 +216,7 @@ def test_the_table_has_the_best_trial_first_and_the_means_over_seeds(tmp_path):
     ]
     seeds = seed_table(rows)
     assert seeds is not None and seeds[0] == ["learning_rate", "seeds", "mean best val", "standard deviation"]
-    assert seeds[1] == [["0.2", "2", "top1 25.00%", "7.07%"], ["0.1", "2", "top1 20.00%", "0.00%"]]
+    assert seeds[1] == [["0.2", "2", "top1 25.00 ± 5.00%", "7.07%"], ["0.1", "2", "top1 20.00 ± 0.00%", "0.00%"]]
     assert len(sweep.results([rows[-1].trial.name])) == 4
     assert seed_table(rows[-1:]) is None
     assert rows[0].best == ("top1", pytest.approx(0.3), 2, 1, False)
@@ -247,7 +247,7 @@ def test_a_mean_over_seeds_leaves_out_trials_that_are_not_done(ended, tmp_path):
     seeds = seed_table(rows)
     assert [row.status for row in rows if row.trial.name == last] == [ended]
     assert seeds is not None
-    assert seeds[1] == [["0.1", "2", "top1 20.00%", "0.00%"], ["0.2", "1", "top1 20.00%", "-"]]
+    assert seeds[1] == [["0.1", "2", "top1 20.00 ± 0.00%", "0.00%"], ["0.2", "1", "top1 20.00%", "-"]]
 
 
 def test_results_and_a_report_are_written(tmp_path, monkeypatch):

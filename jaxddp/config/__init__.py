@@ -25,7 +25,7 @@ if TYPE_CHECKING:
         ParallelConfig,
         TrainConfig,
     )
-    from jaxddp.recipe.file import load
+    from jaxddp.recipe.file import Reference, load
 
 
 def __getattr__(name: str) -> Any:

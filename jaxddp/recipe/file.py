@@ -31,8 +31,9 @@ import jaxddp.core.files as files
 import jaxddp.recipe.text as text
 from jaxddp.config.registry import CHOICES, SCHEDULES, keys_of_choices, with_defaults
 from jaxddp.config.tree import Config
-from jaxddp.config.values import flatten, observed
+from jaxddp.config.values import check_values, flatten, observed
 from jaxddp.core.errors import InputError, about, choices, show, with_keys_of_file
+from jaxddp.core.ranges import Count, Share
 from jaxddp.core.user_code import place_of
 from jaxddp.recipe.sources import CONFIG_FILE, TEXT_FILES, is_built_in, is_name, modules_in, recipe_path, run_as_module
 
@@ -58,6 +59,10 @@ HOOKS = {
 """The hooks that a recipe file can define in addition to `get_config()`, and their arguments."""
 RENAME = "rename"
 """The name of a recipe's function or table for the names in a file of weights; see `jaxddp.weights.foreign`."""
+REFERENCE = "reference"
+"""The name of a recipe's `Reference`."""
+REFERENCE_FILE = f"{REFERENCE}.json"
+"""The file in a work directory that holds the recipe's reference."""
 CALLED = "called"
 """The entry of `Hook.read` for a call of the function among a hook's arguments."""
 
@@ -188,6 +193,38 @@ def errors_name_line(path: Path, subject: str) -> Iterator[None]:
 
 
 @dataclass(frozen=True)
+class Reference:
+    """The published result of a recipe: an accuracy, or another share. A recipe file sets `reference` to it.
+
+    It is not inherited: a recipe that loads another one has other settings.
+
+    Raises: InputError if a value has the wrong type or is out of range.
+    """
+
+    value: Share
+    """The value at the end of training: 0.9401 for 94.01%. It is a mean if `runs` is more than 1."""
+    source: str
+    """Where it is published."""
+    runs: Count | None = None
+    """The number of runs; None if the source does not state it."""
+    deviation: Share | None = None
+    """The standard deviation over the runs; None if the source does not state it."""
+    metric: str = "top1"
+    """The name of the metric in metrics.jsonl."""
+    at: str | None = None
+    """The length of the training; by default `train.duration` of the recipe file."""
+
+    def __post_init__(self) -> None:
+        check_values(self, f"{REFERENCE}.")
+
+    def __str__(self) -> str:
+        """Return "76.26% (n = 5, deviation 0.09%)"; what the source does not state is left out."""
+        runs = [] if self.runs is None else [f"n = {self.runs:,}"]
+        stated = runs + ([] if self.deviation is None else [f"deviation {100 * self.deviation:.4g}%"])
+        return f"{100 * self.value:.4g}%" + (f" ({', '.join(stated)})" if stated else "")
+
+
+@dataclass(frozen=True)
 class RecipeFile:
     """The result of executing a recipe file, or of reading the config.json of a run and the run's copy of its recipe.
 
@@ -205,6 +242,7 @@ class RecipeFile:
         set_keys: the keys that must have an effect: the keys that the last layer with hooks sets, and the keys that
             later layers set. A layer is a recipe file, or the command line; it is later than the recipe that it loads.
         replaced: names of the hooks of the recipe that a command replaced by naming another choice.
+        reference: the published result of the recipe file.
     """
 
     config: Config
@@ -219,6 +257,7 @@ class RecipeFile:
     notice: str = ""
     set_keys: frozenset[str] = frozenset()
     replaced: tuple[str, ...] = ()
+    reference: Reference | None = None
 
     def layered(self, keys: Collection[str], hooks: Mapping[str, Hook]) -> "RecipeFile":
         """Return the recipe with a further layer, a file or a command, which sets keys and has hooks of its own.
@@ -393,6 +432,12 @@ def _read_file(path: Path) -> RecipeFile:
         raise InputError(f"{path}: get_config() returned a {type(config).__name__}; return a jaxddp.config.Config")
     before, after = flatten(recipe.config.to_dict()), flatten(config.to_dict())
     set_keys = config.replaced_keys | {key for key in after if after[key] != before[key]}
+    reference: Any = getattr(module, REFERENCE, None)
+    if isinstance(reference, float | int | str | Mapping):
+        raise InputError(f"{path}: {REFERENCE} is {show(reference)}; give a jaxddp.config.Reference(value, source)")
+    # The name may be a function or a module of the recipe.
+    if isinstance(reference, Reference):
+        recipe = replace(recipe, reference=replace(reference, at=reference.at or str(config.train.duration)))
     return replace(recipe.layered(set_keys, hooks_of(path, module)), path=path, config=config)
 
 

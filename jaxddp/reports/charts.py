@@ -97,7 +97,7 @@ def seed_curves(runs: Sequence[RunFiles], of_seeds: Sequence[SeedGroup]) -> tupl
                 data += _band(curve.least, curve.most, group.colour, key)
                 data.append(_trace(label, curve.mean, {"where": key}, group.colour, _PARTS["validation"][1], metric))
         if data:
-            charts.append(_chart(f"seeds-{len(charts)}", metric, data, " of validation"))
+            charts.append(_chart(f"seeds-{len(charts)}", metric, data, runs, " of validation"))
     return charts, positions
 
 
@@ -115,16 +115,28 @@ def _curve(index: int, metric: str, runs: Sequence[RunFiles], colours: Sequence[
                     style = _STEPS_ALONE
                 where = {"where": f"{number} {part}", "run": number}
                 data.append(_trace(f"{run.name}, {name}", columns[metric], where, colours[number], style, metric))
-    return _chart(f"curve-{index}", metric, data)
+    return _chart(f"curve-{index}", metric, data, runs)
 
 
-def _chart(name: str, metric: str, data: list[dict[str, Any]], note: str = "") -> Chart:
+def _published(runs: Sequence[RunFiles], metric: str) -> Plotly:
+    """Return the parts of a layout that draw published results: a line, or a band of two deviations on both sides."""
+    shapes, notes, across = [], [], {"type": "rect", "xref": "paper", "x0": 0, "x1": 1, "layer": "below"}
+    for each in dict.fromkeys(run.reference for run in runs if run.reference and run.reference.metric == metric):
+        spread, style = 2 * (each.deviation or 0), {"line": {"color": "gray", "dash": "dash"}, "fillcolor": "gray"}
+        shapes.append(across | style | {"y0": each.value - spread, "y1": each.value + spread, "opacity": 0.4})
+        note = {"xref": "paper", "x": 0, "xanchor": "left", "y": each.value + spread, "yanchor": "bottom"}
+        notes.append(note | {"text": html.escape(f"published {each}"), "showarrow": False})
+    return {"shapes": shapes, "annotations": notes}
+
+
+def _chart(name: str, metric: str, data: list[Plotly], runs: Sequence[RunFiles], note: str = "") -> Chart:
     # Shares without trailing zeros: 20%, 0.5%.
     axis = {"tickformat": ".4~%"} if is_share(metric) else {}
     axis |= {"tickformat": ".3~s", "ticksuffix": "B"} if metric == "peak_memory" else {}
     axis |= {"rangemode": "tozero"} if metric in (*_SPEED, "learning_rate", "loss_scale") else {}
     title = _TITLES.get(metric, metric) + note
-    return Chart(name, title, data, {"yaxis": axis}, main=metric in _FIRST, logarithmic=metric == "loss")
+    layout = {"yaxis": axis} | _published(runs, metric.rpartition(" ")[2])
+    return Chart(name, title, data, layout, main=metric in _FIRST, logarithmic=metric == "loss")
 
 
 def _trace(name: str, values: np.ndarray, meta: Plotly, colour: str, style: Plotly, metric: str) -> Plotly:

@@ -18,7 +18,6 @@ from jaxddp.core.user_code import describe_error
 from jaxddp.recipe.file import RecipeFile
 from jaxddp.reports import tables
 from jaxddp.reports.charts import COLOURS, Chart, Positions, curves, run_positions, seed_curves
-from jaxddp.reports.tables import Cell, RunFiles, SeedGroup, TextTable, read_runs
 from jaxddp.training.events import Series, is_wide
 
 if TYPE_CHECKING:
@@ -50,7 +49,7 @@ def write_report(
         raise InputError("--features: needs the checkpoint's network; leave --no-predictions out")
     if not directories:
         raise InputError("report: no run is given; give the work directory of at least one")
-    runs = read_runs(directories)
+    runs = tables.read_runs(directories)
     return _write(runs, out, which, data_path, features=features)
 
 
@@ -63,7 +62,7 @@ def write_report_of_weights(file: RecipeFile, out: Path, *, features: bool = Fal
 
     _check_libraries(features=features)
     path, config = Path(str(file.config.model.weights or file.path)), flatten(file.config.to_dict())
-    of_weights = RunFiles(path, str(path), config, Series(*({} for _ in Series._fields)), {}, "weights")
+    of_weights = tables.RunFiles(path, str(path), config, Series(*({} for _ in Series._fields)), {}, "weights")
     images = predict_with_weights(file)
     return _write([of_weights], out, "", None, features=features, images_of=lambda *_: images)
 
@@ -74,7 +73,7 @@ def _check_libraries(*, features: bool) -> None:
             raise InputError(f"report: {not_installed(library, extra)}")
 
 
-def _write(runs: Sequence[RunFiles], out: Path, which: str | None, data_path: str | None, **more: Any) -> str:
+def _write(runs: Sequence[tables.RunFiles], out: Path, which: str | None, data_path: str | None, **more: Any) -> str:
     if out.suffix != ".html":
         raise InputError(f"{out}: the report is an HTML page; give a name that ends in .html")
     files.create(out.parent)
@@ -84,7 +83,7 @@ def _write(runs: Sequence[RunFiles], out: Path, which: str | None, data_path: st
     content = render(page).encode(errors="replace")
     files.replace(out, content)
     summary = f"{out}: {counted(len(runs), 'run')}, {size(len(content))}"
-    return "\n".join([summary, *page.faults, *page.class_faults])
+    return "\n".join([summary, *page.comparisons, *page.faults, *page.class_faults])
 
 
 @dataclass(frozen=True)
@@ -92,6 +91,7 @@ class Page:
     """The content of a report. A section without charts, rows and faults is omitted.
 
     Attributes:
+        comparisons: sentences that compare the runs with published results and with each other.
         runs: a table with a row for each run.
         legend: the name and the colour of each run.
         faults: a line for each missing or damaged file of a run.
@@ -107,18 +107,19 @@ class Page:
     """
 
     title: str
-    runs: TextTable
-    legend: Sequence[Cell]
+    comparisons: Sequence[str]
+    runs: tables.TextTable
+    legend: Sequence[tables.Cell]
     faults: Sequence[str]
-    settings: TextTable
-    speed: TextTable
+    settings: tables.TextTable
+    speed: tables.TextTable
     curves: Sequence[Chart]
     is_wide: bool
     seed_charts: Sequence[Chart]
-    seed_table: TextTable
+    seed_table: tables.TextTable
     positions: Positions
     classes: "Sequence[RunClasses]" = ()
-    accuracies: Sequence[TextTable] = ()
+    accuracies: Sequence[tables.TextTable] = ()
     class_faults: Sequence[str] = ()
 
 
@@ -135,7 +136,7 @@ def render(page: Page) -> str:
     return environment.get_template("page.html").render(page=page, figures=figures, plotly=get_plotlyjs())
 
 
-def page_of(runs: Sequence[RunFiles]) -> Page:
+def page_of(runs: Sequence[tables.RunFiles]) -> Page:
     """Return the page of some runs without the predictions of their checkpoints."""
     by_seed, colours = _groups(runs)
     done = [group._replace(members=tuple(n for n in group.members if runs[n].is_done)) for group in by_seed]
@@ -143,8 +144,9 @@ def page_of(runs: Sequence[RunFiles]) -> Page:
     seed_charts, positions = seed_curves(runs, several)
     return Page(
         title=runs[0].name if len(runs) == 1 else counted(len(runs), "run"),
+        comparisons=tables.comparisons(runs, done),
         runs=tables.run_table(runs, colours),
-        legend=[Cell(run.name, colour) for run, colour in zip(runs, colours, strict=True)],
+        legend=[tables.Cell(run.name, colour) for run, colour in zip(runs, colours, strict=True)],
         faults=[f"{run.name}: {fault}" for run in runs for fault in run.faults],
         settings=_settings(runs),
         speed=tables.speed_table(runs, colours),
@@ -158,7 +160,7 @@ def page_of(runs: Sequence[RunFiles]) -> Page:
 
 def with_classes(
     page: Page,
-    runs: Sequence[RunFiles],
+    runs: Sequence[tables.RunFiles],
     which: str,
     data_path: str | None = None,
     *,
@@ -196,7 +198,7 @@ def _faults_of(what: str, faults: list[str]) -> Iterator[None]:
         faults.append(f"{what}: {describe_error(error)}")
 
 
-def _groups(runs: Sequence[RunFiles]) -> tuple[list[SeedGroup], list[str]]:
+def _groups(runs: Sequence[tables.RunFiles]) -> tuple[list[tables.SeedGroup], list[str]]:
     """Return a group of the runs that differ in their seed alone, for each recipe, and the colour of each run.
 
     The runs of a group share a colour. If there is only one group, or every group has one run, each run has its own.
@@ -206,11 +208,11 @@ def _groups(runs: Sequence[RunFiles]) -> tuple[list[SeedGroup], list[str]]:
     share = 1 < len(members) < len(runs)
     places = {run: number if share else run for number, group in enumerate(members) for run in group}
     colours = [COLOURS[places[run] % len(COLOURS)] for run in range(len(runs))]
-    return [SeedGroup(name, colours[group[0]], group) for name, group in zip(names, members, strict=True)], colours
+    return [tables.SeedGroup(name, colours[each[0]], each) for name, each in zip(names, members, strict=True)], colours
 
 
-def _settings(runs: Sequence[RunFiles]) -> TextTable:
+def _settings(runs: Sequence[tables.RunFiles]) -> tables.TextTable:
     titles = tuple(run.name for run in runs) if len(runs) > 1 else ("default", "this run")
     settings = tables.differences(runs) if len(runs) > 1 else tables.changes(runs[0])
-    rows = [tuple(map(Cell, (key, *values))) for key, values in settings.items()]
-    return TextTable(("setting", *titles), rows, texts=1 + len(titles))
+    rows = [tuple(map(tables.Cell, (key, *values))) for key, values in settings.items()]
+    return tables.TextTable(("setting", *titles), rows, texts=1 + len(titles))

@@ -22,8 +22,8 @@ from jaxddp.config import Config
 from jaxddp.config.goal import VAL, VAL_EMA, Goal
 from jaxddp.config.values import flatten
 from jaxddp.core.duration import Duration
-from jaxddp.core.errors import InputError, duration, figure
-from jaxddp.recipe.file import RUN_ID
+from jaxddp.core.errors import InputError, counted, duration, figure
+from jaxddp.recipe.file import REFERENCE_FILE, RUN_ID, Reference
 from jaxddp.recipe.sources import CONFIG_FILE
 from jaxddp.training.checkpoints.integrity import CHECKPOINTS, VALIDATION_FILE, ValidationFile
 from jaxddp.training.events import Columns, Series
@@ -66,6 +66,7 @@ class RunFiles:
             the run ended without a result, and "unknown" if the file system does not show whether the run is active.
         goal: the metric by which the run compares its validations, and its direction.
         faults: a line for each missing or damaged file, whose content is omitted.
+        reference: the published result of the run's recipe.
     """
 
     directory: Path
@@ -76,6 +77,7 @@ class RunFiles:
     status: str
     faults: tuple[str, ...] = ()
     goal: Goal = field(default_factory=Goal)
+    reference: Reference | None = None
 
     @property
     def batch_size(self) -> int | None:
@@ -227,6 +229,9 @@ def _read(directory: Path, name: str) -> RunFiles:
     if status != "running" and isinstance(saved, str):
         status = saved
     goal = validations.goal if validations else Goal()
+    with suppress(InputError, TypeError):
+        reference = Reference(**json_object(directory / REFERENCE_FILE)[0])
+        return RunFiles(directory, name, flatten(config), columns, result, status, tuple(faults), goal, reference)
     return RunFiles(directory, name, flatten(config), columns, result, status, tuple(faults), goal)
 
 
@@ -444,11 +449,73 @@ class SeedGroup(NamedTuple):
     members: tuple[int, ...]
 
 
-def spread(values: Sequence[float]) -> list[float]:
-    """Return mean, standard deviation (ddof 1; NaN for one value), minimum and maximum of at least one finite value."""
-    array = np.array(values, np.float64)
-    std = array.std(ddof=1) if len(array) > 1 else math.nan
-    return [*map(float, (array.mean(), std, array.min(), array.max()))]
+class Estimate(NamedTuple):
+    """The mean of a metric over runs.
+
+    Attributes:
+        deviation: the standard deviation over the runs (ddof 1); NaN if it is unknown.
+        images: the number of validation images of a run; 0 if it is unknown.
+    """
+
+    metric: str
+    mean: float
+    deviation: float = math.nan
+    runs: int = 1
+    images: int = 0
+
+    @classmethod
+    def of(cls, metric: str, values: Sequence[float], images: float = 0) -> "Estimate":
+        """Return the mean over at least one finite value."""
+        deviation = float(np.std(values, ddof=1)) if len(values) > 1 else math.nan
+        return cls(metric, float(np.mean(values)), deviation, len(values), int(images))
+
+    @property
+    def error(self) -> float:
+        """The standard error of the mean: over the runs, or of a share of the images for a single run; else NaN."""
+        if math.isnan(self.deviation) and self.images and is_share(self.metric):
+            return math.sqrt(self.mean * (1 - self.mean) / self.images)
+        return self.deviation / math.sqrt(self.runs)
+
+    def __str__(self) -> str:
+        """Return "98.33 ± 0.29%", or "98.33%" if the standard error is unknown."""
+        mean, error = number(self.metric, self.mean), number(self.metric, self.error)
+        return mean if error == NOTHING else f"{mean.removesuffix('%')} ± {error}"
+
+    def minus(self, other: "Estimate") -> str:
+        """Describe the difference from another estimate, and whether it is more than two standard errors."""
+        between = Estimate(self.metric, self.mean - other.mean, math.hypot(self.error, other.error))
+        size = "more than" if abs(between.mean) > 2 * between.error else "not more than"
+        size = f"{size} two standard errors" if between.error > 0 else "whose standard error is unknown"
+        return f"a difference of {str(between).replace('%', ' points')}, {size}"
+
+
+def comparisons(runs: Sequence[RunFiles], groups: Sequence[SeedGroup]) -> list[str]:
+    """Return sentences about the last validations of groups of runs that are done.
+
+    There is one for each published result, which is compared with the best group of its recipe, and one for the two
+    best groups.
+    """
+    ends, lines = list[tuple[Estimate, str, RunFiles]](), list[str]()
+    for name, _, members in groups:
+        done = [runs[member] for member in members]
+        if done and all((metric := done[0].goal.metric) in run.metrics for run in done):
+            values = [float(run.validations[metric][-1]) for run in done]
+            end = Estimate.of(metric, values, done[0].validations.get("count", [0])[-1])
+            text = f"{name if len(groups) > 1 else 'here'} {end} ({counted(end.runs, 'run')}, {end.images:,} images)"
+            ends += [(end, text, done[0])] if math.isfinite(end.mean) else []
+    ends.sort(key=lambda end: end[0].mean if end[2].goal.lowest else -end[0].mean)
+    for reference in dict.fromkeys(run.reference for run in runs if run.reference):
+        stated = "" if reference.deviation else ", which states no spread"
+        line = f"Published: {reference.metric} {reference} after {reference.at}, {reference.source}{stated}"
+        published = Estimate(reference.metric, reference.value, reference.deviation or 0, reference.runs or 1)
+        own = [end for end in ends if end[2].reference == reference and end[0].metric.split()[-1] == reference.metric]
+        for end, text, run in own[:1]:
+            line += f"; {text} after {run.validations['epoch'][-1]:.3g} epochs, {end.minus(published)}"
+        lines.append(f"{line}.")
+    if len(ends) > 1 and ends[0][0].metric == ends[1][0].metric:
+        (best, text, _), (second, other, _) = ends[:2]
+        lines.append(f"The two best recipes, {best.metric}: {text}, and {other}, {best.minus(second)}.")
+    return lines
 
 
 class MeanCurve(NamedTuple):
@@ -482,13 +549,14 @@ def mean_curve(runs: Sequence[RunFiles], metric: str) -> MeanCurve | None:
 
 def seed_table(runs: Sequence[RunFiles], groups: Sequence[SeedGroup]) -> TextTable:
     """Return a table of the spread of each metric in each group, at each run's best and at its last validation."""
-    titles = ("runs", "metric", "validation", "n", "mean", "standard deviation", "minimum", "maximum")
+    titles = ("runs", "metric", "validation", "n", "mean ± standard error", "standard deviation", "minimum", "maximum")
     rows = []
     metrics = dict.fromkeys(name for run in runs for name in run.metrics)
     for metric, moment, group in itertools.product(metrics, ("best", "last"), groups):
         measured = [(runs[n].validations[metric], runs[n].best) for n in group.members if metric in runs[n].metrics]
         values = [float(column[best.row if moment == "best" else -1]) for column, best in measured if best]
         if finite := [value for value in values if math.isfinite(value)]:
-            numbers = (number(metric, value) for value in spread(finite))
+            over_runs = Estimate.of(metric, finite)
+            numbers = (str(over_runs), *(number(metric, f) for f in (over_runs.deviation, min(finite), max(finite))))
             rows.append((Cell(group.name, group.colour), *map(Cell, (metric, moment, str(len(finite)), *numbers))))
     return TextTable(titles, rows, texts=3)

@@ -18,7 +18,7 @@ import numpy as np
 from jaxddp.core import files
 from jaxddp.core.errors import InputError, Option, as_text, duration, show
 from jaxddp.reports.compose import write_report
-from jaxddp.reports.tables import NOTHING, Best, RunFiles, is_run, json_object, number, read_runs, seed_groups, spread
+from jaxddp.reports.tables import NOTHING, Best, Estimate, RunFiles, is_run, json_object, number, read_runs, seed_groups
 from jaxddp.sweeps.trials import Trial, short_names
 from jaxddp.training.listeners.jsonl import RESULT
 from jaxddp.workdir.lock import is_locked
@@ -176,10 +176,10 @@ def seed_table(results: Sequence[TrialResult]) -> tuple[list[str], list[list[str
         return None
     keys, rows = [key for key in _keys([each for each, *_ in done]) if key != _SEED], list[tuple[float, list[str]]]()
     for group in together.values():
-        (first, best), (mean, std, *_) = group[0], spread([best.value for _, best in group])
+        (first, best), over_seeds = group[0], Estimate.of(group[0][1].metric, [best.value for _, best in group])
         values = [first.trial.values.get(key, NOTHING) for key in keys]
-        measured = [f"{best.metric} {number(best.metric, mean)}", number(best.metric, std)]
-        rows.append((best._replace(value=mean).rank, [*values, str(len(group)), *measured]))
+        measured = [f"{best.metric} {over_seeds}", number(best.metric, over_seeds.deviation)]
+        rows.append((best._replace(value=over_seeds.mean).rank, [*values, str(len(group)), *measured]))
     titles = [*short_names(keys).values(), "seeds", "mean best val", "standard deviation"]
     return titles, [row for _, row in sorted(rows, key=lambda row: row[0])]
 

@@ -24,14 +24,14 @@ from jaxddp.config.data_section import IMAGE_KEYS
 from jaxddp.config.goal import VAL
 from jaxddp.config.registry import NAMES, effective_settings, needs
 from jaxddp.config.tree import NETWORK_KEYS, LossConfig
-from jaxddp.config.values import flatten, nested
+from jaxddp.config.values import flatten, nested, plain
 from jaxddp.core.errors import InputError, Key, Option, figure
 from jaxddp.core.peers import ALONE, Peers
 from jaxddp.data.manifest import find_manifest
 from jaxddp.data.opening import TRAIN
 from jaxddp.data.storage import root
 from jaxddp.data.storage.root import is_address
-from jaxddp.recipe.file import COPY_FOLDER, RUN_ID, RecipeFile
+from jaxddp.recipe.file import COPY_FOLDER, REFERENCE_FILE, RUN_ID, RecipeFile
 from jaxddp.recipe.sources import CONFIG_FILE
 from jaxddp.training.listeners.jsonl import RESULT
 from jaxddp.training.progress import format_metrics
@@ -74,7 +74,7 @@ class Claim:
 
 
 def claim(directory: Path, claimed: Claim, peers: Peers = ALONE, *, resuming: bool) -> tuple[dict[str, Any], bool]:
-    """Write config.json and a copy of the recipe's files. On resume, first compare both with the saved files.
+    """Write config.json, a copy of the recipe's files, and its reference. On resume, first compare the first two.
 
     A new run gets an id, which it keeps. The paths of the data may change. A change is logged, because the fingerprints
     of the data cover the names and labels of image files but not the images.
@@ -101,6 +101,10 @@ def claim(directory: Path, claimed: Claim, peers: Peers = ALONE, *, resuming: bo
                 for name, content in contents.items():
                     (folder / name).parent.mkdir(parents=True, exist_ok=True)
                     files.replace(folder / name, content)
+            if (reference := claimed.recipe.reference) is not None:
+                files.replace(directory / REFERENCE_FILE, (json.dumps(plain(reference), indent=2) + "\n").encode())
+            elif not claimed.recipe.is_run:
+                (directory / REFERENCE_FILE).unlink(missing_ok=True)
         files.replace(directory / CONFIG_FILE, (json.dumps(record, indent=2) + "\n").encode())
     return record, same
 

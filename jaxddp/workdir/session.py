@@ -27,7 +27,7 @@ from jaxddp.core.phases import COMMIT, progress
 from jaxddp.core.process_exit import end_now
 from jaxddp.job.membership import stop_on_sigterm
 from jaxddp.measure.profile import FOLDER
-from jaxddp.recipe.file import COPY_FOLDER
+from jaxddp.recipe.file import COPY_FOLDER, REFERENCE_FILE
 from jaxddp.recipe.sources import CONFIG_FILE
 from jaxddp.setup.measured_shares import SHARES_FILE
 from jaxddp.training.checkpoints.manager import UNFINISHED_SUFFIX, Checkpoints
@@ -39,6 +39,7 @@ from jaxddp.workdir.signature import SIGNATURE_FILE
 Resume = Literal["auto", "never", "must"]
 _SHARED_SECONDS = 5
 _INITIAL_FILES = frozenset((integrity.CHECKPOINTS, CONFIG_FILE, COPY_FOLDER, LOCK_FILE, SHARES_FILE, SIGNATURE_FILE))
+_INITIAL_FILES |= {REFERENCE_FILE}
 """The files of a work directory before anything is logged or saved."""
 _log = logging.getLogger("jaxddp.experiment")
 
