@@ -15,9 +15,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import timm
+import torch
 import torchvision
 
 OUT = Path(__file__).parent.parent / "jaxddp/weights/published.csv"
+IMAGENET = 1000
 COLUMNS = ("name", "network", "image_size", "resize", "eval_crop", "interpolation", "mean", "std")
 COLUMNS += ("top1", "parameters", "file")
 FAMILIES: dict[str, tuple[str | None, tuple[str, ...]]] = {
@@ -27,11 +29,18 @@ FAMILIES: dict[str, tuple[str | None, tuple[str, ...]]] = {
     "resnet101": ("resnet101", ("resnet101",)),
     "resnet152": ("resnet152", ("resnet152",)),
     "vit_ti16": (None, ("vit_tiny_patch16_224", "vit_tiny_patch16_384", "deit_tiny_patch16_224")),
+    "vit_s8": (None, ("vit_small_patch8_224",)),
     "vit_s16": (None, ("vit_small_patch16_224", "vit_small_patch16_384", "deit_small_patch16_224")),
+    "vit_s32": (None, ("vit_small_patch32_224", "vit_small_patch32_384")),
+    "vit_b8": (None, ("vit_base_patch8_224",)),
     "vit_b16": (
         "vit_b_16",
         ("vit_base_patch16_224", "vit_base_patch16_384", "deit_base_patch16_224", "deit_base_patch16_384"),
     ),
+    "vit_b32": ("vit_b_32", ("vit_base_patch32_224", "vit_base_patch32_384")),
+    "vit_l16": ("vit_l_16", ("vit_large_patch16_224", "vit_large_patch16_384")),
+    "vit_l32": ("vit_l_32", ("vit_large_patch32_224", "vit_large_patch32_384")),
+    "vit_h14": ("vit_h_14", ("vit_huge_patch14_224",)),
     "convnext_tiny": ("convnext_tiny", ("convnext_tiny",)),
     "convnext_small": ("convnext_small", ("convnext_small",)),
     "resnext50_32x4d": ("resnext50_32x4d", ("resnext50_32x4d",)),
@@ -66,18 +75,31 @@ def of_torchvision(network: str, builder: str) -> Iterator[tuple]:
 
 
 def of_timm(network: str, builder: str, results: dict[tuple[str, int], dict[str, str]]) -> Iterator[tuple]:
-    """Yield a row for each weights of a network of timm with an accuracy at its image size, the default first."""
+    """Yield a row for each weights of a network of timm, the default first.
+
+    Weights for ImageNet's classes need an accuracy at their image size. Others have none: without a head, or with a
+    head of other classes.
+    """
     default = timm.models.get_pretrained_cfg(builder).tag
     names = [name for name in timm.list_pretrained(f"{builder}.*") if name.startswith(f"{builder}.")]
     for name in sorted(names, key=lambda name: (name != f"{builder}.{default}", name)):
         config = timm.models.get_pretrained_cfg(name)
         size = config.input_size[-1]
-        if (row := results.get((name, size))) is None or config.hf_hub_id != f"timm/{name}":
-            print(f"{name}: no accuracy for images of {size} pixels", file=sys.stderr)
+        row = results.get((name, size))
+        if (row is None and config.num_classes == IMAGENET) or not config.hf_hub_id.startswith("timm/"):
+            print(f"{name}: no accuracy for images of {size} pixels, or not in timm's repositories", file=sys.stderr)
             continue
-        resize = math.floor(size / float(row["crop_pct"]))
+        resize = math.floor(size / float(row["crop_pct"] if row else config.crop_pct))
         pixels = (size, resize, config.crop_mode, config.interpolation, numbers(config.mean), numbers(config.std))
-        yield (f"timm/{name}", network, *pixels, float(row["top1"]), float(row["param_count"]), "")
+        parameters = float(row["param_count"]) if row else parameter_count(name, config.num_classes)
+        yield (config.hf_hub_id, network, *pixels, float(row["top1"]) if row else "", parameters, "")
+
+
+def parameter_count(name: str, num_classes: int) -> float:
+    """Return the number of parameters of a network of timm in millions."""
+    with torch.device("meta"):
+        model = timm.create_model(name, num_classes=num_classes)
+    return round(sum(array.numel() for array in model.parameters()) / 1e6, 2)
 
 
 def numbers(values: list[float] | tuple[float, ...]) -> str:
@@ -92,7 +114,8 @@ def main(results_file: str) -> None:
     rows = []
     for network, (builder, timm_builders) in FAMILIES.items():
         rows += of_torchvision(network, builder) if builder else []
-        rows += [row for name in timm_builders for row in of_timm(network, name, results)]
+        listed = {row[0] for row in rows}
+        rows += [row for name in timm_builders for row in of_timm(network, name, results) if row[0] not in listed]
     with OUT.open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(COLUMNS)

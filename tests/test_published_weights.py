@@ -10,7 +10,6 @@ import os
 import subprocess
 import sys
 import time
-from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -78,13 +77,13 @@ def test_the_list_names_networks_and_each_name_once():
     assert len({entry.name for entry in listed}) == len(listed) > 80
     for entry in listed:
         MODELS.check(entry.network)
-        assert 50 < entry.top1 < 95 and entry.resize >= entry.image_size >= 160, entry
+        assert entry.top1 is None or 50 < entry.top1 < 95, entry
+        assert entry.resize >= entry.image_size >= 160 and bool(entry.file) <= bool(entry.top1), entry
         assert len(entry.mean) == len(entry.std) == 3, entry
         assert bool(entry.file) == entry.name.startswith("torchvision/"), entry
         assert not entry.file or (len(entry.digest) == 8 and int(entry.digest, 16)), entry
-    kinds = Counter((entry.interpolation, entry.eval_crop) for entry in listed)
-    # Counted in the metadata of torchvision 0.29.1 and timm 1.0.31.
-    assert kinds == {("bilinear", "center"): 61, ("bicubic", "center"): 82, ("bicubic", "squash"): 4}
+    kinds = {(entry.interpolation, entry.eval_crop) for entry in listed}
+    assert kinds == {("bilinear", "center"), ("bicubic", "center"), ("bicubic", "squash")}
 
 
 @pytest.mark.parametrize(

@@ -80,5 +80,5 @@ def _list(part: str) -> None:
     rows = []
     for one in chosen:
         figures = str(one.image_size), f"{one.parameters:g} M", f"{one.megabytes:.0f} MB"
-        rows.append((one.name, one.network, f"{one.top1:.2f}%", *figures))
+        rows.append((one.name, one.network, "no head" if one.top1 is None else f"{one.top1:.2f}%", *figures))
     print_table(("weights", "network", "top-1", "pixels", "parameters", "size"), rows)

@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
 
 import jaxddp.config.values as values_of_config
 from jaxddp.config.values import flatten, keys_of, nested, plain, replaced
-from jaxddp.core.errors import InputError, Key, Words, choices, joined
+from jaxddp.core.errors import InputError, Key, Words, choices, joined, some
 
 T = TypeVar("T")
 
@@ -289,7 +289,7 @@ def check_read(config: Any, hooks: Collection[str] = (), advise: Callable[[Seque
         why: Words = " has no effect without ", f"{' or '.join(need.values)} in " if need.values else "", Key(need.key)
         if need.key in NAMES:
             name = attrgetter(need.key)(config)
-            why = " is read by ", Key(need.key), f"={', '.join(need.values)}, and not by {name}"
+            why = " is read by ", Key(need.key), f"={some(need.values, 8)}, and not by {name}"
         problems[key] = Key(key, plain(attrgetter(key)(config))), why
     if problems:
         advice = advise([*problems]) if advise else f"leave {'it' if len(problems) == 1 else 'them'} out"

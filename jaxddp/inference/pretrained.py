@@ -40,7 +40,7 @@ from jaxddp.setup.resources import ImageShape, TrainingData, join_and_resolve, o
 from jaxddp.setup.user_objects import ObjectSource, objects_of_arguments, objects_of_hooks
 from jaxddp.weights.foreign import Foreign, in_terms_of, renamed
 from jaxddp.weights.match import Shapes, from_published
-from jaxddp.weights.places import has_library, local_weights
+from jaxddp.weights.places import find_published, has_library, local_weights
 from jaxddp.weights.state_dict import read
 from jaxddp.workdir.signature import Signature
 
@@ -100,14 +100,17 @@ def network_of_weights(
     data, in_memory = config.data.of_evaluation, source is not None and source.pixel_shape is not None
     shape = (data.image_size, data.image_size, data.channels) if source is None else source.image_shape(data)
     dtype = np.dtype(f"uint{data.bits}") if source is None else np.dtype(image_dtype(source, data))
-    path = None
+    path, published = None, config.model.weights is not None and has_library(config.model.weights)
+    if needs_head and published and find_published(config.model.weights).top1 is None:
+        problem, advice = ": these weights have no head for classes", "train one, or take `jaxddp features` of images"
+        raise InputError(Key("model.weights", config.model.weights), problem, advice=advice)
     if config.model.weights is not None:
         with doing(f"reading weights from {config.model.weights}"):
             path = local_weights(config.model.weights, offline=config.model.offline)
     own = ClassList.of(source) if source is not None and measures else None
     stated = None if path is None else signature_of_weights(path)
     known = None if stated is None else ClassList.of(stated)
-    if config.model.weights is not None and has_library(config.model.weights):
+    if published:
         known = imagenet_classes()
     guess = len(known.ids if known else own.ids if own else ()) or IMAGENET
     target = _target(file, config, user_object, shape, guess)

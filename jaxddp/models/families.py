@@ -137,7 +137,7 @@ class SwinSettings:
         return Swin(STAGE_SIZES[config.model.name], num_classes, drop_path=self.drop_path, **_common(config))
 
 
-@MODELS.add("vit_ti16", "vit_s16", "vit_b16")
+@MODELS.add(*(f"vit_{size}" for size in ("ti16", "s8", "s16", "s32", "b8", "b16", "b32", "l16", "l32", "h14")))
 @dataclass(frozen=True)
 class ViTSettings:
     """Vision Transformers; see `jaxddp.models.vit`."""

@@ -1,9 +1,9 @@
-"""Vision transformers for image classification: ViT-Ti/16, S/16 and B/16, in Flax Linen.
+"""Vision transformers for image classification: ViT-Ti to ViT-H with patches of 8 to 32 pixels, in Flax Linen.
 
-Sources: Dosovitskiy et al. 2020, "An image is worth 16x16 words" (arXiv:2010.11929), for B/16; Touvron et al. 2020,
-"Training data-efficient image transformers" (arXiv:2012.12877), for Ti/16 and S/16 and for stochastic depth in both
-branches of a block. Parameters, initial distributions and logits equal those of timm's `vit_tiny_patch16_224`,
-`vit_small_patch16_224` and `vit_base_patch16_224`, except that the bias of the patch embedding starts at zero.
+Sources: Dosovitskiy et al. 2020, "An image is worth 16x16 words" (arXiv:2010.11929), for B, L and H; Touvron et al.
+2020, "Training data-efficient image transformers" (arXiv:2012.12877), for Ti and S and for stochastic depth in both
+branches of a block. Parameters, initial distributions and logits equal those of timm's networks, such as
+`vit_base_patch16_224` for `vit_b16`, except that the bias of the patch embedding starts at zero.
 """
 
 from dataclasses import dataclass
@@ -28,7 +28,16 @@ class ViTSize:
     """The side of a patch in pixels."""
 
 
-SIZES = {"vit_ti16": ViTSize(192, 3), "vit_s16": ViTSize(384, 6), "vit_b16": ViTSize(768, 12)}
+_TI, _S, _B, _L, _H = (192, 3), (384, 6), (768, 12), (1024, 16, 24), (1280, 16, 32)
+"""The width, the heads and the blocks (12 if not given) of each size."""
+
+SIZES = {
+    "vit_ti16": ViTSize(*_TI),
+    **{f"vit_s{patch}": ViTSize(*_S, patch=patch) for patch in (8, 16, 32)},
+    **{f"vit_b{patch}": ViTSize(*_B, patch=patch) for patch in (8, 16, 32)},
+    **{f"vit_l{patch}": ViTSize(*_L, patch=patch) for patch in (16, 32)},
+    "vit_h14": ViTSize(*_H, patch=14),
+}
 
 TIMM = naming(("patch_embed", "patch_embed.proj"), (r"blocks_(\d+)", r"blocks.\1"))
 TORCHVISION = naming(

@@ -2,7 +2,7 @@
 
 `published.csv` has a line for each of the weights that torchvision and timm publish for the networks of jaxddp.
 `python benchmarks/published_weights.py` writes it. The accuracies are those that torchvision and timm publish, for
-ImageNet's validation images of this size.
+ImageNet's validation images of this size. Weights without an accuracy have no head for ImageNet's classes.
 """
 
 import csv
@@ -122,7 +122,7 @@ class PublishedWeights:
         image_size: pixels of a side of the images that the network was trained for.
         resize, eval_crop, interpolation: the values of the keys of `data` in evaluation.
         mean, std: the normalization of pixels between 0 and 1.
-        top1: the published accuracy, percent.
+        top1: the published accuracy, percent; None for weights without a head for ImageNet's classes.
         parameters: the number of parameters, in millions.
         file: the name of torchvision's file, which ends with the first 8 hex digits of its SHA-256; empty for timm.
     """
@@ -135,7 +135,7 @@ class PublishedWeights:
     interpolation: str
     mean: tuple[float, ...]
     std: tuple[float, ...]
-    top1: float
+    top1: float | None
     parameters: float
     file: str
 
@@ -164,7 +164,12 @@ def has_library(text: str) -> bool:
 @cache
 def published_weights() -> tuple[PublishedWeights, ...]:
     """Return the list. The default weights of a function come before its other weights."""
-    kinds: dict[str, Any] = {"mean": _numbers, "std": _numbers, "top1": float, "parameters": float}
+    kinds: dict[str, Any] = {
+        "mean": _numbers,
+        "std": _numbers,
+        "top1": lambda text: float(text) if text else None,
+        "parameters": float,
+    }
     kinds |= {"image_size": int, "resize": int}
     with _LIST.open(encoding="utf-8", newline="") as file:
         rows = [{key: kinds.get(key, str)(text) for key, text in row.items()} for row in csv.DictReader(file)]

@@ -43,8 +43,8 @@ def make_shallow(monkeypatch: pytest.MonkeyPatch, stages: tuple[int, ...] = (1,)
     """Make every network that a config can name shallow, so that it compiles fast. `stages` are a ResNet's blocks."""
     for name, architecture in resnet.ARCHITECTURES.items():
         monkeypatch.setitem(resnet.ARCHITECTURES, name, dataclasses.replace(architecture, stage_sizes=stages))
-    for name in vit.SIZES:
-        monkeypatch.setitem(vit.SIZES, name, vit.ViTSize(16, 2, blocks=2))
+    for name, size in vit.SIZES.items():
+        monkeypatch.setitem(vit.SIZES, name, dataclasses.replace(size, width=16, heads=2, blocks=2, patch=16))
     for sizes in (convnext.STAGE_SIZES, swin.STAGE_SIZES):
         for name in sizes:
             monkeypatch.setitem(sizes, name, (1, 0, 0, 0))

@@ -47,8 +47,13 @@ NETWORKS = {
     "swin_s": ("torchvision", "swin_s", (ODD,)),
     "timm_swin_t": ("timm", "swin_tiny_patch4_window7_224", ("224x224",)),
     "small_swin": ("torchvision", "small_swin", (ODD, "29x60")),
+    **{
+        name: ("timm", f"vit_{size}_224", ())
+        for name, size in (("vit_l16", "large_patch16"), ("vit_h14", "huge_patch14"))
+    },
 }
-"""The library, the network's name in it or in `BUILT`, and the sizes of the images."""
+"""The library, the network's name in it or in `BUILT`, and the sizes of the images. A network without sizes gets no
+memory: only the names and shapes of its arrays are written."""
 GRIDS = (("4x4", "6x7"), ("7x7", "3x5"), ("2x3", "4x4"), ("14x14", "16x16"))
 """Pairs of grids of position embeddings."""
 BUILT = {
@@ -60,11 +65,12 @@ BUILT = {
 
 
 def network(name: str) -> torch.nn.Module:
-    library, published, _ = NETWORKS[name]
-    if library == "timm":
-        return timm.create_model(published, num_classes=CLASSES).double().eval()
-    create = BUILT.get(published) or functools.partial(torchvision.models.get_model, published)
-    return create(num_classes=CLASSES).double().eval()
+    library, published, sizes = NETWORKS[name]
+    create = BUILT.get(published) or functools.partial(
+        timm.create_model if library == "timm" else torchvision.models.get_model, published
+    )
+    with torch.device("cpu" if sizes else "meta"):
+        return create(num_classes=CLASSES).double().eval()
 
 
 def formula(module: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -93,7 +99,8 @@ def main(arguments: list[str]) -> None:
             if name in results:
                 continue
             module = network(name)
-            module.load_state_dict(formula(module))
+            if sizes:
+                module.load_state_dict(formula(module))
             shapes = {
                 key: tuple(value.shape) for key, value in module.state_dict().items() if value.is_floating_point()
             }
@@ -103,7 +110,7 @@ def main(arguments: list[str]) -> None:
                 "digest": digest(shapes),
                 "logits": {size: logits(module, size) for size in sizes},
             }
-            print(name, len(shapes), results[name]["logits"][sizes[0]][:3])
+            print(name, len(shapes), {size: logits[:3] for size, logits in results[name]["logits"].items()})
         GOLDEN.write_text(json.dumps(results, indent=1) + "\n")
         interpolated = {f"{old} to {new}": interpolate(old, new) for old, new in GRIDS}
         POSITIONS.write_text(json.dumps(interpolated) + "\n")
