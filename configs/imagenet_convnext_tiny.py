@@ -44,7 +44,7 @@ def get_config() -> Config:
         optimizer={
             "name": "adamw",
             "learning_rate": 4e-3,
-            "warmup": "6.67%",
+            "warmup": "20/3%",
             "end_factor": 2.5e-4,
             "weight_decay": 0.05,
         },

@@ -29,6 +29,12 @@ def get_config() -> Config:
         },
         model={"blur_pool": True, "zero_init_last_scale": False},
         train={"batch_size": 4096, "duration": "16 epochs"},
-        optimizer={"learning_rate": 1.7, "nesterov": False, "schedule": "linear", "warmup": "2 epochs"},
+        optimizer={
+            "learning_rate": 1.7,
+            "nesterov": False,
+            "schedule": "linear",
+            "warmup": "2 epochs",
+            "warmup_start": 1e-4,
+        },
         eval={"views": "mirror"},
     )

@@ -3,8 +3,8 @@
     jaxddp train imagenet_resnet50_goyal --data.path /data/imagenet
 
 The learning rate of 0.1 is for a batch of 256 and scales with the batch: `--train.batch-size 1024` trains with 0.4.
-Every 32 images are normalized together, as on each GPU of the source, on any number of devices. Unlike this recipe, the
-source's warmup begins at 0.1. `imagenet_resnet50` is a variant with a batch of 256, a cosine schedule and label
+Every 32 images are normalized together, as on each GPU of the source, on any number of devices. The warmup begins at
+0.1. `imagenet_resnet50` is a variant with a batch of 256, a cosine schedule and label
 smoothing.
 
 This recipe has been run for single steps only.
@@ -23,5 +23,6 @@ def get_config() -> Config:
             "reference_batch": 256,
             "schedule": "step",
             "warmup": "5 epochs",
+            "warmup_start": 256 / 8192,
         },
     )

@@ -1,11 +1,12 @@
-"""ResNet-50 on ImageNet in 32.4 epochs: the mild recipe of Mosaic's ResNet (2022), at a scale of 0.36.
+"""ResNet-50 on ImageNet in 32 epochs: the mild recipe of Mosaic's ResNet (2022), at a scale of 0.36.
 
     jaxddp train imagenet_resnet50_mild --data.path /data/imagenet
 
 The source is github.com/mosaicml/examples, blogs/resnet/recipes/resnet50_mild.yaml: binary cross-entropy, summed over
 the classes, with a head that starts at equal probabilities, BlurPool, averaged weights, images that grow from 88 to 176
-pixels and are evaluated at 224, and decoupled weight decay of all parameters. Its schedule for 90 epochs is shortened
-to the duration. Unlike this recipe, the source also blurs at the max-pool, and resizes crops of 176 pixels.
+pixels and are evaluated at 224, and decoupled weight decay of all parameters. The scale shortens its 90 epochs to 32,
+but not its warmup (`scale_warmup` of github.com/mosaicml/composer). Unlike this recipe, the source also blurs at the
+max-pool, and resizes crops of 176 pixels.
 
 The source published 75 to 78.1% top-1 for 16 to 60 epochs (mosaicml.com/blog/mosaic-resnet-deep-dive). This recipe has
 not been run.
@@ -40,7 +41,7 @@ def get_config() -> Config:
         model={"blur_pool": True, "zero_init_last_scale": False},
         train={
             "batch_size": 2048,
-            "duration": "32.4 epochs",
+            "duration": "32 epochs",
             "label_smoothing": 0.08,
             "ema": 0.5 ** (1 / HALF_LIFE),
             "ema_every": 20,
@@ -50,8 +51,7 @@ def get_config() -> Config:
             "learning_rate": 2.048,
             "momentum": 0.875,
             "nesterov": False,
-            # 8 of 90 epochs.
-            "warmup": "8.89%",
+            "warmup": "8 epochs",
             "weight_decay": 5e-4,
         },
     )

@@ -3,8 +3,9 @@
     jaxddp train imagenet_swin_t --data.path /data/imagenet
 
 The warmup takes 20 epochs. The norm at which gradients are clipped is that of the source's code
-(github.com/microsoft/Swin-Transformer), like the final learning rate of 1e-5. Unlike this recipe, the cosine of the
-source begins before the warmup, so it goes on from 0.989 of the peak.
+(github.com/microsoft/Swin-Transformer), like the first and the final learning rate, 1e-6 and 1e-5. The cosine begins
+after the warmup, as in that code since 2022; for the published accuracy it began before, so it went on from 0.989 of
+the peak.
 
 The operations, probabilities and areas of the augmentation are those of timm's "rand-m9-mstd0.5-inc1" and erasing mode
 "pixel", which the source uses. timm's warps interpolate bicubically and fill with the mean color; here they take the
@@ -39,7 +40,8 @@ def get_config() -> Config:
         optimizer={
             "name": "adamw",
             "learning_rate": 1e-3,
-            "warmup": "6.67%",
+            "warmup": "20/3%",
+            "warmup_start": 1e-3,
             "end_factor": 0.01,
             "weight_decay": 0.05,
             "clip_norm": 5.0,

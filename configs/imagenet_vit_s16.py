@@ -32,5 +32,5 @@ def get_config() -> Config:
         },
         model={"name": "vit_s16"},
         train={"batch_size": 1024},
-        optimizer={"name": "adamw", "learning_rate": 1e-3, "warmup": "9%", "weight_decay": 0.1, "clip_norm": 1.0},
+        optimizer={"name": "adamw", "learning_rate": 1e-3, "warmup": "8.88%", "weight_decay": 0.1, "clip_norm": 1.0},
     )

@@ -14,7 +14,7 @@ from flax import nnx, traverse_util
 from support.data import CLASSES, random_table
 from support.optimizers import config_of, make_optimizer, parameters, rates
 
-from jaxddp.config import Config, DataConfig, load
+from jaxddp.config import Config, DataConfig
 from jaxddp.config.registry import MODELS, OPTIMIZERS
 from jaxddp.core.errors import InputError
 from jaxddp.kernels import BY_NAME, Kernel, Kernels
@@ -38,22 +38,6 @@ def float64():
 
 
 # --- Schedules ---
-
-
-@pytest.mark.parametrize(
-    ("recipe", "end", "clip"),
-    [
-        ("imagenet_swin_t", 1e-5, 5.0),
-        ("imagenet_convnext_tiny", 1e-6, None),
-        ("imagenet_resnet50_lars", 1e-4, None),
-        ("imagenet_resnet50_a3", 0.0, 1.0),
-        ("imagenet_vit_s16", 0.0, 1.0),
-    ],
-)
-def test_recipes_end_and_clip_as_in_the_code_of_their_source(recipe, end, clip):
-    config = load(recipe)
-    schedule = make_schedule(config, Steps(1000, 50))
-    assert float(schedule(1000)) == pytest.approx(end, abs=1e-12) and config.optimizer.clip_norm == clip
 
 
 @pytest.mark.slow

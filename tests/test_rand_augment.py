@@ -11,7 +11,7 @@ from PIL import Image, ImageEnhance, ImageOps
 
 from jaxddp.augment.operations import FILL, OPERATIONS, PixelOperation, operate, rows
 from jaxddp.augment.policies import rand_augment, rand_space
-from jaxddp.config import AugmentConfig, load
+from jaxddp.config import AugmentConfig
 
 RNG = np.random.default_rng(0)
 HEIGHT, WIDTH = 21, 32
@@ -163,17 +163,3 @@ def test_draws_with_the_default_settings_do_not_change():
     """The digest is that of the first implementation of RandAugment, which had no table of parameters."""
     results = augmented(jax.random.split(jax.random.key(0), 64), IMAGES["noise"], 2, rand_magnitude=9.0)
     assert hashlib.sha256(results.tobytes()).hexdigest()[:16] == "c3baf86163e34a88"
-
-
-@pytest.mark.parametrize(
-    ("recipe", "magnitude", "erase"),
-    [("imagenet_resnet50_a3", 6.0, 0.0), ("imagenet_swin_t", 9.0, 0.25), ("imagenet_convnext_tiny", 9.0, 0.25)],
-)
-def test_recipes_after_timm_augment_as_timm_does(recipe, magnitude, erase):
-    """The sources give --aa rand-m6-mstd0.5-inc1 or rand-m9-mstd0.5-inc1, and --reprob 0.25 --remode pixel."""
-    data = load(recipe).data
-    augment = data.augment
-    assert (augment.rand_augment, augment.rand_operations, augment.rand_magnitude) == (2, "timm", magnitude)
-    assert (augment.rand_probability, augment.rand_deviation, augment.erase) == (0.5, 0.5, erase)
-    assert not erase or (augment.erase_fill, augment.erase_area) == ("noise", (0.02, 1 / 3))
-    assert (data.interpolation, data.resize) == ("bicubic", 256 if erase else math.floor(224 / 0.95))
