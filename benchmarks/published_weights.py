@@ -41,8 +41,14 @@ FAMILIES: dict[str, tuple[str | None, tuple[str, ...]]] = {
     "vit_l16": ("vit_l_16", ("vit_large_patch16_224", "vit_large_patch16_384")),
     "vit_l32": ("vit_l_32", ("vit_large_patch32_224", "vit_large_patch32_384")),
     "vit_h14": ("vit_h_14", ("vit_huge_patch14_224",)),
-    "convnext_tiny": ("convnext_tiny", ("convnext_tiny",)),
-    "convnext_small": ("convnext_small", ("convnext_small",)),
+    **{name: (name, (name,)) for name in ("convnext_tiny", "convnext_small", "convnext_base", "convnext_large")},
+    **{
+        f"convnext{name}": (None, (f"convnext{name}",))
+        for name in (
+            *("_atto", "_femto", "_pico", "_nano", "_xlarge", "v2_atto", "v2_femto", "v2_pico", "v2_nano", "v2_tiny"),
+            *("v2_base", "v2_large", "v2_huge"),
+        )
+    },
     "resnext50_32x4d": ("resnext50_32x4d", ("resnext50_32x4d",)),
     "resnext101_32x8d": ("resnext101_32x8d", ("resnext101_32x8d",)),
     "wide_resnet50_2": ("wide_resnet50_2", ("wide_resnet50_2",)),

@@ -25,7 +25,7 @@ from jaxddp.engine.ways.reproducible import OrderedGradients, Reproducible
 from jaxddp.engine.ways.way import Way
 from jaxddp.losses import cross_entropy
 from jaxddp.models.adapt import adapt, for_platform
-from jaxddp.models.convnext import ConvNeXt
+from jaxddp.models.convnext import ConvNeXt, ConvNeXtSize
 from jaxddp.models.ops.layers import branch_factors
 from jaxddp.models.swin import Swin
 from jaxddp.models.vit import ViT, ViTSize
@@ -38,7 +38,7 @@ def small_vit(drop_path=0.0, **dtypes):
 
 
 def small_convnext(drop_path=0.0, **dtypes):
-    return ConvNeXt((1, 0, 0, 1), CLASSES, 4, drop_path, **dtypes)
+    return ConvNeXt(ConvNeXtSize((1, 0, 0, 1), 4), CLASSES, drop_path, **dtypes)
 
 
 def small_swin(drop_path=0.0, **dtypes):

@@ -15,7 +15,7 @@ from support.published import CLASSES
 from jaxddp.config import Config
 from jaxddp.config.registry import MODELS
 from jaxddp.core.errors import InputError
-from jaxddp.models.convnext import ConvNeXt
+from jaxddp.models.convnext import ConvNeXt, ConvNeXtSize, ResponseNorm
 from jaxddp.models.ops.layers import gelu
 from jaxddp.models.swin import Swin
 from jaxddp.models.vit import ViT, ViTSize
@@ -113,6 +113,13 @@ def test_gelu_and_its_derivative_are_exact(is_float64):
         np.testing.assert_allclose(gradient, cdf + x * pdf, rtol=0, atol=tolerance)
 
 
+def test_the_gradient_of_a_response_norm_is_finite_for_a_channel_of_zeros():
+    norm, images = ResponseNorm(), jnp.ones((1, 2, 2, 3)).at[..., 1].set(0)
+    params = {"params": {"scale": jnp.ones(3), "bias": jnp.zeros(3)}}
+    gradient = jax.jit(jax.grad(lambda images: norm.apply(params, images).sum()))(images)
+    assert np.isfinite(gradient).all() and np.abs(gradient).min() > 0
+
+
 def test_images_that_do_not_fit_the_position_embeddings_raise_a_one_line_error():
     model = network("vit_ti16")
     variables = jax.eval_shape(model.init, jax.random.key(0), jax.ShapeDtypeStruct((1, 64, 64, 3), jnp.float32))
@@ -146,6 +153,6 @@ def test_images_that_a_network_cannot_take_raise_a_one_line_error(name, side, ex
 
 SMALL = {
     "vit": ViT(ViTSize(192, 3, blocks=2), CLASSES),
-    "convnext": ConvNeXt((1, 0, 0, 0), CLASSES, width=32),
+    "convnext": ConvNeXt(ConvNeXtSize((1, 0, 0, 0), 32), CLASSES),
     "swin": Swin((1, 0, 0, 0), CLASSES),
 }

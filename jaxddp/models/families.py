@@ -111,7 +111,10 @@ class MobileNetSettings:
         return InvertedResidualNetwork(architecture, num_classes, dropout=self.dropout, **_common(config))
 
 
-@MODELS.add("convnext_tiny", "convnext_small")
+@MODELS.add(
+    *(f"convnext_{size}" for size in ("atto", "femto", "pico", "nano", "tiny", "small", "base", "large", "xlarge")),
+    *(f"convnextv2_{size}" for size in ("atto", "femto", "pico", "nano", "tiny", "base", "large", "huge")),
+)
 @dataclass(frozen=True)
 class ConvNeXtSettings:
     """ConvNeXts; see `jaxddp.models.convnext`."""
@@ -119,9 +122,9 @@ class ConvNeXtSettings:
     drop_path: Decay = 0.0
 
     def make(self, config: "Config", num_classes: int) -> Any:
-        from jaxddp.models.convnext import STAGE_SIZES, ConvNeXt
+        from jaxddp.models.convnext import SIZES, ConvNeXt
 
-        return ConvNeXt(STAGE_SIZES[config.model.name], num_classes, drop_path=self.drop_path, **_common(config))
+        return ConvNeXt(SIZES[config.model.name], num_classes, self.drop_path, **_common(config))
 
 
 @MODELS.add("swin_t", "swin_s")

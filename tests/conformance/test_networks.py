@@ -28,6 +28,7 @@ from jaxddp.inference.trained import TrainedRun
 from jaxddp.mesh import Topology
 from jaxddp.models.activations import activation, find_layer, heat_map_layer
 from jaxddp.models.adapt import adapt, for_platform
+from jaxddp.models.convnext import ConvNeXt, ConvNeXtSize
 from jaxddp.models.interface import shapes_of, takes_example_keys
 from jaxddp.models.swin import Swin
 from jaxddp.recipe.sources import config_names
@@ -54,7 +55,7 @@ SLOW_PROGRAMS = ("swin_t", "mobilenet_v3_large")
 """Families whose ONNX programs take seconds to create, even if they are shallow, or resemble another family's."""
 SMALLER = {
     # Its second block is skipped.
-    "convnext_tiny": {"stage_sizes": (1, 1, 0, 0), "width": 8},
+    "convnext_tiny": {"size": ConvNeXtSize((1, 1, 0, 0), 8)},
     # Its second block is shifted and skipped.
     "swin_t": {"stage_sizes": (2, 1), "width": 32},
 }
@@ -165,7 +166,10 @@ NAMED = (
     *("swin_t", "timm_swin_t"),
 )
 """One network for each kind of block and each naming; the others differ only in sizes."""
-BUILT = {"small_swin": Swin((2, 2), CLASSES, width=32)}
+BUILT = {
+    "small_swin": Swin((2, 2), CLASSES, width=32),
+    "small_convnextv2": ConvNeXt(ConvNeXtSize((1, 1, 1, 1), 8, response_norm=True, convolutions=True), CLASSES),
+}
 """Small networks of the class of a larger one, which has a name."""
 
 
@@ -214,6 +218,7 @@ ESSENTIAL = [
     ("vit_ti16", "224x224", "float64"),
     # On images of 29x60 pixels one axis has a single window, which is not shifted.
     *(("small_swin", size, "float64") for size in ("97x131", "29x60")),
+    ("small_convnextv2", "97x131", "float64"),
 ]
 """The smallest network of each kind."""
 # Larger networks, or slow to compile; `test_arrays_have_the_published_names_and_shapes` has their names.

@@ -45,9 +45,10 @@ def make_shallow(monkeypatch: pytest.MonkeyPatch, stages: tuple[int, ...] = (1,)
         monkeypatch.setitem(resnet.ARCHITECTURES, name, dataclasses.replace(architecture, stage_sizes=stages))
     for name, size in vit.SIZES.items():
         monkeypatch.setitem(vit.SIZES, name, dataclasses.replace(size, width=16, heads=2, blocks=2, patch=16))
-    for sizes in (convnext.STAGE_SIZES, swin.STAGE_SIZES):
-        for name in sizes:
-            monkeypatch.setitem(sizes, name, (1, 0, 0, 0))
+    for name in swin.STAGE_SIZES:
+        monkeypatch.setitem(swin.STAGE_SIZES, name, (1, 0, 0, 0))
+    for name, size in convnext.SIZES.items():
+        monkeypatch.setitem(convnext.SIZES, name, dataclasses.replace(size, stages=(1, 0, 0, 0), width=96))
     for name, architecture in regnet.ARCHITECTURES.items():
         monkeypatch.setitem(regnet.ARCHITECTURES, name, dataclasses.replace(architecture, depth=1, initial_width=16))
     for name, architecture in inverted_residual.ARCHITECTURES.items():

@@ -47,6 +47,9 @@ NETWORKS = {
     "swin_s": ("torchvision", "swin_s", (ODD,)),
     "timm_swin_t": ("timm", "swin_tiny_patch4_window7_224", ("224x224",)),
     "small_swin": ("torchvision", "small_swin", (ODD, "29x60")),
+    "convnext_base": ("torchvision", "convnext_base", ()),
+    **{name: ("timm", name, ()) for name in ("convnextv2_nano", "convnextv2_huge")},
+    "small_convnextv2": ("timm", "small_convnextv2", (ODD,)),
     **{
         name: ("timm", f"vit_{size}_224", ())
         for name, size in (("vit_l16", "large_patch16"), ("vit_h14", "huge_patch14"))
@@ -59,9 +62,12 @@ GRIDS = (("4x4", "6x7"), ("7x7", "3x5"), ("2x3", "4x4"), ("14x14", "16x16"))
 BUILT = {
     "small_swin": lambda **settings: torchvision.models.SwinTransformer(
         [4, 4], embed_dim=32, depths=[2, 2], num_heads=[1, 2], window_size=[7, 7], **settings
-    )
+    ),
+    "small_convnextv2": functools.partial(
+        timm.create_model, "convnextv2_nano", depths=(1, 1, 1, 1), dims=(8, 16, 32, 64)
+    ),
 }
-"""Networks that a library's classes can build, but that have no name in it."""
+"""Small networks of a library's classes, which have no name in it."""
 
 
 def network(name: str) -> torch.nn.Module:
