@@ -60,6 +60,7 @@ FAMILIES: dict[str, tuple[str | None, tuple[str, ...]]] = {
         for size in ("400mf", "800mf", "1_6gf", "3_2gf", "8gf", "16gf", "32gf")
     },
     **{name: (name, ()) for name in ("efficientnet_b0", "efficientnet_v2_s", "mobilenet_v3_large")},
+    **{f"efficientnet_lite{size}": (None, (f"tf_efficientnet_lite{size}",)) for size in range(5)},
     "swin_t": ("swin_t", ("swin_tiny_patch4_window7_224",)),
     "swin_s": ("swin_s", ("swin_small_patch4_window7_224",)),
 }

@@ -122,7 +122,7 @@ def main() -> None:
     parser.add_argument("data", type=Path)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--name", default="efficientnet_lite0", help="the network")
-    parser.add_argument("--last", default="block14,block15,last", help="the layers of the last stage, without the head")
+    parser.add_argument("--last", default="stage6.3,stage7,last_conv", help="the layers of the last stage")
     for name, default in (("images", 5000), ("side", 96), ("draws", 3), ("epochs", 8)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS)

@@ -76,7 +76,7 @@ class RegNetSettings:
         return RegNet(ARCHITECTURES[config.model.name], num_classes, **_common(config))
 
 
-@MODELS.add("efficientnet_b0", "efficientnet_v2_s")
+@MODELS.add("efficientnet_b0", "efficientnet_v2_s", *(f"efficientnet_lite{size}" for size in range(5)))
 @dataclass(frozen=True)
 class EfficientNetSettings:
     """EfficientNets; see `jaxddp.models.inverted_residual`."""

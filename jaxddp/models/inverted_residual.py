@@ -4,10 +4,12 @@ A block first increases the number of features, then convolves each feature sepa
 Sources: Sandler et al. 2018, "MobileNetV2: inverted residuals and linear bottlenecks" (arXiv:1801.04381); Howard et al.
 2019, "Searching for MobileNetV3" (arXiv:1905.02244, table 1); Tan and Le 2019, "EfficientNet" (arXiv:1905.11946, table
 1); and Tan and Le 2021, "EfficientNetV2" (arXiv:2104.00298, table 4). Parameters, initial distributions of kernels,
-statistics of batch norms and logits equal those of torchvision's networks of these names.
+statistics of batch norms and logits equal those of torchvision's networks of these names, and those of timm's
+tf_efficientnet_lite0 to 4 (Google's "EfficientNet-lite", 2020).
 """
 
 import functools
+import math
 import re
 from dataclasses import dataclass
 from typing import Any
@@ -65,6 +67,8 @@ class InvertedResidualSizes:
         hidden: the number of features of a layer between the mean over pixels and the head; 0 for none.
         epsilon, momentum: those of the batch norms; see `BatchNorm`.
         head_init: the initializer of the head and of the hidden layer.
+        of_tensorflow: whether strided convolutions have TensorFlow's padding "SAME", which depends on the size of the
+            image, and the arrays have the names of timm and of efficientnet_pytorch.
     """
 
     stem: int
@@ -77,6 +81,7 @@ class InvertedResidualSizes:
     epsilon: float = 1e-5
     momentum: float = 0.9
     head_init: nn.initializers.Initializer = head_init
+    of_tensorflow: bool = False
 
 
 class InvertedResidual(nn.Module):
@@ -137,8 +142,9 @@ class InvertedResidualNetwork(Network):
     dropout: float = 0.0
 
     def published_names(self) -> tuple[Naming, ...]:
-        """Return the naming of torchvision; see `jaxddp.models.network`."""
-        return (_naming(self.architecture),)
+        """Return the naming of torchvision, or those of a network of TensorFlow; see `jaxddp.models.network`."""
+        architecture = self.architecture
+        return _tensorflow_namings(architecture) if architecture.of_tensorflow else (_naming(architecture),)
 
     def blocks(self) -> list[tuple[str, ...]]:
         return [(name,) for name, _ in self.architecture.blocks]
@@ -159,7 +165,8 @@ class InvertedResidualNetwork(Network):
         architecture, count = self.architecture, len(self.architecture.blocks)
         rate = self.drop_path * (count - 1) / count if train else 0
         factors = branch_factors(rate, count, 1, example_keys)
-        conv, norm = self.layers(train, momentum=architecture.momentum, epsilon=architecture.epsilon)
+        settings: dict[str, Any] = {"momentum": architecture.momentum, "epsilon": architecture.epsilon}
+        conv, norm = self.layers(train, same=architecture.of_tensorflow, **settings)
         gates: dict[str, Any] = {"activation": architecture.squeeze, "gate": architecture.gate}
         squeeze = functools.partial(SqueezeExcitation, **gates, **self.dtypes)
         layer = functools.partial(ConvNorm, conv, norm, activation=architecture.activation)
@@ -196,23 +203,73 @@ def _naming(architecture: InvertedResidualSizes) -> Naming:
     )
 
 
-def _efficientnet(stem: int, *stages: tuple[int, int, int, int, int, bool], epsilon: float) -> InvertedResidualSizes:
+def _tensorflow_namings(architecture: InvertedResidualSizes) -> tuple[Naming, Naming]:
+    """Return the namings of timm and of efficientnet_pytorch, which counts the blocks of all stages in one sequence."""
+    outer = ("stem/conv", "stem/norm", "last_conv/conv", "last_conv/norm", "head")
+    timm = dict(zip(outer, ("conv_stem", "bn1", "conv_head", "bn2", "classifier"), strict=True))
+    torch = dict(zip(outer, ("_conv_stem", "_bn0", "_conv_head", "_bn1", "_fc"), strict=True))
+    for index, (name, block) in enumerate(architecture.blocks):
+        stage, place = re.findall(r"\d+", name)
+        pointwise = {"expand": "conv_pw", "depthwise": "conv_dw", "project": "conv_pw" + "l" * (len(block.layers) > 2)}
+        for number, layer in enumerate(block.layers, start=1):
+            ours, theirs = f"{name}/{layer}", f"blocks.{int(stage) - 1}.{place}"
+            timm |= {f"{ours}/conv": f"{theirs}.{pointwise[layer]}", f"{ours}/norm": f"{theirs}.bn{number}"}
+            norm = f"_blocks.{index}._bn{[*pointwise].index(layer)}"
+            torch |= {f"{ours}/conv": f"_blocks.{index}._{layer}_conv", f"{ours}/norm": norm}
+    return tuple(naming(*((f"^{ours}/", f"{theirs}/") for ours, theirs in names.items())) for names in (timm, torch))
+
+
+_B0 = (
+    (1, 3, 1, 16, 1, False),
+    (6, 3, 2, 24, 2, False),
+    (6, 5, 2, 40, 2, False),
+    (6, 3, 2, 80, 3, False),
+    (6, 5, 1, 112, 3, False),
+    (6, 5, 2, 192, 4, False),
+    (6, 3, 1, 320, 1, False),
+)
+
+
+def _efficientnet(
+    stem: int,
+    *stages: tuple[int, int, int, int, int, bool],
+    epsilon: float,
+    activation: Activation = nn.silu,
+    squeezes: bool = True,
+    **settings: Any,
+) -> InvertedResidualSizes:
     """Return the network of a table: expansion, kernel, stride, features, blocks, and whether the blocks are fused.
 
     The expansion is that of a block's input to the features between its convolutions. The stride is that of the first
     block. A fused block has no squeeze and excitation.
+
+    Args:
+        squeezes: whether the other blocks have it.
+        settings: further attributes of the network.
     """
     blocks, inputs = [], stem
     for number, (expansion, kernel, stride, features, count, is_fused) in enumerate(stages, start=1):
         for index in range(count):
-            squeeze = 0 if is_fused else max(1, inputs // 4)
+            squeeze = max(1, inputs // 4) if squeezes and not is_fused else 0
             numbers = (inputs, expansion * inputs, features, kernel, 1 if index else stride, squeeze)
-            blocks.append((f"stage{number}_{index}", Block(*numbers, nn.silu, is_fused)))
+            blocks.append((f"stage{number}_{index}", Block(*numbers, activation, is_fused)))
             inputs = features
     # torchvision draws the head's kernel uniformly, within 1 / sqrt(classes).
-    init = nn.initializers.variance_scaling(1 / 3, "fan_out", "uniform")
-    settings: dict[str, Any] = {"epsilon": epsilon, "head_init": init}
-    return InvertedResidualSizes(stem, tuple(blocks), 1280, nn.silu, nn.silu, nn.sigmoid, **settings)
+    settings |= {"head_init": nn.initializers.variance_scaling(1 / 3, "fan_out", "uniform"), "epsilon": epsilon}
+    return InvertedResidualSizes(stem, tuple(blocks), 1280, activation, nn.silu, nn.sigmoid, **settings)
+
+
+def _efficientnet_lite(width: float, depth: float) -> InvertedResidualSizes:
+    """Return EfficientNet-B0 with its features and blocks multiplied, without squeeze and excitation.
+
+    The stem, the last convolution and the number of blocks of the first and the last stage are not multiplied.
+    """
+    stages = []
+    for number, (*first, features, count, is_fused) in enumerate(_B0):
+        count = count if number in (0, len(_B0) - 1) else math.ceil(depth * count)
+        stages.append((*first, ops.nearest_multiple(width * features), count, is_fused))
+    settings: dict[str, Any] = {"epsilon": 1e-3, "momentum": 0.99, "of_tensorflow": True}
+    return _efficientnet(32, *stages, activation=nn.relu6, squeezes=False, **settings)
 
 
 def _mobilenet_v3(stem: int, *rows: tuple[int, int, int, bool, bool, int]) -> InvertedResidualSizes:
@@ -228,17 +285,12 @@ def _mobilenet_v3(stem: int, *rows: tuple[int, int, int, bool, bool, int]) -> In
 
 
 ARCHITECTURES = {
-    "efficientnet_b0": _efficientnet(
-        32,
-        (1, 3, 1, 16, 1, False),
-        (6, 3, 2, 24, 2, False),
-        (6, 5, 2, 40, 2, False),
-        (6, 3, 2, 80, 3, False),
-        (6, 5, 1, 112, 3, False),
-        (6, 5, 2, 192, 4, False),
-        (6, 3, 1, 320, 1, False),
-        epsilon=1e-5,
-    ),
+    "efficientnet_b0": _efficientnet(32, *_B0, epsilon=1e-5),
+    "efficientnet_lite0": _efficientnet_lite(1.0, 1.0),
+    "efficientnet_lite1": _efficientnet_lite(1.0, 1.1),
+    "efficientnet_lite2": _efficientnet_lite(1.1, 1.2),
+    "efficientnet_lite3": _efficientnet_lite(1.2, 1.4),
+    "efficientnet_lite4": _efficientnet_lite(1.4, 1.8),
     "efficientnet_v2_s": _efficientnet(
         24,
         (1, 3, 1, 24, 2, True),

@@ -111,18 +111,26 @@ class Network(Layer, kw_only=True):
         return jnp.mean(x, axis=(1, 2), dtype=self.wide["dtype"])
 
     def layers(
-        self, train: bool, kernel_init: nn.initializers.Initializer = WEIGHT_INITS["he_normal"], **settings: Any
+        self,
+        train: bool,
+        kernel_init: nn.initializers.Initializer = WEIGHT_INITS["he_normal"],
+        *,
+        same: bool = False,
+        **settings: Any,
     ) -> tuple[ModuleFactory, ModuleFactory]:
         """Return the factories of square convolutions and of batch norms.
 
         They are called as `conv(features, kernel=3, stride=1, name="conv1")(x)` and `norm(name="bn1")(x)`. The padding
-        is PyTorch's, which is symmetric for any stride, unlike "SAME". A convolution also takes another `padding` and
-        other fields of `nn.Conv`, such as `use_bias=True`. A norm also takes `residual=y`, which is added, and
-        `relu=True`, which applies a ReLU last. `settings` are further fields of all batch norms.
+        is PyTorch's, which is symmetric for any stride, or with `same` TensorFlow's "SAME". A convolution also takes
+        another `padding` and other fields of `nn.Conv`, such as `use_bias=True`. A norm also takes `residual=y`, which
+        is added, and `relu=True`, which applies a ReLU last. `settings` are further fields of all batch norms.
         """
         operations = self.operations or Operations()
 
-        def conv(features: int, *, kernel: int, stride: int, padding: int | None = None, **options: Any) -> nn.Conv:
+        def conv(features: int, *, kernel: int, stride: int, padding: int | None = None, **options: Any) -> Any:
+            if same and stride > 1 and padding is None:
+                layer = conv(features, kernel=kernel, stride=stride, padding=0, **options)
+                return lambda images: layer(_pad_same(images, kernel, stride))
             padding = kernel // 2 if padding is None else padding
             options = {"use_bias": False, "kernel_init": kernel_init, **self.dtypes, **options}
             options["conv_general_dilated"] = operations.conv_general_dilated(stride, padding)
@@ -131,6 +139,12 @@ class Network(Layer, kw_only=True):
         settings |= {"axis_name": self.axis_name, "group": self.group, **self.dtypes}
         settings["custom_gradient"] = operations.custom_norm_gradient
         return conv, functools.partial(BatchNorm, use_running_average=not train, **settings)
+
+
+def _pad_same(images: jax.Array, kernel: int, stride: int) -> jax.Array:
+    """Add the zeros of the padding "SAME", of which the right and the lower side may have one more."""
+    margins = jax.lax.padtype_to_pads(images.shape[1:3], (kernel, kernel), (stride, stride), "SAME")
+    return jnp.pad(images, ((0, 0), *margins, (0, 0)))
 
 
 head_init = nn.initializers.normal(0.01)

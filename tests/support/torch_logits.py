@@ -7,7 +7,8 @@
     python tests/support/torch_logits.py resnet18 FILE.pth        writes a .pth file of the same weights
 
 The committed files were written with torchvision 0.29.2 and timm 1.0.31: the ResNets with basic blocks and with
-bottlenecks, the ConvNeXts and the ViTs with torch 2.13.0, and the other networks and the positions with torch 2.15.0.
+bottlenecks, the ConvNeXts and the ViTs with torch 2.13.0, the EfficientNet-Lites with 2.14.1, and the other networks
+and the positions with 2.15.0.
 """
 
 import functools
@@ -43,6 +44,7 @@ NETWORKS = {
         for size in ("400mf", "800mf", "1_6gf", "3_2gf", "8gf", "16gf", "32gf")
     },
     **{name: ("torchvision", name, (ODD,)) for name in ("efficientnet_b0", "efficientnet_v2_s", "mobilenet_v3_large")},
+    **{f"efficientnet_lite{size}": ("timm", f"tf_efficientnet_lite{size}", (ODD,)) for size in range(5)},
     "swin_t": ("torchvision", "swin_t", ("224x224", ODD)),
     "swin_s": ("torchvision", "swin_s", (ODD,)),
     "timm_swin_t": ("timm", "swin_tiny_patch4_window7_224", ("224x224",)),
