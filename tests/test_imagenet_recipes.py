@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxddp.cli import main
 from jaxddp.config import Config, load
 from jaxddp.config.registry import MODELS
 from jaxddp.config.values import flatten
@@ -126,6 +127,12 @@ def test_settings_that_no_recipe_changes_are_those_of_all_sources():
     assert (train.label_smoothing, train.ema, Config().optimizer.weight_decay) == (0, None, 1e-4)
     assert (SgdWithMomentum(), Lars()) == (SgdWithMomentum(0.9, True), Lars(0.9, True, 0.001, 0.0))
     assert (AdamW(), Lamb()) == (AdamW(0.9, 0.999, 1e-8), Lamb(0.9, 0.999, 1e-6))
+
+
+def test_the_table_of_a_config_leaves_out_the_middle_of_a_long_list(capsys):
+    assert main(["config", "imagenet_efficientnet_b0"]) == 0
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if "optimizer.step_at" in line)
+    assert " … " in line and len(line) < 200
 
 
 OTHERS = {"swin_t": {"relative_position_bias_table"}, "vit_s16": {"cls_token", "pos_embed"}}

@@ -45,10 +45,16 @@ def run(arguments: list[str]) -> None:
         config = with_absolute_paths(config)
     values = effective_settings(Config, flatten(config.to_dict()), file.hooks)
     hooks = {kind.key: file.hooks[kind.hook] for kind in CHOICES if kind.hook in file.hooks and kind is not SCHEDULES}
-    words = {key: " ".join(map(str, value)) if isinstance(value, list) else str(value) for key, value in values.items()}
-    shown = {key: (text, origins[key]) for key, text in words.items()}
+    shown = {key: (_text(value), origins[key]) for key, value in values.items()}
     shown |= {key: (f"{hook.function.__name__}()", str(hook.path)) for key, hook in hooks.items()}
     print_table(("key", "value", "from"), [(key, *row) for key, row in shown.items()])
+
+
+def _text(value: object) -> str:
+    """Return a value as text, without the middle of a long list."""
+    if not isinstance(value, list):
+        return str(value)
+    return " ".join(map(str, value if len(value) < 10 else [*value[:3], "…", *value[-2:]]))
 
 
 def _origins(file: RecipeFile, name: str, *words: str) -> dict[str, str]:
