@@ -96,9 +96,9 @@ NO_IMAGES, NO_LABELS = (f":1: no column of {cells} by a usual name, found" for c
     [
         ("picture,kind,label\na.png,a,cat\n", f"train.csv{NO_IMAGES} 'pi"),
         ("id;w;breed\na.png;2;x\n", f"train.csv{NO_LABELS} 'id', 'w', 'b"),
-        ("", f"TRAIN.CSV{NO_IMAGES} none; write"),
+        ("", f"TRAIN.CSV{NO_IMAGES} none; name one by data.columns image=NAME"),
         (b"\xff\xfea", "train.csv: damaged UTF-16"),
-        ("a.png\tcat\n", f"train.tsv{NO_IMAGES} 'a.png', 'cat'"),
+        ("a.png\tcat\tx\n", f"train.tsv{NO_IMAGES} 'a.png', 'cat'"),
         ("path,label,Path\na.png,cat,b\n", "train.csv:1: columns 1 and 3 have the same name"),
         ("path,label\n", "train.csv: no rows below the header"),
         ("path,label\na.png\n", "train.csv:2: 1 of 2 fields in 'a.png'"),
@@ -132,9 +132,9 @@ SHARE = {"val_share": 0.5}
         (SPREAD, {**SHARE, "group_column": "patient"}, "b/2 c", "a d", "image=id_code, label=diagnosis, suffix .png"),
         (HALVES, {}, "a.png b/2.png", "c.png", "image=path, label=label, split=Split"),
         (HALVES, {"split_column": "split", "val_fold": "VAL"}, "a.png b/2.png", "c.png", "split=Split"),
-        (BITS, SHARE, "b/2.png d.png", "a.png c.png", "image=image, 2 columns of 0 and 1"),
-        (BITS, {"split_column": "is_valid", "val_fold": "1"}, "a.png c.png d.png", "b/2.png", "1, split=is_valid"),
-        (BITS, {**SHARE, "columns": "label=cat,label=is_valid"}, "b/2.png d.png", "a.png c.png", "columns of 0 and 1"),
+        (BITS, SHARE, "b/2.png d.png", "a.png c.png", "image=image, 2 columns of 0 and 1 (cat, dog)"),
+        (BITS, {"split_column": "is_valid", "val_fold": "1"}, "a.png c.png d.png", "b/2.png", "dog), split=is_valid"),
+        (BITS, {**SHARE, "columns": "label=cat,label=is_valid"}, "b/2.png d.png", "a.png c.png", "1 (cat, is_valid)"),
         ("x\ty\na.png\t1\nc.png\t1\n", {**SHARE, "columns": "image=x"}, "a.png", "c.png", "image=x, label=y"),
         ("image,n,findings\na,1,cat dog\nc,2,cat\n", {**SHARE, "columns": ("label=findings",), "label_separator": " "},
          "a", "c", "label=findings, suffix .png"),
@@ -174,22 +174,30 @@ def test_a_table_with_one_reading_opens_and_tells_it(tmp_path: Path, root: Path,
     assert found == [placed(train), placed(val)] and splits[0].reading.endswith(placed(reading))
 
 
+TABLES = {".txt": "a.png x\nb.png x\n", ".jsonl": '{"id": "a", "breed": ["x"]}\n{"id": "b", "breed": ["x"]}\n'}
+
+
 @pytest.mark.parametrize(
     ("tables", "images", "reading"),
     [
         ("labels.csv sample_submission.csv", "train/a train/b test/x", "labels.csv: image=id, label=breed, images in"),
         ("labels.csv", "images/a images/b", "labels.csv: image=id, label=breed, images in images/, suffix .png"),
-        ("labels.csv", "one/a two/b train/c", "labels.csv: image=id, label=breed, images in one/ and two/"),
-        ("a.csv b.csv", "images/a images/b", "a.csv: may hold other labels than the names of the folders"),
+        ("labels.csv", "one/a two/b train/c", "labels.csv: image=id, label=breed, images in one/, two/"),
+        ("a.csv b.csv", "images/a images/b", "images: images, but no class folders; put the images of each class into"),
+        ("train.txt", "jpg/a jpg/b", "train.txt: image=path, label=label, images in jpg/"),
+        ("train.jsonl", "x/x/a x/y/b", "train.jsonl: image=id, label=breed, images in x/x/, x/y/, suffix .png"),
+        ("train/metadata.csv", "train/a train/b", "metadata.csv: image=id, label=breed, suffix .png"),
+        ("trainLabels.csv sampleSubmission.csv", "train/a train/b test/a", "trainLabels.csv: image=id, label=breed, i"),
         ("labels.csv", "cat/a dog/b", "labels.csv: may hold other labels than the names of the folders"),
         ("labels.csv", "images/a images/b old/a train/c", "labels.csv: 'a' is both images/a.png and old/a.png; name")
     ]
 )  # fmt: skip
 def test_a_folder_of_images_with_one_table_is_read_by_the_table(tmp_path: Path, tables: str, images: str, reading: str):
     for name in tables.split():
-        (tmp_path / name).write_text("id,breed\na,x\nb,x\n")
-    for name in images.split():
         (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(TABLES.get(Path(name).suffix, "id,breed\na,x\nb,x\n"))
+    for name in images.split():
+        (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
         Image.new("RGB", (4, 4)).save(tmp_path / f"{name}.png")
     try:
         assert example_tables(data(tmp_path, val_share=0.5))[0].reading.startswith(reading)

@@ -204,6 +204,9 @@ LAYOUTS = [
     ("@eaDir/a/1.jpg train/* train/@eaDir/a/t.jpg train/a/@eaDir/t.jpg train/a/._1.jpg val/*", {}, "train", "val"),
     ("train/* val/* ILSVRC2012_img_train.tar ILSVRC2012_img_val.tar meta.bin", {}, "train", "val"),
     ("ILSVRC/Data/CLS-LOC/train/* ILSVRC/Data/CLS-LOC/val/* ILSVRC/ImageSets/x.txt", {}, "train", "val"),
+    ("pets_train/Images/* pets_test/1.jpg", {}, "pets_train/Images", None),
+    ("* set/*", {}, "", None),
+    ("rps/* rps/rps/*", {"train": "rps/rps"}, "rps/rps", None),
 ]
 
 
@@ -224,7 +227,9 @@ def test_a_layout_with_one_reading_opens(tmp_path: Path, tree: str, keys: dict[s
     for table, place in zip(tables.values(), (train, train if val is None else val), strict=True):
         folders = {os.path.dirname(os.path.dirname(path.decode())) for path in table.path.tolist()}
         assert folders == {place} and table.class_ids[:2] == ("a", "b")
-        assert table.reading.startswith(f"class folders in {place or Path(table.store.root).name}/")
+        inside = Path(table.store.root).relative_to(tmp_path / "set")
+        told = f"class folders in {place or Path(table.store.root).name}/"
+        assert table.reading.startswith(told if inside == Path() else f"{inside}/: {told}")
     assert len(tables["train"]) + len(tables["val"]) == (8 if val else 4) + 2 * ("train/2.jpg" in tree)
 
 
@@ -234,10 +239,19 @@ def test_a_layout_with_one_reading_opens(tmp_path: Path, tree: str, keys: dict[s
         ("seg_train/* img_train/*", {}, "img_train and seg_train may both be the train split; name one by data.train"),
         ("a/1.jpg test/1.jpg", {}, "a/ and test/ are two classes, or test/ has images without labels; put"),
         ("train/1.jpg test/2.jpg", {}, "/train: images, but no class folders; put the images of each class into"),
-        ("x/train/* y/train/*", {}, "holds 2 data sets; give --data.path as {root}/x and {root}/y"),
-        ("1.jpg", {}, "holds no data set of a known format, but images without folders of classes"),
-        ("a/1.jpg b/1.jpg", {"path": "a"}, "a: holds no data set .* of classes; {root} would open; give"),
+        ("x/train/* y/train/*", {}, "holds 2 data sets; give --data.path as {root}/x or {root}/y"),
+        ("1.jpg", {}, "of a known format, but images without folders of classes; put them into a folder for each"),
+        ("a/1.jpg b/1.jpg", {"path": "a"}, "a: holds no data set .* of classes; {root} would open"),
+        ("a/1.jpg", {"path": "a"}, "images without folders of classes; put them"),
         ("pets.zip", {"path": "pets.zip"}, "of a known format; unpack pets.zip, and give its folder"),
+        ("x/cifar-10-batches-py/data_batch_1", {}, "holds pickles, which are never read; get it by `jaxddp data get`"),
+        ("x.tfrecord", {}, "format; write the images of x.tfrecord to class folders or .tar files"),
+        (
+            "images/1.jpg annotations/1.png a.csv",
+            {},
+            "annotations: images, but no class folders; .*, or give {root}/a.csv",
+        ),
+        ("cars_train/1.jpg cars_test/1.jpg devkit/a.mat", {}, "cars_train: images, but no .* list path,label in train"),
         ("train/*", {"train": "trian"}, "data.train='trian': .*/trian: no such folder, did you mean 'train'"),
         ("train/* kept/1.jpg", {"val": "kept"}, "data.val='kept': .*/kept: no class folders; name a folder with"),
         ("train/*", {"val": "../x"}, "data.val='../x': is no folder below .*; give a folder that holds both splits"),

@@ -120,7 +120,7 @@ def test_a_batch_of_a_four_gigabyte_file_reads_only_its_rows(tmp_path):
     ("name", "array", "message"),
     [
         ("train_images", IMAGES - 300.0, "images of float64 from .*: give floats from 0 to 1, or uint8 from 0 to 255"),
-        ("train_images", IMAGES[..., 0], r"images of shape \(5, 4, 6\): give \[N, H, W, C\], with C = 1 for gray"),
+        ("train_images", IMAGES[..., 0, 0], r"images of shape \(5, 4\): give \[N, H, W, C\], with C = 1 for gray"),
         ("train_labels", np.zeros(4, int), r"labels of shape \(4,\) for 5 images: give one label per image"),
         ("train_labels", np.zeros(5), "labels of float64: give integers"),
         ("train_labels", np.array([0, -2, 2, 1, 0]), r"label -2 of row 1: 4 class names allow 0\.\.3"),

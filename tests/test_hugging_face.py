@@ -105,8 +105,8 @@ def test_faults_of_columns_and_labels_are_one_line(tmp_path: Path):
     where, good = tmp_path / "set", make(TRUTH["val"])
     other = {"photo": datasets.Value("string"), "label": FEATURES["label"]}
     text = datasets.Dataset.from_dict({"photo": ["a"], "label": [0]}, features=datasets.Features(other))
-    expected = "no column of images (structs with a field bytes) called image or img; its columns are photo, label; "
-    assert message_of(save(where, train=text, test=good)).startswith(f"{where}, train: {expected}name one")
+    expected = "no column of images, found photo, label; choose a set with an Image"
+    assert message_of(save(where, train=text, test=good)) == f"{where}, train: {expected}"
     none = make(TRUTH["train"], [*TRUTH["train"].labels.tolist()[:9], None])
     where = tmp_path / "none"
     assert message_of(save(where, train=none, test=good)) == (

@@ -38,8 +38,8 @@ def check_output(out: Path, images: Iterable[str]) -> None:
 @dataclass(frozen=True)
 class _PredictOptions:
     images: tyro.conf.Positional[tuple[str, ...]] = ()
-    """A folder, files, a CSV file with a column `path`, or a directory with LOC_sample_submission.csv. Also as --data
-    IMAGES."""
+    """A folder, files, a table (with the run's data.columns), or a directory with LOC_sample_submission.csv. Also as
+    --data IMAGES."""
     out: Path = tyro.MISSING
     """The file to write."""
     top: Annotated[int, Range(1, 100_000)] = 5
@@ -82,10 +82,12 @@ def run(arguments: list[str]) -> None:
         from jaxddp.data.opening import open_inputs
         from jaxddp.inference.output_files import write_predictions
         from jaxddp.inference.pretrained import trained_network
+        from jaxddp.workdir.saved_state import recipe_of_run
 
         topology = topology_of(options)
     with doing("looking for the images"):
-        table = open_inputs(images)
+        recipe = recipe_of_run(place) if isinstance(place, Path) else place
+        table = open_inputs(images, recipe.config.data)
     trained = trained_network(place, getattr(options, "step", ""), topology, table)
     more = {"top": options.top, "guard_formulas": options.guard_formulas, "explain": options.explain}
     with counting_images("classifying images", len(table)) as progress:

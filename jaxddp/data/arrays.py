@@ -47,6 +47,8 @@ class ArrayTable:
     labels: np.ndarray
     class_names: tuple[str, ...]
     pixels: FloatKind | None = None
+    reading: str = ""
+    """How the arrays were found, for the start of a run."""
 
     verified = None
 
@@ -86,14 +88,14 @@ class ArrayTable:
         if classes is None:
             return self
         rows, labels = labels_of(self).select(classes, self.name(0))
-        return ArrayTable(self.images[rows], labels.values, labels.names, self.pixels)
+        return ArrayTable(self.images[rows], labels.values, labels.names, self.pixels, self.reading)
 
     def take(self, limit: int) -> "ArrayTable":
         rows = labels_of(self).share(limit)
         return self if len(rows) == len(self) else self.rows(rows)
 
     def rows(self, rows: np.ndarray) -> "ArrayTable":
-        return ArrayTable(self.images[rows], self.labels[rows], self.class_names, self.pixels)
+        return ArrayTable(self.images[rows], self.labels[rows], self.class_names, self.pixels, self.reading)
 
     def without_labels(self) -> "ArrayTable":
         return ArrayTable(self.images, np.full(len(self), -1), (), self.pixels)

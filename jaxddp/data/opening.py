@@ -9,6 +9,7 @@ import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, cast
 
@@ -37,9 +38,23 @@ from jaxddp.data.table import ExampleTable
 
 TRAIN = "train"
 """The value of `data.unlabelled` for the training images."""
-_ARCHIVES = (".zip", ".gz", ".tgz", ".bz2", ".xz", ".7z", ".rar")
+_AS_ARRAYS = "save the arrays of {} as .npz, with train_images, train_labels, val_images and val_labels"
+_AS_IMAGES = "write the images of {} to class folders or .tar files"
+_LISTED = "list the images that {} describes in train.csv, with the columns path,label"
+_UNREAD = {
+    "cifar-10-batches-py cifar-100-python": "{} holds pickles, which are never read; get it by `jaxddp data get`",
+    ".zip .gz .tgz .bz2 .xz .7z .rar .tar": "unpack {}, and give its folder",
+    ".h5 .hdf5 .mat .pkl .pickle .npy": _AS_ARRAYS,
+    ".tfrecord .tfrec .mdb .lmdb .rec": _AS_IMAGES,
+    ".dcm .nii": "convert {} and its like to PNG or TIFF",
+    ".xls .xlsx": "save {} as CSV",
+    ".json .xml .csv .tsv .yaml": _LISTED,
+}
+"""What to do with files that no format reads, by the end of their names."""
 _MOST_FOLDERS = 30
 """A directory with more folders is not searched for data sets below it."""
+_MOST_FILES = 1000
+"""The number of files whose names are looked at for a hint."""
 _log = logging.getLogger("jaxddp.data")
 
 
@@ -122,7 +137,16 @@ def _open_labelled(place: Place, split: Split | None = None) -> SourceTable:
     if split == "val" and not is_divided:
         raise InputError(f"--split val: {place.address} has no validation split; leave it out for all images")
     split = (split or "val") if is_divided else "train"
-    return _compared(_with_equal_labels({split: data_format.open(found, split)}), place)[split]
+    return _compared(_with_equal_labels({split: _open(data_format, found, split)}), place)[split]
+
+
+def _open(data_format: Format, place: Place, split: Split) -> SourceTable:
+    """Open a split, and tell in `reading` which format read it, and which folder below that of the config."""
+    table: Any = data_format.open(place, split)
+    if not hasattr(table, "reading"):
+        return table
+    words = place.found.get("below", ""), table.reading or f"read as {place.found['format']}"
+    return dataclasses.replace(table, reading=": ".join(filter(None, words)))
 
 
 @_reading()
@@ -151,7 +175,7 @@ def open_splits(data: DataConfig, refuse: Refuse = raise_fault, *, undivided: bo
         for split in SPLITS:
             # After a fault of one split, the other is still opened. But a file that the config names must be readable.
             with pass_faults_to(raise_fault if getattr(place.data, split) else refuse):
-                opened[split] = grouped(data_format.open(place, split), data.group_column)
+                opened[split] = grouped(_open(data_format, place, split), data.group_column)
         if not opened:
             raise InputError(f"{where}: no split can be read; correct the faults that are listed above")
         if data.group_column is not None and len(opened) == 2:
@@ -160,11 +184,11 @@ def open_splits(data: DataConfig, refuse: Refuse = raise_fault, *, undivided: bo
         _warn_of_one_class(opened)
         return _with_equal_labels(opened)
     if data.val_share is None and undivided:
-        return {"all": data_format.open(place, "train")}
+        return {"all": _open(data_format, place, "train")}
     if data.val_share is None:
         advice = ("give ", Key("data.val_share"), ", such as 0.1 to hold out a tenth of each class")
         raise InputError(f"{where}: has no validation split", advice=advice)
-    whole = cast(ExampleTable, grouped(data_format.open(place, "train"), data.group_column))
+    whole = cast(ExampleTable, grouped(_open(data_format, place, "train"), data.group_column))
     _warn_of_one_class({"train": whole})
     return _with_equal_labels({**held_out(whole, data.val_share, str(where))})
 
@@ -187,7 +211,7 @@ def open_images(path: str, data: DataConfig) -> SourceTable:
     place = _whole_place(path, data)
     # A CSV file may have no labels, so only its column of images is read.
     if is_csv(Path(path)) or not _is_data_set(place):
-        return open_inputs([path])
+        return open_inputs([path], data)
     data_format, place = _recognized(place)
     return data_format.open(place, "train")
 
@@ -217,7 +241,7 @@ def open_one_split(paths: Sequence[str], data: DataConfig, split: Split | None =
     if others or not is_labelled or not (is_own or _is_data_set(place) or [*_matches(place)] == ["folders"]):
         if split is not None:
             raise InputError(f"--split {split}: {path} is no data set with splits; leave it out")
-        return open_inputs(paths)
+        return open_inputs(paths, data)
     return _open_labelled(place, split)
 
 
@@ -225,8 +249,7 @@ def _whole_place(path: str, data: DataConfig) -> Place:
     """Return the place of a data set with all of its classes."""
     changes: dict[str, Any] = {"path": path, **dict.fromkeys(("name", "train", "val", "classes", *TABLE_KEYS))}
     # Another table of this kind has the same columns, and other images.
-    kept = ("columns", "label_separator") if is_csv(Path(path)) else ()
-    changes |= {"columns": ()} | {key: getattr(data, key) for key in kept}
+    changes |= {"columns": ()} | (_table_keys(data) if is_csv(Path(path)) else {})
     return Place(path, dataclasses.replace(data, **changes))
 
 
@@ -266,21 +289,24 @@ def _recognized(place: Place) -> tuple[Format, Place]:
     matches, where = _matches(place), place.local or place.address
     if not _is_found(matches) and (below := _places_below(place)):
         if len(below) == 1:
-            return _recognized(below[0])
-        both = " and ".join(inner.address for inner in below)
-        raise InputError(f"{where}: holds {len(below)} data sets", advice=("give ", Option("data.path"), f" as {both}"))
+            data_format, inner = _recognized(below[0])
+            inner.found["below"] = f"{os.path.relpath(str(inner.local), str(where))}/"
+            return data_format, inner
+        both = " or ".join([inner.address for inner in below[:3]]) + " or ..." * (len(below) > 3)
+        advice = ("give ", Option("data.path"), f" as {both}, or put all images of a class into one folder")
+        raise InputError(f"{where}: holds {len(below)} data sets", advice=advice)
     if not matches:
         if place.local is not None and not place.local.exists():
             fault = f"{where}: no such directory or file{files.nearest_beside(place.local)}"
             raise InputError(fault, advice=("check ", Option("data.path")))
         descriptions = "; ".join(FORMATS.get(name).description for name in FORMATS.names())
-        fault = f"{where}: holds no data set of a known format{_nearest_data_set(place)}"
-        raise InputError(f"{fault}; give one of: {descriptions}")
+        hint = _nearest_data_set(place) or f"; give one of: {descriptions}"
+        raise InputError(f"{where}: holds no data set of a known format{hint}")
     names = [name for name, match in matches.items() if match is max(matches.values())]
     if len(names) > 1:
         both = f"{len(names)} formats, {' and '.join(names)}"
         raise InputError(f"{where}: holds data sets of {both}; give a directory with one of them, or a file")
-    data_format = FORMATS.get(names[0])
+    data_format, place.found["format"] = FORMATS.get(names[0]), names[0]
     for key in TABLE_KEYS:
         if getattr(place.data, key) and key not in getattr(data_format, "keys", ()):
             fault = f" is for tables of images, and {where} is of the format {names[0]}"
@@ -291,7 +317,7 @@ def _recognized(place: Place) -> tuple[Format, Place]:
 
 
 def _is_found(matches: Mapping[str, Match]) -> bool:
-    return "folders" in matches or max(matches.values(), default=Match.NONE) >= Match.WHOLE
+    return "folders" in matches or max(matches.values(), default=Match.NONE) >= Match.LIKELY
 
 
 def _places_below(place: Place, depth: int = 4) -> list[Place]:
@@ -307,29 +333,41 @@ def _places_below(place: Place, depth: int = 4) -> list[Place]:
 def _nearest_data_set(place: Place) -> str:
     """Return a hint for an address that is no data set."""
     path = place.local
-    if path is None or path.is_file():
-        return f"; unpack {path.name}, and give its folder" if path and path.suffix.lower() in _ARCHIVES else ""
+    if path is None:
+        return ""
+    names = [file.name for file in islice(chain([path], path.glob("*"), path.glob("*/*")), _MOST_FILES)]
+    unread = ((advice, tuple(ends.split())) for ends, advice in _UNREAD.items())
+    hint = next((f"; {advice.format(name)}" for advice, ends in unread for name in names if name.endswith(ends)), "")
+    if path.is_file():
+        return hint
     holds_images = any(map(is_image_name, os.listdir(path)))
     above = [dataclasses.replace(place, address=str(parent)) for parent in path.parents[:2]]
-    found = ""
     # The folders above are not what the user names, so their own faults are not reported.
     with suppress(InputError, OSError):
+        # A folder of a single class is no better than the images in it.
+        is_class = holds_images and sum(entry.is_dir() for entry in os.scandir(path.parent)) > 1
         near = (
-            one for one in above if _is_data_set(one) or (one is above[0] and holds_images and _is_found(_matches(one)))
+            one for one in above if _is_data_set(one) or (is_class and one is above[0] and "folders" in _matches(one))
         )
-        found = next((f"; {one.address} would open" for one in near), "")
-    return f"{', but images without folders of classes' if holds_images else ''}{found}"
+        hint = next((f"; {one.address} would open" for one in near), hint)
+    listed = "" if hint else "; put them into a folder for each class, or list them in train.csv, with path,label"
+    return f", but images without folders of classes{hint}{listed}" if holds_images else hint
+
+
+def _table_keys(data: DataConfig) -> dict[str, Any]:
+    return {key: getattr(data, key) for key in ("columns", "label_separator")}
 
 
 @convert_os_errors()
-def open_inputs(places: Sequence[str | os.PathLike[str]]) -> ExampleTable:
+def open_inputs(places: Sequence[str | os.PathLike[str]], data: DataConfig | None = None) -> ExampleTable:
     """Return a table of the images at some places, without opening them. Labels are -1, and there are no classes.
 
     A place is one of these:
 
     - a folder: all images below it, sorted by their paths, which are their ids;
     - an image file, whose id is the path as given;
-    - a CSV file, as the only place: the images in its column `path`, relative to the folder of the CSV file;
+    - a table, as the only place: the images in the column that `data.columns` or a usual name tells, relative to the
+      folder of the table;
     - a folder or URL of Kaggle's ILSVRC archive with LOC_sample_submission.csv, as the only place: the test images,
       whose ids are the values of the column ImageId.
 
@@ -347,7 +385,11 @@ def open_inputs(places: Sequence[str | os.PathLike[str]]) -> ExampleTable:
         if is_test or (is_csv(path) and path.is_file()):
             if len(texts) > 1:
                 raise InputError(f"{text}: lists images; give it alone")
-            return test_listing(text) if is_test else read_paths(path.absolute())
+            return (
+                test_listing(text)
+                if is_test
+                else read_paths(path.absolute(), DataConfig(**_table_keys(data or DataConfig())))
+            )
     images = [image for text in texts for image in _images(text, alone=len(texts) == 1)]
     # Ids are written to text files, so bytes that are not UTF-8 are replaced.
     ids = np.array([os.fsencode(name).decode(errors="replace").encode() for name, _ in images])

@@ -314,7 +314,7 @@ class TrainedRun:
         """Convert images that `predict` accepts to a source. Raises: InputError."""
         paths: Sequence[Any] = images if isinstance(images, list | tuple) else [images]
         if all(isinstance(path, str | os.PathLike) for path in paths):
-            return open_inputs(paths)
+            return open_inputs(paths, self.config.data)
         if isinstance(images, np.ndarray | jax.Array):
             images = self.signature.pixels(np.asarray(images))
             pixels = "normalized" if self.signature.dtype == NORMALIZED else None

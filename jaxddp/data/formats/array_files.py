@@ -124,5 +124,7 @@ def make_table(
     with as_input_errors(images_from):
         images = as_pixels(images)
     with as_input_errors(labels_from):
+        if labels.ndim == 2 and labels.shape[1] == 1:
+            labels = labels[:, 0]
         check_labels(labels, len(images), len(names))
     return ArrayTable(images, labels, names)

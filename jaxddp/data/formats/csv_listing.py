@@ -4,9 +4,11 @@
                                     cats/1.png,cat
                                     both.jpg,cat;dog
 
-The file is UTF-8 or UTF-16; commas, semicolons or tabs separate the columns. See `jaxddp.data.formats.listing` for the
-columns and the images. A folder holds train.csv and perhaps val.csv. One file alone has no validation split unless a
-column names the split of each row, but `data.val_share` makes one.
+The file is UTF-8 or UTF-16; commas, semicolons, tabs or bars separate the columns. See `jaxddp.data.formats.listing`
+for the columns and the images. FILE.jsonl has an object a line, whose fields are the columns. Rows of a path and a
+label need no header; in FILE.txt, a blank or a tab is between both. A folder holds train.csv and perhaps val.csv, or a
+table in each folder of a split. One file alone has no validation split unless a column names the split of each row,
+but `data.val_share` makes one.
 """
 
 import csv
@@ -18,6 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import jaxddp.core.files as files
 import jaxddp.data.formats.listing as listing
 from jaxddp.config import DataConfig
 from jaxddp.config.data_section import TABLE_KEYS
@@ -26,31 +29,38 @@ from jaxddp.core.errors import InputError, show
 from jaxddp.core.phases import reached
 from jaxddp.data.faults import Refuse, index_of_column, raise_fault
 from jaxddp.data.format import Match, Place
-from jaxddp.data.formats.splits import SPLITS
+from jaxddp.data.formats.folders import is_image_name
+from jaxddp.data.formats.splits import SPLITS, find_split
 from jaxddp.data.source import Split
 from jaxddp.data.storage.root import FolderFile, open_root
 from jaxddp.data.table import ExampleTable
 
-_SUFFIXES = (".csv", ".tsv")
+_SUFFIXES = (".csv", ".tsv", ".jsonl", ".txt")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _ROWS_BETWEEN_REPORTS = 10_000
-_DELIMITERS = ",;\t"
-_NO_TABLES = ("test", "sample_submission")
+_DELIMITERS = ",;\t|"
+_PAIR = ("path", "label")
+_NO_TABLES = ("test", "sample")
 """The beginnings of the names of CSV files without labels."""
+_HEAD = 1 << 16
+"""The number of bytes that show how a table is read."""
 
 
 class CsvFile(listing.Listing):
-    """A CSV file, whose first line is its header.
+    """A CSV file, whose first line is its header unless it is a path and a label.
 
     Args:
-        columns: the names that each wanted column may have. Of commas, semicolons and tabs, that one separates the
-            fields with which the header has the most of these columns, or else the most frequent one.
+        columns: the names that each wanted column may have. Of the delimiters, that one separates the fields with which
+            the header has the most of these columns, or else the most frequent one.
+        limit: the number of bytes that are read; None for all.
 
     Raises: InputError if the file is missing, or its header cannot be read.
     """
 
-    def __init__(self, file: FolderFile, columns: Sequence[Sequence[str]]):
-        self.file, self._text = file, file.text()
+    def __init__(self, file: FolderFile, columns: Sequence[Sequence[str]], limit: int | None = None):
+        self.file, self._text, self._first = file, file.text(limit), 1
+        if file.name.lower().endswith(".jsonl"):
+            self._text = _of_json_lines(self._text, file, limit)
         first = io.StringIO(self._text, newline="").readline()
 
         def found(delimiter: str) -> tuple[int, int]:
@@ -59,9 +69,11 @@ class CsvFile(listing.Listing):
                 return sum(listing.find_column(header, names) is not None for names in columns), first.count(delimiter)
             return 0, 0
 
-        self.delimiter = max(_DELIMITERS, key=found)
+        self.delimiter = max(_DELIMITERS + " " * file.name.lower().endswith(".txt"), key=found)
         try:
             self.header = [name.strip() for name in next(self._reader(), ())]
+            if len(self.header) == len(_PAIR) and is_image_name(self.header[0]):
+                self.header, self._first = [*_PAIR], 0
         except csv.Error as error:
             raise InputError(f"{file}:1: {error}; correct the quotes of this row") from None
         check_utf8(self.header, file, 1)
@@ -82,7 +94,7 @@ class CsvFile(listing.Listing):
                         fault = f"{len(row)} of {len(self.header)} fields in {show(self.delimiter.join(row))}"
                         advice = f"write {self.delimiter.join(self.header)}"
                         raise InputError(f"{file}:{reader.line_num}: {fault}; {advice}")
-                    if row and number:
+                    if row and number >= self._first:
                         yield [reader.line_num, *[row[place] for place in places]]
                 except InputError as error:
                     refuse(str(error))
@@ -91,6 +103,27 @@ class CsvFile(listing.Listing):
 
     def place(self, number: int) -> str:
         return f"{self.file}:{number}"
+
+    @property
+    def top(self) -> str:
+        return f"{self.file}:1"
+
+
+def _of_json_lines(text: str, file: FolderFile, limit: int | None) -> str:
+    """Return JSON lines as CSV; its columns are the fields of the first line. Raises: InputError."""
+    out, header = io.StringIO(), list[str]()
+    writer = csv.writer(out, lineterminator="\n")
+    # With a limit, the last line may be cut.
+    for number, line in enumerate(text.splitlines()[: -1 if limit and len(text) >= limit else None], 1):
+        try:
+            fields = files.parse_json(line, dict) if line.strip() else {}
+        except ValueError as error:
+            raise InputError(f"{file}:{number}: {error}; write a JSON object on each line") from None
+        if not header:
+            writer.writerow(header := [*fields])
+        cells = ((";".join(map(str, cell)) if isinstance(cell, list) else cell) for cell in map(fields.get, header))
+        writer.writerow(cells if fields else ())
+    return out.getvalue()
 
 
 def csv_rows(file: FolderFile, names: Sequence[str], refuse: Refuse = raise_fault) -> Iterator[list[Any]]:
@@ -115,13 +148,13 @@ def check_utf8(texts: Iterable[str], file: FolderFile, line: int) -> None:
 def read_csv(
     file: Path, split: Split = "train", refuse: Refuse = raise_fault, data: DataConfig | None = None
 ) -> ExampleTable:
-    """Read the list of images in a CSV file or, for "val", in the validation file beside it; see `read_listing`.
+    """Read the images in a CSV file or, for "val", in its validation file; or those of a folder. See `read_listing`.
 
     Raises: InputError if the file or a column is missing, or no row can be used.
     """
     data = data or DataConfig()
-    val = _validation_file(file, data)
-    of_val = _open(file.parent / val, data) if val is not None and split == "val" else None
+    file, val = _files(file, data)
+    of_val = _open(val, data) if val is not None and split == "val" else None
     return listing.read_listing(_open(file, data), split, data, refuse, of_val, by_column=val is None)
 
 
@@ -134,10 +167,10 @@ def read_paths(file: Path, data: DataConfig | None = None) -> ExampleTable:
     return listing.read_images(_open(file, data), data)
 
 
-def _open(file: Path, data: DataConfig) -> CsvFile:
+def _open(file: Path, data: DataConfig, limit: int | None = None) -> CsvFile:
     usual = {"image": listing.IMAGES, "label": listing.LABELS}
     wanted = [(*data.named_columns.get(role, ()), *names) for role, names in usual.items()]
-    return CsvFile(open_root(file.parent, file.name).file(file.name), wanted)
+    return CsvFile(open_root(file.parent, file.name).file(file.name), wanted, limit)
 
 
 def is_csv(path: Path) -> bool:
@@ -149,57 +182,76 @@ def has_labels(file: Path, data: DataConfig | None = None) -> bool:
     """Return whether a CSV file has a column of labels; not if it cannot be read."""
     # A fault is not reported here; `read_csv` reports it.
     with suppress(InputError):
-        return listing.has_labels(_open(file, data or DataConfig()), data or DataConfig())
+        return listing.has_labels(_open(file, data or DataConfig(), _HEAD), data or DataConfig())
     return False
 
 
 def lists_images(file: Path) -> bool:
     """Return whether a file is a CSV file that is no solution file of ILSVRC."""
     with suppress(InputError):
-        header = is_csv(file) and file.is_file() and _open(file, DataConfig()).header
+        header = is_csv(file) and file.is_file() and _open(file, DataConfig(), _HEAD).header
         return bool(header) and listing.find_column(header, ["ImageId"]) is None
     return False
 
 
-def _validation_file(file: Path, data: DataConfig) -> str | None:
-    """Return the name of the validation file beside a training file; None if there is none."""
-    return data.val or (_find(file.parent, "val") if file.stem.lower() == "train" else None)
-
-
-def _training_file(path: Path, data: DataConfig) -> Path:
-    if path.is_file():
-        return path
-    return path / (data.train or _find(path, "train") or _only_table(path) or "train.csv")
+def _files(path: Path, data: DataConfig) -> tuple[Path, Path | None]:
+    """Return the training file of a folder or file, and the validation file; None if there is none."""
+    if (is_file := path.is_file()) or data.train:
+        train = path if is_file else path / str(data.train)
+        folder, is_half = (path.parent if is_file else path), train.stem.lower() in ("train", "train_list")
+    else:
+        half = _find(path, "train")
+        folder, is_half, train = path, half is not None, path / (half or _only_table(path, data) or "train.csv")
+        # Without train.csv, its error names that file.
+        is_half |= not train.exists()
+    val = data.val or (_find(folder, "val") if is_half else None)
+    return train, None if val is None else folder / val
 
 
 def _find(folder: Path, split: Split) -> str | None:
-    """Return the name of a split's file in a folder, in any case; None if there is none."""
-    with suppress(OSError):
+    """Return the name of a split's file in a folder, or in its folder of the split; None if there is none."""
+    with suppress(OSError, InputError):
         names = {name.lower(): name for name in os.listdir(folder)}
-        for name in (f"{stem}{suffix}" for stem in SPLITS[split] for suffix in _SUFFIXES):
-            # The file test.csv of a competition has no labels.
-            if name in names and (name[:4] != "test" or has_labels(folder / names[name])):
-                return names[name]
+        usual = (f"{stem}{suffix}" for stem in SPLITS[split] for suffix in (*_SUFFIXES, "_list.txt"))
+        for name in (names[name] for name in usual if name in names):
+            # The file test.csv of a competition has no labels, and train.txt may list anything.
+            is_sure = not name.lower().startswith("test") and not name.endswith(".txt")
+            if is_sure or has_labels(folder / name):
+                return name
+        if below := find_split(split, (name for name in names.values() if (folder / name).is_dir()), folder):
+            table = _only_table(folder / below, DataConfig())
+            return table and f"{below}/{table}"
     return None
 
 
-def _only_table(folder: Path) -> str | None:
-    """Return the name of the only CSV file in a folder without folders of classes; None if there is none."""
+def _only_table(folder: Path, data: DataConfig) -> str | None:
+    """Return the name of the only table of images in a folder without folders of classes; None if there is none."""
     with suppress(OSError):
         beside = sorted(os.scandir(folder), key=lambda entry: entry.name)
         named = [entry for entry in beside if is_csv(Path(entry.name)) and not entry.name.startswith(_NO_TABLES)]
-        if any(Path(entry.name).stem.lower() in SPLITS["val"] for entry in named):
+        if not named or any(Path(entry.name).stem.lower() in SPLITS["val"] for entry in named):
             return None
-        tables = named if len(named) == 1 else [entry for entry in named if has_labels(Path(entry.path))]
-        folders = [entry for entry in beside if entry.is_dir() and not entry.name.startswith(".")]
-        flat = (entry for entry in folders if not any(below.is_dir() for below in os.scandir(entry)))
-        if len(tables) == 1 and (len(folders) < 2 or any(entry.name.startswith(("train", "test")) for entry in flat)):
-            return tables[0].name
+        folders = [entry for entry in beside if entry.is_dir() and not entry.name.startswith((".", "__"))]
+        flat = [entry for entry in folders if not any(below.is_dir() for below in os.scandir(entry))]
+        if len(folders) > 1 and flat and not any(entry.name.startswith(("train", "test")) for entry in flat):
+            return None
+        named = [entry for entry in named if _finds_images(Path(entry.path), data)]
+        if len(named) > 1:
+            by_name = [entry for entry in named if has_labels(Path(entry.path), data)]
+            named = by_name or [entry for entry in named if _finds_images(Path(entry.path), data, with_labels=True)]
+        return named[0].name if len(named) == 1 else None
     return None
 
 
+def _finds_images(file: Path, data: DataConfig, with_labels: bool = False) -> bool:
+    with suppress(InputError):
+        table = _open(file, data, _HEAD)
+        return bool(listing.choose_columns(table, data)) if with_labels else listing.finds_images(table, data)
+    return False
+
+
 class CsvListings:
-    """The format of CSV files, and of folders with train.csv or with a single CSV file."""
+    """The format of CSV files and their like, and of folders with train.csv or with a single table."""
 
     description = "a CSV file that lists images and labels, or a directory with train.csv"
     keys = TABLE_KEYS
@@ -211,23 +263,23 @@ class CsvListings:
             return Match.NAMED if path is not None and is_csv(path) else Match.NONE
         if any(name is not None and lists_images(path / name) for name in (data.train, data.val)):
             return Match.NAMED
-        if any(_find(path, split) for split in SPLITS):
+        train, val = (_find(path, split) for split in SPLITS)
+        # Beside class folders, val.txt may list the images of val/.
+        if train or (val and not val.endswith(".txt")):
             return Match.WHOLE
-        return Match.LIKELY if _only_table(path) else Match.NONE
+        return Match.LIKELY if _only_table(path, data) else Match.NONE
 
     def divided(self, place: Place) -> bool:
         assert place.local is not None
-        file, data = _training_file(place.local, place.data), place.data
-        val = _validation_file(file, data)
+        (file, val), data = _files(place.local, place.data), place.data
         if val is None:
             return listing.divides(_open(file, data), data)
-        listing.check_one_division(data, file.name, val)
+        listing.check_one_division(data, file.name, val.name)
         return True
 
     def open(self, place: Place, split: Split) -> ExampleTable:
         assert place.local is not None
-        file = _training_file(place.local, place.data)
-        return read_csv(file, split, place.refuse, place.data).select(place.data.classes)
+        return read_csv(place.local, split, place.refuse, place.data).select(place.data.classes)
 
 
 FORMATS.add("csv_listing")(CsvListings())

@@ -5,10 +5,13 @@
     ROOT/ILSVRC2012_devkit_t12/data/ILSVRC2012_validation_ground_truth.txt      one number a line
     ROOT/ILSVRC2012_devkit_t12/data/meta.mat                        the synset of each number
 
+In place of the kit, a text file whose name has `val` may list each image with its class or the index of its class:
+ROOT/val.txt, or val/val_annotations.txt beside val/images/ (Tiny ImageNet).
 The kit may also be in one of two parent folders. The format "ilsvrc" uses this module.
 """
 
 import io
+import itertools
 import os
 from collections.abc import Mapping
 from dataclasses import replace
@@ -18,15 +21,17 @@ from typing import NamedTuple
 import numpy as np
 
 import jaxddp.core.files as files
+import jaxddp.data.formats.folders as folders
 from jaxddp.core.errors import InputError, counted, first_line, show
 from jaxddp.data.faults import Refuse
-from jaxddp.data.formats.folders import class_names, find_layout, image_names, read_folders, visible_folders
 from jaxddp.data.formats.splits import find_split, rank
 from jaxddp.data.source import Split
+from jaxddp.data.storage.root import FolderFile
 from jaxddp.data.storage.store import LocalFiles
 from jaxddp.data.table import ExampleTable
 
 _TRUTH = "ILSVRC2012_validation_ground_truth.txt"
+_HEAD = 1 << 12
 _ADVICE = "unpack the development kit again"
 
 
@@ -46,14 +51,23 @@ def find_kit(root: Path) -> Kit | None:
     Raises: InputError; see `find_layout`.
     """
     # In a tree of class folders, the layout would take a listing of each.
-    if not root.is_dir() or not any(rank(name, "val") for name in visible_folders(root)):
+    if not root.is_dir() or not any(rank(name, "val") for name in folders.visible_folders(root)):
         return None
-    layout = find_layout(root)
+    layout = folders.find_layout(root)
     folder = find_split("val", [name for name in layout.unlabelled if "test" not in name.lower()], root)
     if folder is None or "val" in layout.splits or any(root.glob("LOC_*_solution.csv")):
         return None
+    images = folder if folders.image_names(root / folder) else f"{folder}/images"
     found = (place.glob(way + _TRUTH) for place in (root, *root.parents[:2]) for way in ("", "*/", "*/data/"))
-    return next((Kit(root, folder, file) for paths in found for file in paths), None)
+    lists = (place.glob("*val*.txt") for place in (root, root / folder))
+    ways = itertools.chain(*found, (file for files_of in lists for file in files_of if _lists(file, root / images)))
+    return next((Kit(root, images, file) for file in ways), None)
+
+
+def _lists(file: Path, folder: Path) -> bool:
+    """Return whether the first line of a file is the name of an image in a folder, and a word."""
+    name, *label = FolderFile(LocalFiles(file.parent), file.name).text(_HEAD).partition("\n")[0].split()[:2] or [""]
+    return bool(label) and folders.is_image_name(name) and (folder / os.path.basename(name)).is_file()
 
 
 def read_kit(kit: Kit, split: Split, refuse: Refuse) -> ExampleTable:
@@ -63,19 +77,25 @@ def read_kit(kit: Kit, split: Split, refuse: Refuse) -> ExampleTable:
 
     Raises: InputError if a file is missing or damaged, or there is another number of images than of labels.
     """
-    layout = find_layout(kit.root)
+    layout = folders.find_layout(kit.root)
     if split == "train":
-        table = read_folders(kit.root, split, refuse)
+        table = folders.read_folders(kit.root, split, refuse)
         return replace(table, reading=table.reading.partition(";")[0])
     with files.reading(kit.truth, _ADVICE):
-        numbers, images = files.read(kit.truth).decode(errors="replace").split(), image_names(kit.root / kit.images)
-    synset_of = _synsets(kit.truth.with_name("meta.mat"))
+        text, images = files.read(kit.truth).decode(errors="replace"), folders.image_names(kit.root / kit.images)
+    if kit.truth.name == _TRUTH:
+        numbers, synset_of = text.split(), _synsets(kit.truth.with_name("meta.mat"))
+    else:
+        names, rows = folders.class_names(layout, "train", refuse), [line.split() for line in text.splitlines()]
+        listed = {os.path.basename(row[0]): row[1] for row in rows if len(row) > 1}
+        numbers = [listed[image] for image in images if image in listed]
+        synset_of = {**{str(number): name for number, name in enumerate(names)}, **{name: name for name in names}}
     if len(numbers) != len(images):
         fault = f"{counted(len(numbers), 'label')}, but {counted(len(images), 'image')} in {kit.root / kit.images}"
         raise InputError(f"{kit.truth}: {fault}; unpack all validation images there")
     if unknown := sorted({*numbers} - {*synset_of}):
-        raise InputError(f"{kit.truth}: {show(unknown[0])} is the number of no class; {_ADVICE}")
-    names = class_names(layout, "train", refuse) if "train" in layout.splits else sorted(synset_of.values())
+        raise InputError(f"{kit.truth}: {show(unknown[0])} is the number of no class; correct it, or {_ADVICE}")
+    names = folders.class_names(layout, "train", refuse) if "train" in layout.splits else sorted(synset_of.values())
     known = {name: label for label, name in enumerate(names)}
     labels = np.array([known.get(synset_of[number], -1) for number in numbers], np.int32)
     ids = np.array([os.fsencode(f"{kit.images}/{os.path.splitext(image)[0]}") for image in images])

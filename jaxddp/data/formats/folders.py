@@ -38,8 +38,11 @@ _DATA = DataConfig()
 _LISTINGS = re.compile(r".*\.(csv|tsv|xlsx?)|(labels|annotations|train|val|metadata)\.(txt|jsonl?|parquet)")
 _METADATA = re.compile(r"metadata\.(csv|jsonl|parquet)")
 """The labels of an `ImageFolder` of the library `datasets`; files of other names are usual beside train/ and val/."""
+_NO_CLASSES = re.compile("images?|imgs?|jpe?g|jpegimages|labels|annotations|masks")
+"""Names of folders, in lower case, that are no classes."""
+_TABLE = re.compile(r"(?!test|sample).*\.[ct]sv")
 _HEAD = 1 << 16
-"""The number of characters of a text file in which names of images are looked for."""
+"""The number of bytes of a text file in which names of images are looked for."""
 
 # Listing folders mostly waits for the disk or for a server.
 _LISTING_THREADS = 16
@@ -64,6 +67,7 @@ class FolderLayout:
         folder = self.splits[split]
         place = self.root.name if folder == self.root else folder.relative_to(self.root)
         passed = "".join(f"; {name}/ has no labels" for name in self.unlabelled)
+        passed += f"; {self.root.name}/ in it is a copy" if self.root.name in self.others else ""
         return f"class folders in {place}/{passed}"
 
 
@@ -74,6 +78,8 @@ def find_layout(root: Path, data: DataConfig = _DATA) -> FolderLayout:
     """
     root = root.absolute()
     folders = visible_folders(root) if root.is_dir() else set()
+    within = visible_folders(root / root.name) if root.name in folders else set()
+    copy = {root.name} if within and within < folders else set()
     splits: dict[Split, Path] = {}
     for split in SPLITS:
         if getattr(data, split):
@@ -84,14 +90,19 @@ def find_layout(root: Path, data: DataConfig = _DATA) -> FolderLayout:
         raise InputError(Key("data.val", data.val), ": is also the training split", advice="name another folder")
     unlabelled = {name for name in folders if rank(name, "val") and not _holds_classes(root / name, "val")}
     # Otherwise the folders of the root are the classes, except those with the name of a split.
-    others = {name for name in folders if is_word(name, "val")}
+    others = {name for name in folders if is_word(name, "val")} | copy
     others |= {splits["val"].relative_to(root).parts[0]} if data.val else set()
     classes = sorted(name for name in folders - others if "train" not in splits and _has_image(root / name))
-    if not classes:
+    if unlabelled.issuperset(classes):
         return FolderLayout(root, splits, unlabelled=(*sorted(unlabelled),), is_named=bool(data.train))
-    for name in (name for name in classes if is_word(name, "train") and (others or len(classes) == 1)):
+    flat = [name for name in classes if _is_between(name, root)]
+    if unlabelled or others or len(classes) == 1:
+        flat += [name for name in classes if rank(name, "train")]
+    if flat:
+        tables = sorted(entry.path for entry in _entries(root) if _TABLE.fullmatch(entry.name.lower()))
+        advice = f"give {tables[0]}" if tables else "list path,label in train.csv"
         fault = "images, but no class folders; put the images of each class into a folder of its own"
-        raise InputError(f"{root / name}: {fault}")
+        raise InputError(f"{root / flat[0]}: {fault}, or {advice}")
     if len(classes) == 1 and others & unlabelled:
         both = f"{classes[0]}/ and {min(others)}/ are two classes, or {min(others)}/ has images without labels"
         raise InputError(f"{root}: {both}; put classes into a folder train/")
@@ -118,17 +129,22 @@ def _named_folder(root: Path, split: Split, data: DataConfig) -> Path:
 
 
 def _holds_classes(folder: Path, split: Split) -> bool:
-    """Return whether a folder has the name of a split, and folders.
+    """Return whether a folder has the name of a split, and folders of classes.
 
-    A folder whose only folder has the same name and no folders holds none (test/test/1.jpg).
+    Folders like images/ and one with the same name are none, unless they have folders (test/test/1.jpg).
     """
     found = visible_folders(folder) if rank(folder.name, split) else set()
-    return bool(found) and (found != {folder.name} or bool(visible_folders(folder / folder.name)))
+    return any(not _is_between(name, folder) or visible_folders(folder / name) for name in found)
+
+
+def _is_between(name: str, folder: Path) -> bool:
+    return name == folder.name or _NO_CLASSES.fullmatch(name.lower()) is not None
 
 
 def _undoubled(folder: Path) -> Path:
-    """Return a folder, or the only folder in it if that has the same name, as seg_train/seg_train/."""
-    return folder / folder.name if visible_folders(folder) == {folder.name} and not _has_image(folder) else folder
+    """Return a folder, or the only folder in it if that is no class, as seg_train/seg_train/ and train/images/."""
+    (name, *others) = visible_folders(folder) or {""}
+    return folder / name if not others and _is_between(name, folder) and not _has_image(folder) else folder
 
 
 def is_image_name(name: str) -> bool:
@@ -259,7 +275,7 @@ def _may_hold_labels(path: Path, ids: np.ndarray, classes: Sequence[str]) -> boo
     """
     if path.suffix.lower() in (".xls", ".xlsx", ".parquet"):
         return re.match(r"(labels|annotations|train|val|metadata)\.", path.name.lower()) is not None
-    head = FolderFile(LocalFiles(path.parent), path.name).text()[:_HEAD]
+    head = FolderFile(LocalFiles(path.parent), path.name).text(_HEAD)
     # A name may hold spaces, or commas within quotes, so a field is divided in each of these ways.
     fields = {*re.findall(r'"([^"\n]*)"', head), *re.split(r'[\n\t,;"]', head), *re.split(r"[^\w./\\-]+", head)}
     words = {re.split(r"[/\\]", field.strip())[-1] for field in fields}

@@ -10,13 +10,14 @@ Images are read by row from files that are mapped into memory. `data.train` and 
 import hashlib
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import jaxddp.core.files as files
+import jaxddp.data.formats.listing as listing
 import jaxddp.data.storage.tables as tables
 from jaxddp.config.registry import FORMATS
 from jaxddp.core.errors import InputError
@@ -72,6 +73,17 @@ class HubSets:
         return table.without(np.flatnonzero(labels == tables.REFUSED)).select(place.data.classes)
 
 
+class _Columns(listing.Listing):
+    """The columns of a split, for `choose_columns`, which reads no row of it."""
+
+    def __init__(self, where: str, header: Sequence[str], images: Sequence[str], classes: Sequence[str]):
+        self.file, self.header, self.images, self.classes = where, header, images, classes
+
+    def rows(self, columns: Sequence[str], refuse: Refuse) -> Iterator[list[Any]]:
+        # No column is taken for one of 0 and 1.
+        yield [0, *columns]
+
+
 def _open_splits(place: Place) -> Mapping[str, Any]:
     name = place.address.removeprefix(_PREFIX)
     folder = files.expanded(name).absolute()
@@ -93,7 +105,10 @@ def _find_columns(where: str, dataset: Any, place: Place) -> tables.TableColumns
     classes = {
         name: tuple(map(str, kind.names)) for name, kind in features.items() if isinstance(kind, kinds.ClassLabel)
     }
-    image, label = tables.choose_columns(where, [*features], images, [*classes], place.data.named_columns)
+    chosen = listing.choose_columns(_Columns(where, [*features], images, [*classes]), place.data)
+    image, label = chosen.image, chosen.labels[0]
+    if image not in images:
+        raise InputError(f"{where}: no column of images, found {', '.join(features)}; choose a set with an Image")
     check_names(classes.get(label, ()), lambda place: f"{where}: the names of {label}, name {place + 1}")
     return tables.TableColumns(image, label, classes.get(label))
 

@@ -67,7 +67,9 @@ def read_idx(folder: Path, split: Split) -> ArrayTable:
 
 
 def _find(folder: Path, names: tuple[str, ...]) -> Path | None:
-    files = (folder / f"{name}{suffix}" for suffix in ("", ".gz") for name in names)
+    # In an archive of Kaggle's, each file is called train-images.idx3-ubyte, or is in a folder with its own name.
+    spelled = [form for name in names for form in (name, name.replace("-idx", ".idx"), f"{name}/{name}")]
+    files = (folder / f"{name}{suffix}" for suffix in ("", ".gz") for name in spelled)
     return next((file for file in files if file.is_file()), None)
 
 

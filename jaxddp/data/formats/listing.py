@@ -12,6 +12,7 @@ import itertools
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,17 +26,21 @@ from jaxddp.data.faults import Refuse, check_distinct, find_repeats, index_of_co
 from jaxddp.data.formats.splits import SPLITS
 from jaxddp.data.source import ClassSelection, Split
 from jaxddp.data.storage.root import FolderFile
-from jaxddp.data.storage.store import LocalFiles
+from jaxddp.data.storage.store import LocalFiles, is_passed_over
 from jaxddp.data.table import ExampleTable
 
-IMAGES = ("path", "file_name", "file", "image", "image_path", "image_name", "image_id", "id", "id_code", "img")
+IMAGES = (
+    *("path", "file_name", "file_path", "file_paths", "fname", "file", "image", "image_path"),
+    *("image_name", "image_index", "image_id", "id", "id_code", "img"),
+)
 """The usual names of the column of images; the first one that a table has is used."""
-LABELS = ("label", "labels", "class", "category", "target", "diagnosis", "species")
+LABELS = ("label", "labels", "class", "category", "target", "diagnosis", "species", "class_name", "class_id")
+LABELS += ("finding_labels", "dx")
 SEPARATORS = ";|"
 _DIVIDER = "split"
 _BITS = {"0": False, "0.0": False, "false": False, "1": True, "1.0": True, "true": True}
 # A column of 0 and 1 with such a name divides the rows, and is no class.
-_DIVIDERS = re.compile(r"(is)?(fold|group|split|train|val|valid|validation|test)")
+_DIVIDERS = re.compile(r"(is)?(fold|group|split|partition|train|val|valid|validation|test)")
 _PLAIN = re.compile(r"[^\x00-\x20./\x7f][^\x00-\x1f./\x7f]{0,200}+(?:[/.][^\x00-\x1f./\x7f]{1,200}+){0,9}")
 _TEXT = re.compile(r"[^\x00-\x1f\x7f]{1,1000}")
 _SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".tif", ".tiff", ".bmp")
@@ -50,11 +55,18 @@ class Listing:
         file: the file of the rows, or the first of several files.
         header: the names of the columns.
         images: the columns that hold the images themselves; none if rows name files.
+        classes: the columns whose classes have names in the file.
+        top: the place of the header, for messages.
     """
 
-    file: FolderFile
+    file: Any
     header: Sequence[str]
     images: Sequence[str] = ()
+    classes: Sequence[str] = ()
+
+    @property
+    def top(self) -> str:
+        return str(self.file)
 
     def rows(self, columns: Sequence[str], refuse: Refuse) -> Iterator[list[Any]]:
         """Yield [number of the row, *texts of the columns] for each row that is not rejected."""
@@ -74,13 +86,13 @@ class Listing:
         root = Path(self.file.folder.name(self.file.path)).parent
         if any(paths := [image for image in images if "\\" in image]) and not (root / paths[0]).exists():
             images = [image.replace("\\", "/") for image in images]
-        (folder, *beside), suffix = _find_images(self.file, root, images[:_LOOKED_AT], data)
+        (folder, *beside), suffix, _ = _find_images(self.file, root, images[:_LOOKED_AT], data)
         ids = [image.removeprefix(f"{root}/") for image in images]
         names = [f"{image.removesuffix(suffix)}{suffix}" for image in ids]
         # The images may be divided among several folders.
         folders = {name: each for each in (*beside, folder) for name in os.listdir(root / each)} if beside else {}
         paths = [os.path.join(folders.get(name, folder), name) for name in names]
-        used = " and ".join(f"{each}/" for each in sorted({folders.get(name, folder) for name in names}) if each)
+        used = some([f"{each}/" for each in sorted({folders.get(name, folder) for name in names}) if each])
         if any(path.startswith("/") for path in paths):
             paths, root = [os.path.join(root, path)[1:] for path in paths], Path("/")
         found = f"{f', images in {used}' * bool(used)}{f', suffix {suffix}' * bool(suffix)}"
@@ -108,7 +120,8 @@ class Columns(NamedTuple):
     """Whether each column of labels is a class, and holds 0 or 1."""
 
     def __str__(self) -> str:
-        labels = [f"{len(self.labels)} columns of 0 and 1"] if self.several else map("label={}".format, self.labels)
+        names = f"{len(self.labels)} columns of 0 and 1 ({some(self.labels)})" if self.several else ""
+        labels = [names] if names else map("label={}".format, self.labels)
         return ", ".join((f"image={self.image}", *labels, *([f"split={self.divider}"] if self.divider else [])))
 
 
@@ -181,7 +194,7 @@ def read_images(listing: Listing, data: DataConfig) -> ExampleTable:
     header = listing.header
     image = find_column(header, (*data.named_columns.get("image", ()), *IMAGES))
     if image is None and len(header) != 1:
-        fault = f"{listing.file}:1: no column {IMAGES[0]}, found {some([*map(show, header)], 12) or 'none'}"
+        fault = f"{listing.top}: no column {IMAGES[0]}, found {some([*map(show, header)], 12) or 'none'}"
         raise InputError(f"{fault}; call the column of images {' or '.join(IMAGES[:4])}")
     image = image or header[0]
     rows = _read_rows(listing, Columns(image), data, raise_fault)
@@ -207,6 +220,22 @@ def has_labels(listing: Listing, data: DataConfig) -> bool:
     return find_column(listing.header, (*data.named_columns.get("label", ()), *LABELS)) is not None
 
 
+def finds_images(listing: Listing, data: DataConfig) -> bool:
+    """Return whether an image is where one of the first rows of a table says, or where it is looked for."""
+    root = Path(listing.file.folder.name(listing.file.path)).parent
+    names = (*data.named_columns.get("image", ()), *IMAGES)
+    with suppress(InputError):
+        image = find_column(listing.header, names) or choose_columns(listing, data).image
+        rows = itertools.islice(listing.rows([image], lambda fault: None), _LOOKED_AT)
+        images = [text.replace("\\", "/") for _, text in rows]
+        try:
+            _, _, found = _find_images(listing.file, root, images, data)
+        except InputError:
+            return True
+        return found
+    return False
+
+
 def choose_columns(listing: Listing, data: DataConfig, divider: str | None = None) -> Columns:
     """Return the columns of a table with labels. Raises: InputError if there is none, or another has the same name."""
     header = listing.header
@@ -214,20 +243,22 @@ def choose_columns(listing: Listing, data: DataConfig, divider: str | None = Non
     named = {role: [listing.column("columns", name) for name in names] for role, names in chosen}
     group = None if data.group_column is None else listing.column("group_column", data.group_column)
     image = named["image"][0] if "image" in named else find_column(listing.images or header, IMAGES)
+    image = image or (listing.images[0] if len(listing.images) == 1 else None)
     labels = named.get("label") or [*filter(None, [find_column(header, LABELS)])]
+    labels = labels or (listing.classes if len(listing.classes) == 1 else [])
     rest = [name for name in header if name not in (image, *labels, group, divider)]
+    rest = [name for name in rest if not _DIVIDERS.fullmatch(_folded(name))]
     if len(rest) == 1 and (image is None) != (not labels):
         image, labels = image or rest[0], labels or rest
     several = len(labels) > 1 or not labels
     if image is not None and not labels:
-        labels = _classes(listing, [name for name in rest if not _DIVIDERS.fullmatch(_folded(name))])
+        labels = _classes(listing, rest)
     if image is None or not labels:
-        fault = f"{listing.file}:1: no column of {'images' if image is None else 'labels'} by a usual name"
-        fault += f", found {some([*map(show, header)], 12) or 'none'}"
-        advice = ("write their names on the first line, or give ", Key("data.columns"), " image=NAME,label=NAME")
-        raise InputError(fault, advice=advice)
+        role = "label" if image else "image"
+        fault = f"{listing.top}: no column of {role}s by a usual name, found {some([*map(show, header)], 12) or 'none'}"
+        raise InputError(fault, advice=("name one by ", Key("data.columns"), f" {role}=NAME"))
     for column in filter(None, (image, *labels, group, divider)):
-        index_of_column(header, column, f"{listing.file}:1")
+        index_of_column(header, column, listing.top)
     return Columns(image, tuple(labels), group, divider, several)
 
 
@@ -352,8 +383,9 @@ def _clean(text: str) -> str | None:
 # --- Images ---
 
 
-def _find_images(file: FolderFile, root: Path, images: Sequence[str], data: DataConfig) -> tuple[list[str], str]:
-    """Return the folders of the images, relative to the root, that of the first image first, and the missing suffix.
+def _find_images(file: FolderFile, root: Path, images: Sequence[str], data: DataConfig) -> tuple[list[str], str, bool]:
+    """Return the folders of the images, relative to the root, that of the first image first; the missing suffix; and
+    whether an image is there.
 
     Raises: InputError if the folder of the config is missing, or the first image is in two places.
     """
@@ -367,26 +399,39 @@ def _find_images(file: FolderFile, root: Path, images: Sequence[str], data: Data
             raise InputError(Key("data.images", data.images), fault, advice=advice or "give an absolute path")
         folder = os.fspath(*places.values()).removeprefix(f"{root}/")
 
+    word = next((word for word in ("val", "test") if word in file.name.lower()), "train")
+
     def is_file(image: str, folder: str, suffix: str) -> bool:
         return os.path.isfile(root / folder / f"{image.removesuffix(suffix)}{suffix}")
 
     if any(is_file(image, folder, data.suffix or "") for image in images):
-        return [folder], data.suffix or ""
-    beside = [] if folder else sorted(entry.name for entry in os.scandir(root) if entry.is_dir())
-    for image in images:
+        return [folder], data.suffix or "", True
+    top = [] if folder else _folders(root)
+    below = [*top, *itertools.chain(*(_folders(root, name) for name in top))]
+    for image, beside in itertools.product(images, (top, below)):
         found = []
         for at in (folder, *beside):
             tried = ("", *_SUFFIXES[: 0 if image.lower().endswith(_SUFFIXES) else None])
             for suffix in tried if data.suffix is None else (data.suffix,):
                 both = (kind for kind in (suffix, suffix.upper()) if is_file(image, at, kind))
                 found += [(at, kind) for kind in both][:1]
+        # Kaggle's train.csv is for train/, and test/ may have images of the same names.
+        of_split = [place for place in found if word in place[0].lower()]
+        found = of_split if len(of_split) == 1 else found
         if len(found) > 1:
             paths = " and ".join(os.path.join(at, f"{image}{suffix}") for at, suffix in found[:2])
             advice = ("name one by ", Key("data.images"), " or ", Key("data.suffix"))
             raise InputError(f"{file}: {show(image)} is both {paths}", advice=advice)
         if found:
-            return [found[0][0], *(each for each in beside if each != found[0][0])], found[0][1]
-    return [folder], data.suffix or ""
+            return [found[0][0], *(each for each in beside if each != found[0][0])], found[0][1], True
+    return [folder], data.suffix or "", False
+
+
+def _folders(root: Path, folder: str = "") -> list[str]:
+    """Return the folders in a folder, relative to the root, sorted."""
+    with os.scandir(root / folder) as entries:
+        names = (entry.name for entry in entries if not is_passed_over(entry.name) and entry.is_dir())
+        return [os.path.join(folder, name) for name in sorted(names)]
 
 
 def sound_rows(

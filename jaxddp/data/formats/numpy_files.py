@@ -4,12 +4,15 @@
     train_labels  val_labels     integers [N], class indices from 0
     class_names                  optional: strings [K]
 
+Names like x_train, y_train, x_test, y_test, X_valid and test_images are read, too.
+
 Images in a folder are memory-mapped: a batch reads only its own rows, so the images may be larger than the memory.
 Arrays of floats are read into memory at once. Pickled objects are never read, since reading them can run any code.
 """
 
 import math
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 from tokenize import TokenError
 from typing import IO, cast
@@ -25,6 +28,8 @@ from jaxddp.data.formats import array_files
 from jaxddp.data.source import Split
 
 _NAMES = "class_names"
+_WORDS: dict[Split, tuple[str, ...]] = {"train": ("train",), "val": ("val", "valid", "test")}
+_KINDS = {"images": ("images", "x"), "labels": ("labels", "y")}
 _HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 
 
@@ -32,7 +37,8 @@ def holds_numpy(path: Path) -> bool:
     """Return whether the path is an .npz file, or a folder with an array of either split."""
     if path.is_file():
         return path.suffix == ".npz"
-    return any((path / f"{split}_{kind}.npy").is_file() for split in ("train", "val") for kind in ("images", "labels"))
+    existing = array_names(path) if path.is_dir() else []
+    return any(_find_name(existing, split, kind) in existing for split in _WORDS for kind in _KINDS)
 
 
 def read_numpy(path: Path, split: Split) -> ArrayTable:
@@ -43,7 +49,9 @@ def read_numpy(path: Path, split: Split) -> ArrayTable:
             NumPy or holds pickled objects, or `ArrayTable` rejects the arrays.
     """
     existing = array_names(path)
-    images, labels = (_read_array(path, f"{split}_{kind}", existing) for kind in ("images", "labels"))
+    of_split = {kind: _find_name(existing, split, kind) for kind in _KINDS}
+    images, labels = (_read_array(path, name, existing) for name in of_split.values())
+    images = images[..., None] if images.ndim == 3 else images
     if _NAMES in existing:
         names, where = _read_array(path, _NAMES, existing), _array_place(path, _NAMES)
         if names.ndim != 1 or names.dtype.kind != "U":
@@ -51,11 +59,19 @@ def read_numpy(path: Path, split: Split) -> ArrayTable:
         names = tuple(map(str, names))
         array_files.check_names(names, lambda place: f"{where}[{place}]")
     else:
-        of_splits = [_read_array(path, name, existing) for name in existing if name in ("train_labels", "val_labels")]
+        every = [_find_name(existing, one, "labels") for one in _WORDS]
+        of_splits = [_read_array(path, name, existing) for name in every if name in existing]
         with array_files.as_input_errors(path):
             names = array_files.numbered_names(*of_splits)
-    places = (_array_place(path, f"{split}_{kind}") for kind in ("images", "labels"))
+    places = (_array_place(path, name) for name in of_split.values())
     return array_files.make_table(images, labels, names, *places)
+
+
+def _find_name(existing: Sequence[str], split: Split, kind: str) -> str:
+    """Return the name of an array; the first of its usual names if there is none."""
+    usual = [f"{a}_{b}" for word in _WORDS[split] for one in _KINDS[kind] for a, b in ((word, one), (one, word))]
+    folded = {name.lower(): name for name in existing}
+    return next((folded[name] for name in usual if name in folded), usual[0])
 
 
 def array_names(path: Path) -> list[str]:

@@ -5,12 +5,13 @@
     ROOT/validation-00000-of-00001.parquet        or val, or test: the first of these that exists
 
 ROOT is a folder or the URL of an object store. `data.train` and `data.val` can name other files or patterns.
-Images are in a column of structs with a field `bytes`. The column is called image or img, or is the only such column.
-Labels are integers or strings. The names of integer labels are in the metadata of the schema. For string labels, the
-classes are the sorted labels of the training split.
+Images are in a column of bytes, or of structs with a field `bytes`. Labels are integers or strings. The names of
+integer labels are in the metadata of the schema. For string labels, the classes are the sorted labels of the training
+split.
 
-Without such a column, the rows name images beside the file. Such a file, and one whose rows have several labels, a
-split or a group by the config, is read as a listing: see `jaxddp.data.formats.listing`.
+Without such a column, the rows name images beside the file. Such a file, and one whose rows have several labels (in a
+list, or by the config), a split or a group, is read as a listing: see `jaxddp.data.formats.listing`, which also chooses
+the columns.
 """
 
 import logging
@@ -88,6 +89,10 @@ class ParquetRows(listing.Listing):
         with tables.open_parquet(self.file) as parquet:
             self._schema = parquet.schema_arrow
         self.header, self.images = self._schema.names, _image_columns(self._schema)
+        with about(self.file):
+            self.classes = [*_class_names(self._schema)]
+        kinds = {field.name: str(field.type) for field in self._schema}
+        self.lists = [name for name in self.header if kinds[name].startswith(("list", "large_list"))]
 
     def place(self, number: tuple[int, int]) -> str:
         return f"{self.files[number[0]]}, row {number[1]}"
@@ -120,6 +125,8 @@ class ParquetRows(listing.Listing):
 
 
 def _text(cell: Any, names: Sequence[str]) -> str:
+    if isinstance(cell, list):
+        return listing.SEPARATORS[0].join(_text(each, names) for each in cell)
     if isinstance(cell, int) and not isinstance(cell, bool) and 0 <= cell < len(names):
         return names[cell]
     return "" if cell is None else str(cell)
@@ -136,7 +143,10 @@ def _listing(place: Place, folder: Folder, shards: dict[Split, list[str]]) -> Pa
         rows = ParquetRows([FolderFile(folder, path) for path in shards.get("train") or shards["val"]])
         names_images = not rows.images and listing.find_column(rows.header, listing.IMAGES) is not None
         names_images |= not {*keys.get("image", ())} <= {*rows.images}
-        return rows if is_keyed or names_images or _divides(rows, data, shards) else None
+        if is_keyed or names_images or _divides(rows, data, shards):
+            return rows
+        columns = listing.choose_columns(rows, data)
+        return rows if columns.several or {*columns.labels} & {*rows.lists} else None
     return None
 
 
@@ -153,12 +163,14 @@ def _by_column(place: Place, folder: Folder, shards: dict[Split, list[str]]) -> 
 
 
 def _image_columns(schema: Any) -> list[str]:
-    """Return the columns of structs with a field `bytes`."""
+    """Return the columns of structs with a field `bytes`, or else those of bytes with the usual name of an image."""
     import pyarrow
 
     structs = {field.name: field.type for field in schema if pyarrow.types.is_struct(field.type)}
     binary = (pyarrow.binary(), pyarrow.large_binary())
-    return [name for name, kind in structs.items() if any(one.name == "bytes" and one.type in binary for one in kind)]
+    found = [name for name, kind in structs.items() if any(one.name == "bytes" and one.type in binary for one in kind)]
+    bare = [field.name for field in schema if field.type in binary]
+    return found or [name for name in bare if listing.find_column([name], listing.IMAGES)]
 
 
 def _check_parts(files: list[FolderFile]) -> None:
@@ -189,14 +201,11 @@ def _find_columns(
 
 
 def _columns_of_file(file: FolderFile, data: DataConfig) -> tables.TableColumns:
-    with tables.open_parquet(file) as parquet:
-        schema = parquet.schema_arrow
-    with about(file):
-        names = _class_names(schema)
-    wanted = data.named_columns
-    image, label = tables.choose_columns(str(file), schema.names, _image_columns(schema), [*names], wanted)
-    check_names(names.get(label, ()), lambda place: f"{file}: the names of {label}, name {place + 1}")
-    return tables.TableColumns(image, label, names.get(label) or None)
+    rows = ParquetRows([file])
+    chosen = listing.choose_columns(rows, data)
+    label, names = chosen.labels[0], rows.class_names(chosen.labels[0])
+    check_names(names, lambda place: f"{file}: the names of {label}, name {place + 1}")
+    return tables.TableColumns(chosen.image, label, names or None)
 
 
 def _class_names(schema: Any) -> dict[str, tuple[str, ...]]:
@@ -208,7 +217,8 @@ def _class_names(schema: Any) -> dict[str, tuple[str, ...]]:
     try:
         features = files.parse_json(text, dict)["info"]["features"].items()
         # The features of other columns may also be lists.
-        named = ((name, one) for name, one in features if isinstance(one, dict) and one.get("_type") == "ClassLabel")
+        each = ((name, one.get("feature", one)) for name, one in features if isinstance(one, dict))
+        named = ((name, one) for name, one in each if isinstance(one, dict) and one.get("_type") == "ClassLabel")
         names = {name: one["names"] for name, one in named}
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise InputError(f"its metadata of `datasets` are damaged ({error}); {tables.WRITE_AGAIN}") from None

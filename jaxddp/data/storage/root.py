@@ -49,17 +49,18 @@ class FolderFile:
         """The last part of the path."""
         return self.path.rpartition("/")[2]
 
-    def text(self) -> str:
+    def text(self, limit: int | None = None) -> str:
         """Return the text of UTF-8, with or without a byte order mark, or of UTF-16, as Excel writes it.
 
-        In UTF-8, wrong bytes become lone surrogates.
+        In UTF-8, wrong bytes become lone surrogates. With a limit, only that many bytes are read.
 
         Raises: InputError.
         """
         try:
-            content = self.folder.read_text(self.path)
+            content = self.folder.read_range(self.path, 0, limit) if limit else self.folder.read_text(self.path)
             encoding = json.detect_encoding(content)
-            return content.decode(encoding, "surrogateescape" if encoding.startswith("utf-8") else "strict")
+            strict = "replace" if limit else "strict"
+            return content.decode(encoding, "surrogateescape" if encoding.startswith("utf-8") else strict)
         except FileNotFoundError:
             raise InputError(f"{self}: no such file{_hint(self)}") from None
         except UnicodeDecodeError as error:

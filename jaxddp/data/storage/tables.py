@@ -7,8 +7,7 @@ The files of `datasets` are mapped into memory. A data set of the Hugging Face H
 each machine; the others wait, and then read its cache. The library reads the variables HF_HOME, HF_ENDPOINT, HF_TOKEN
 and HF_DATASETS_OFFLINE.
 
-The column of the images is called image or img, or is the only one with images. The column of the labels is called
-label or labels or, if no column is, is the only one with class names. Labels are integers or strings.
+`jaxddp.data.formats.listing.choose_columns` chooses the columns. Labels are integers or strings.
 """
 
 import functools
@@ -33,7 +32,6 @@ import jaxddp.core.files as files
 from jaxddp.core.errors import (
     InputError,
     JaxddpError,
-    Key,
     Unreachable,
     about,
     counted,
@@ -43,7 +41,7 @@ from jaxddp.core.errors import (
     show,
 )
 from jaxddp.core.phases import doing, moved
-from jaxddp.data.faults import Refuse, check_distinct, index_of_column
+from jaxddp.data.faults import Refuse, check_distinct
 from jaxddp.data.formats.array_files import numbered_names
 from jaxddp.data.source import Split
 from jaxddp.data.storage.root import Folder, FolderFile
@@ -63,7 +61,7 @@ class ParquetFiles(ShardStore):
     """Parquet files below a directory or a URL. An offset is the number of a row in its file.
 
     Args:
-        column: the column of structs with a field `bytes`.
+        column: the column of bytes, or of structs with a field `bytes`.
         max_cached: the largest size of the row groups that stay in memory, in bytes, and of those that threads read at
             the same time. One group may be larger.
     """
@@ -86,10 +84,11 @@ class ParquetFiles(ShardStore):
         starts, lengths = self._layouts[path]
         number = bisect_right(starts, offset) - 1
         cell = self._group(path, number, lengths[number])[offset - starts[number]].as_py()
-        if not cell or not cell["bytes"]:
+        content = cell.get("bytes") if isinstance(cell, dict) else cell
+        if not content:
             fault = f"{self.column!r} holds no bytes; write the images into the file"
             raise InputError(f"{self.name(path, offset)}: {fault}")
-        return cell["bytes"]
+        return content
 
     def _layout(self, path: bytes) -> tuple[list[int], list[int]]:
         """Return the first row of each row group, and its size in bytes without compression."""
@@ -123,7 +122,8 @@ class ParquetFiles(ShardStore):
     def _cells(self, path: bytes, number: int) -> Any:
         file = FolderFile(self.folder, os.fsdecode(path))
         with open_parquet(file) as parquet, as_input_errors(file):
-            return parquet.read_row_group(number, columns=[f"{self.column}.bytes"]).column(0)
+            is_struct = bool(parquet.schema_arrow.field(self.column).type.num_fields)
+            return parquet.read_row_group(number, columns=[self.column + ".bytes" * is_struct]).column(0)
 
 
 @contextmanager
@@ -301,7 +301,6 @@ def _reason(error: Exception) -> str:
     return show(first_line(error) or type(error).__name__)
 
 
-_IMAGES, _LABELS = ("image", "img"), ("label", "labels")
 REFUSED = -2
 """The label of a rejected row."""
 _UNKNOWN = "-1"
@@ -331,38 +330,6 @@ class LabelCells(NamedTuple):
     """None for a rejected row."""
     name: Callable[[int], str]
     """Returns a readable name of a row, for messages."""
-
-
-def choose_columns(
-    where: str,
-    names: Sequence[str],
-    images: Sequence[str],
-    classes: Sequence[str],
-    wanted: Mapping[str, tuple[str, ...]],
-) -> tuple[str, str]:
-    """Return the names of the columns of images and of labels.
-
-    Args:
-        where: a readable name of the table, for messages.
-        names: all columns.
-        images: the columns that hold images.
-        classes: the columns of integers with class names.
-        wanted: the names that `data.columns` gives for "image" and "label".
-
-    Raises: InputError if there is no such column, or another column has the same name.
-    """
-
-    def choose(role: str, usual: Sequence[str], among: Sequence[str], typed: Sequence[str], kind: str = "") -> str:
-        usual = wanted.get(role, usual)
-        found = [name for name in usual if name in among] or ([] if role in wanted else [*typed])
-        if len(found) != 1 and not {*found} & {*usual}:
-            fault = f"no column of {role}s{kind} called {' or '.join(usual)}; its columns are {', '.join(names)}"
-            raise InputError(f"{where}: {fault}", advice=("name one by ", Key("data.columns"), f" {role}=NAME"))
-        index_of_column(names, found[0], where)
-        return found[0]
-
-    image = choose("image", _IMAGES, images, images, " (structs with a field bytes)")
-    return image, choose("label", _LABELS, names, classes)
 
 
 def label_cells(values: Any, where: object, column: str, refuse: Refuse) -> LabelCells:
