@@ -41,6 +41,34 @@ FAMILIES: dict[str, tuple[str | None, tuple[str, ...]]] = {
     "vit_l16": ("vit_l_16", ("vit_large_patch16_224", "vit_large_patch16_384")),
     "vit_l32": ("vit_l_32", ("vit_large_patch32_224", "vit_large_patch32_384")),
     "vit_h14": ("vit_h_14", ("vit_huge_patch14_224",)),
+    **{
+        f"vit_{size[0]}14_{kind}": (None, (f"vit_{size}_patch14_{kind}",))
+        for size in ("small", "base", "large", "giant")
+        for kind in ("dinov2", "reg4_dinov2")
+    },
+    **{
+        f"vit_{size[0]}{patch}_clip{quick}": (
+            None,
+            tuple(f"vit_{size}_patch{patch}_clip{quick}_{side}" for side in (224, 256, 336, 378, 384, 448)),
+        )
+        for size, patch in (("base", 32), ("base", 16), ("large", 14), ("huge", 14))
+        for quick in ("", "_quickgelu")
+    },
+    # timm cuts images of 384 pixels for patches of 14, and has another activation for L/16 at 512 pixels.
+    **{
+        f"vit_{short}{patch}_siglip": (None, tuple(f"vit_{size}_patch{patch}_siglip_{side}" for side in sides))
+        for short, size, patch, sides in (
+            *(("b", "base", 32, (256,)), ("b", "base", 16, (224, 256, 384, 512)), ("l", "large", 16, (256, 384))),
+            *(("so400m", "so400m", 14, (224, 378)), ("so400m", "so400m", 16, (256, 384, 512))),
+        )
+    },
+    **{
+        f"vit_{short}_dinov3": (None, (f"vit_{size}_dinov3",))
+        for short, size in (
+            *(("s16", "small_patch16"), ("s16plus", "small_plus_patch16"), ("b16", "base_patch16")),
+            *(("l16", "large_patch16"), ("h16plus", "huge_plus_patch16")),
+        )
+    },
     **{name: (name, (name,)) for name in ("convnext_tiny", "convnext_small", "convnext_base", "convnext_large")},
     **{
         f"convnext{name}": (None, (f"convnext{name}",))
@@ -87,12 +115,15 @@ def of_timm(network: str, builder: str, results: dict[tuple[str, int], dict[str,
     Weights for ImageNet's classes need an accuracy at their image size. Others have none: without a head, or with a
     head of other classes.
     """
+    if not (names := timm.list_pretrained(f"{builder}.*")):
+        return
     default = timm.models.get_pretrained_cfg(builder).tag
-    names = [name for name in timm.list_pretrained(f"{builder}.*") if name.startswith(f"{builder}.")]
     for name in sorted(names, key=lambda name: (name != f"{builder}.{default}", name)):
         config = timm.models.get_pretrained_cfg(name)
         size = config.input_size[-1]
         row = results.get((name, size))
+        if timm.list_pretrained(name.replace("_clip_", "_clip_quickgelu_")) not in ([], [name]):
+            continue  # These weights were trained with the other activation.
         if (row is None and config.num_classes == IMAGENET) or not config.hf_hub_id.startswith("timm/"):
             print(f"{name}: no accuracy for images of {size} pixels, or not in timm's repositories", file=sys.stderr)
             continue
@@ -121,8 +152,7 @@ def main(results_file: str) -> None:
     rows = []
     for network, (builder, timm_builders) in FAMILIES.items():
         rows += of_torchvision(network, builder) if builder else []
-        listed = {row[0] for row in rows}
-        rows += [row for name in timm_builders for row in of_timm(network, name, results) if row[0] not in listed]
+        rows += [row for name in timm_builders for row in of_timm(network, name, results)]
     with OUT.open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(COLUMNS)

@@ -140,7 +140,13 @@ class SwinSettings:
         return Swin(STAGE_SIZES[config.model.name], num_classes, drop_path=self.drop_path, **_common(config))
 
 
-@MODELS.add(*(f"vit_{size}" for size in ("ti16", "s8", "s16", "s32", "b8", "b16", "b32", "l16", "l32", "h14")))
+@MODELS.add(
+    *(f"vit_{size}" for size in ("ti16", "s8", "s16", "s32", "b8", "b16", "b32", "l16", "l32", "h14")),
+    *(f"vit_{size}14_{name}" for size in "sblg" for name in ("dinov2", "reg4_dinov2")),
+    *(f"vit_{size}_{name}" for size in ("b32", "b16", "l14", "h14") for name in ("clip", "clip_quickgelu")),
+    *(f"vit_{size}_siglip" for size in ("b32", "b16", "l16", "so400m14", "so400m16")),
+    *(f"vit_{size}_dinov3" for size in ("s16", "s16plus", "b16", "l16", "h16plus")),
+)
 @dataclass(frozen=True)
 class ViTSettings:
     """Vision Transformers; see `jaxddp.models.vit`."""

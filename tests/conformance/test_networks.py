@@ -3,6 +3,7 @@ published names and its logits the published values, and the configs that name i
 family has a separate test file."""
 
 import functools
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from jaxddp.models.adapt import adapt, for_platform
 from jaxddp.models.convnext import ConvNeXt, ConvNeXtSize
 from jaxddp.models.interface import shapes_of, takes_example_keys
 from jaxddp.models.swin import Swin
+from jaxddp.models.vit import SIZES, ViT
 from jaxddp.recipe.sources import config_names
 from jaxddp.setup.initial_weights import WeightsTarget, initial_weights
 from jaxddp.setup.run_setup import initialize
@@ -169,6 +171,15 @@ NAMED = (
 BUILT = {
     "small_swin": Swin((2, 2), CLASSES, width=32),
     "small_convnextv2": ConvNeXt(ConvNeXtSize((1, 1, 1, 1), 8, response_norm=True, convolutions=True), CLASSES),
+    **{
+        name: ViT(replace(SIZES[vit], width=32, heads=2, blocks=2, hidden=hidden), CLASSES)
+        for name, vit, hidden in (
+            ("small_dinov2", "vit_g14_reg4_dinov2", 85),
+            ("small_clip", "vit_b32_clip_quickgelu", None),
+            ("small_siglip", "vit_so400m16_siglip", 119),
+            ("small_dinov3", "vit_s16plus_dinov3", None),
+        )
+    },
 }
 """Small networks of the class of a larger one, which has a name."""
 
@@ -218,7 +229,12 @@ ESSENTIAL = [
     ("vit_ti16", "224x224", "float64"),
     # On images of 29x60 pixels one axis has a single window, which is not shifted.
     *(("small_swin", size, "float64") for size in ("97x131", "29x60")),
-    ("small_convnextv2", "97x131", "float64"),
+    *(
+        ("small_convnextv2", "97x131", "float64"),
+        ("small_dinov2", "56x56", "float64"),
+        ("small_clip", "64x64", "float64"),
+    ),
+    *(("small_siglip", "32x32", "float64"), ("small_dinov3", "48x80", "float64")),
 ]
 """The smallest network of each kind."""
 # Larger networks, or slow to compile; `test_arrays_have_the_published_names_and_shapes` has their names.

@@ -44,7 +44,9 @@ def make_shallow(monkeypatch: pytest.MonkeyPatch, stages: tuple[int, ...] = (1,)
     for name, architecture in resnet.ARCHITECTURES.items():
         monkeypatch.setitem(resnet.ARCHITECTURES, name, dataclasses.replace(architecture, stage_sizes=stages))
     for name, size in vit.SIZES.items():
-        monkeypatch.setitem(vit.SIZES, name, dataclasses.replace(size, width=16, heads=2, blocks=2, patch=16))
+        monkeypatch.setitem(
+            vit.SIZES, name, dataclasses.replace(size, width=16, heads=2, blocks=2, patch=16, hidden=None)
+        )
     for name in swin.STAGE_SIZES:
         monkeypatch.setitem(swin.STAGE_SIZES, name, (1, 0, 0, 0))
     for name, size in convnext.SIZES.items():

@@ -25,6 +25,13 @@ import torchvision.models
 from support.published import CLASSES, GOLDEN, POSITIONS, digest, image, positions, weights
 
 ODD = "97x131"
+SMALL_VITS = {"small_dinov2": "56x56", "small_clip": "64x64", "small_siglip": "32x32", "small_dinov3": "48x80"}
+LARGE_VITS = {
+    **{"vit_l16": "large_patch16_224", "vit_h14": "huge_patch14_224", "vit_l14_clip": "large_patch14_clip_224"},
+    **{"vit_s14_dinov2": "small_patch14_dinov2", "vit_g14_reg4_dinov2": "giant_patch14_reg4_dinov2"},
+    **{"vit_so400m14_siglip": "so400m_patch14_siglip_224", "vit_b16_dinov3": "base_patch16_dinov3"},
+    "vit_h16plus_dinov3": "huge_plus_patch16_dinov3",
+}
 NETWORKS = {
     **{f"resnet{depth}": ("torchvision", f"resnet{depth}", ("224x224", ODD)) for depth in (18, 34, 50, 101, 152)},
     "convnext_tiny": ("torchvision", "convnext_tiny", ("224x224", ODD)),
@@ -52,10 +59,8 @@ NETWORKS = {
     "convnext_base": ("torchvision", "convnext_base", ()),
     **{name: ("timm", name, ()) for name in ("convnextv2_nano", "convnextv2_huge")},
     "small_convnextv2": ("timm", "small_convnextv2", (ODD,)),
-    **{
-        name: ("timm", f"vit_{size}_224", ())
-        for name, size in (("vit_l16", "large_patch16"), ("vit_h14", "huge_patch14"))
-    },
+    **{name: ("timm", name, ()) for name in LARGE_VITS},
+    **{name: ("timm", name, (size,)) for name, size in SMALL_VITS.items()},
 }
 """The library, the network's name in it or in `BUILT`, and the sizes of the images. A network without sizes gets no
 memory: only the names and shapes of its arrays are written."""
@@ -68,8 +73,18 @@ BUILT = {
     "small_convnextv2": functools.partial(
         timm.create_model, "convnextv2_nano", depths=(1, 1, 1, 1), dims=(8, 16, 32, 64)
     ),
+    **{name: functools.partial(timm.create_model, f"vit_{vit}", img_size=224) for name, vit in LARGE_VITS.items()},
+    **{
+        name: functools.partial(timm.create_model, f"vit_{vit}", embed_dim=32, depth=2, num_heads=2, **settings)
+        for name, vit, settings in (
+            ("small_dinov2", "giant_patch14_reg4_dinov2", {"img_size": 56}),
+            ("small_clip", "base_patch32_clip_quickgelu_224", {"img_size": 64}),
+            ("small_siglip", "so400m_patch16_siglip_256", {"img_size": 32}),
+            ("small_dinov3", "small_plus_patch16_dinov3", {}),
+        )
+    },
 }
-"""Small networks of a library's classes, which have no name in it."""
+"""Small networks of a library's classes, which have no name in it, and ViTs for images of 224 pixels."""
 
 
 def network(name: str) -> torch.nn.Module:

@@ -3,9 +3,9 @@
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import flax.linen as nn
 import jax
@@ -338,38 +338,127 @@ def _normal_cdf(x: jax.Array) -> jax.Array:
     return (1 + lax.erf(x * math.sqrt(0.5))) / 2
 
 
+def quick_gelu(x: jax.Array) -> jax.Array:
+    """Compute x * sigmoid(1.702 x), the GELU of OpenAI's CLIP."""
+    return x * nn.sigmoid(1.702 * x)
+
+
 class Attention(Layer):
     """Multi-head self-attention: [..., N, D] -> [..., N, D]. The softmax is computed in float32 or wider."""
 
     heads: int
+    use_bias: bool = True
 
     @nn.compact
-    def __call__(self, x: jax.Array, bias: jax.Array | None = None) -> jax.Array:
+    def __call__(self, x: jax.Array, bias: jax.Array | None = None, angles: np.ndarray | None = None) -> jax.Array:
         """Apply the attention among the N tokens of each group.
 
         Args:
             bias: numbers that are added to the scores, broadcastable to [..., heads, N, N]. The last axis is that of
                 the keys.
+            angles: the angles by which `rotate` turns queries and keys.
         """
         *shape, width = x.shape
-        qkv = self.dense(3 * width, "qkv")(x).reshape(*shape, 3, self.heads, width // self.heads)
+        qkv = self.dense(3 * width, "qkv", use_bias=self.use_bias)(x)
+        qkv = qkv.reshape(*shape, 3, self.heads, width // self.heads)
         query, key, value = (qkv[..., i, :, :] for i in range(3))
-        # `jax.nn.dot_product_attention` is not used, because it computes its softmax in float32 even for float64
-        # inputs.
-        scores = jnp.einsum("...qhd,...khd->...hqk", query, key, preferred_element_type=self.wide["dtype"])
-        scores = scores / query.shape[-1] ** 0.5
-        shares = jax.nn.softmax(scores if bias is None else scores + bias).astype(self.dtype)
-        x = jnp.einsum("...hqk,...khd->...qhd", shares, value)
-        return self.dense(width, "proj")(x.reshape(*shape, width))
+        if angles is not None:
+            query, key = rotate(query, angles), rotate(key, angles)
+        return self.dense(width, "proj")(attend(query, key, value, bias))
+
+
+def attend(query: jax.Array, key: jax.Array, value: jax.Array, bias: jax.Array | None = None) -> jax.Array:
+    """Return the values by attention: [..., Q, heads, d], [..., K, heads, d] twice -> [..., Q, heads * d]."""
+    # `jax.nn.dot_product_attention` is not used, because it computes its softmax in float32 even for float64 inputs.
+    wide = jnp.promote_types(query.dtype, jnp.float32)
+    scores = jnp.einsum("...qhd,...khd->...hqk", query, key, preferred_element_type=wide)
+    scores = scores / query.shape[-1] ** 0.5
+    shares = jax.nn.softmax(scores if bias is None else scores + bias).astype(value.dtype)
+    x = jnp.einsum("...hqk,...khd->...qhd", shares, value)
+    return x.reshape(*x.shape[:-2], -1)
+
+
+def rotary_angles(rows: int, columns: int, features: int) -> np.ndarray:
+    """Return the angles of DINOv3 for a grid of patches: [rows * columns, features / 2], float64.
+
+    Source: Siméoni et al. 2025, arXiv:2508.10104. Coordinates are from -1 to 1. The periods are 100^0 to 100^1, and are
+    rounded to float32 like the coordinates, as in timm.
+
+    Args:
+        features: the number of features of an attention head, a multiple of 4.
+    """
+    of_axes = [2 * (np.arange(0.5, side, dtype=np.float32) / np.float32(side)) - 1 for side in (rows, columns)]
+    places = np.stack(np.meshgrid(*of_axes, indexing="ij"), axis=-1).reshape(-1, 2, 1).astype(np.float64)
+    periods = (100.0 ** (np.arange(features // 4) * 4 / features)).astype(np.float32)
+    return (2 * math.pi * places / periods).reshape(-1, features // 2)
+
+
+def rotate(x: jax.Array, angles: np.ndarray) -> jax.Array:
+    """Turn features i and i + d / 2 of the last P of N tokens by angle i: [..., N, heads, d] -> [..., N, heads, d].
+
+    Args:
+        angles: [P, d / 2].
+    """
+    wide = jnp.promote_types(x.dtype, jnp.float32)
+    cos, sin = (jnp.asarray(function(angles), wide)[:, None] for function in (np.cos, np.sin))
+    first = x.shape[-3] - len(angles)
+    one, other = jnp.split(x[..., first:, :, :].astype(wide), 2, axis=-1)
+    turned = jnp.concatenate([one * cos - other * sin, other * cos + one * sin], axis=-1)
+    return jnp.concatenate([x[..., :first, :, :], turned.astype(x.dtype)], axis=-3)
+
+
+class AttentionPool(Layer):
+    """Attention of one learned query, and an MLP: [B, N, D] -> [B, D]. The head of SigLIP's image towers.
+
+    Attributes:
+        heads: the number of heads.
+        epsilon: see `nn.LayerNorm`.
+        mlp: the fields of the MLP.
+    """
+
+    heads: int
+    epsilon: float
+    mlp: Mapping[str, Any]
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        batch, _, width = x.shape
+        latent = self.param("latent_token", nn.initializers.normal(width**-0.5), (1, 1, width), self.param_dtype)
+        latent = jnp.broadcast_to(latent.astype(x.dtype), (batch, 1, width))
+        query = self.dense(width, "q")(latent).reshape(batch, 1, self.heads, -1)
+        both = self.dense(2 * width, "kv")(x).reshape(batch, -1, 2, self.heads, width // self.heads)
+        key, value = both[:, :, 0], both[:, :, 1]
+        x = self.dense(width, "proj")(attend(query, key, value))
+        y = nn.LayerNorm(self.epsilon, name="norm", use_fast_variance=False, **self.dtypes)(x)
+        return (x + Mlp(**self.mlp, name="mlp", **self.dtypes)(y))[:, 0]
 
 
 class Mlp(Layer):
-    """Two dense layers with a GELU between them: [..., D] -> [..., D]. There are 4 D hidden features."""
+    """Two dense layers with an activation between them: [..., D] -> [..., D].
+
+    Attributes:
+        hidden: the number of hidden features; None for 4 D.
+        activation: the activation.
+        gate: "none"; or the activation of one layer multiplies another one: "packed", if the two layers are one with
+            twice the features; "split", if they are two.
+    """
+
+    hidden: int | None = None
+    activation: Activation = gelu
+    gate: Literal["none", "packed", "split"] = "none"
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         width = x.shape[-1]
-        return self.dense(width, "fc2")(gelu(self.dense(4 * width, "fc1")(x)))
+        hidden = self.hidden or 4 * width
+        if self.gate == "split":
+            y = self.activation(self.dense(hidden, "fc1_g")(x)) * self.dense(hidden, "fc1_x")(x)
+        elif self.gate == "packed":
+            gates, y = jnp.split(self.dense(2 * hidden, "fc1")(x), 2, axis=-1)
+            y = self.activation(gates) * y
+        else:
+            y = self.activation(self.dense(hidden, "fc1")(x))
+        return self.dense(width, "fc2")(y)
 
 
 def patch_embedding(width: int, patch: int, **settings: Any) -> nn.Conv:
