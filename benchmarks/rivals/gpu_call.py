@@ -100,8 +100,10 @@ class Call:
 
     def _put(self, key: str, figures: Figures) -> None:
         self.plan.table.put(key, figures)
-        failure = f": {figures['failed']}" if "failed" in figures else ""
-        print(f"{key}{failure}", flush=True)
+        shown = {"failed": figures["failed"]} if "failed" in figures else figures
+        # Long lists, such as kernels, are only in the table.
+        words = (f"{name} {value}" for name, value in shown.items() if not isinstance(value, (list, dict)))
+        print(f"{key}: {', '.join(words)}"[:2000], flush=True)
 
     def _needed(self, measurement: Measurement) -> float:
         """Return the seconds that a start needs: the maximum of similar children, or a fraction of the limit."""

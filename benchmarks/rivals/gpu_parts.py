@@ -1,17 +1,21 @@
 """Lists the measurements of each part of `benchmarks/gpu.py`, some of which depend on earlier results."""
 
-from collections.abc import Iterator
+import hashlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from benchmarks.rivals.contenders.case import Case, Task
 from benchmarks.rivals.contenders.step_variants import VARIANTS
+from benchmarks.rivals.gpu_data import is_packed
 from benchmarks.rivals.gpu_results import Table
 from benchmarks.rivals.gpu_scale import EAGER, Scale
 
 OURS, RIVAL = "jaxddp", "torch"
 PRECISIONS = ("float32", "bfloat16")
 GATE_LOSSES = 5
+COMMANDS = ("resumed", "float16", "reproducible", "commands")
+"""The keys of `contenders/jax_command.py`."""
 
 
 class NotRun(Exception):
@@ -51,14 +55,32 @@ class Measurement:
 
 
 @dataclass(frozen=True)
-class Cifar:
-    """The data and recipes for 94% on CIFAR-10. `digest` is that of packed data, or None for arrays."""
+class Pixels:
+    """A data set: arrays, or the files of a packed one and their digest."""
 
-    data: Path | None
+    files: tuple[Path, ...]
     digest: str | None
-    recipe: str
+
+    @classmethod
+    def of(cls, files: Sequence[Path]) -> "Pixels":
+        is_file = bool(files) and files[0].is_file() and is_packed(files[0])
+        content = b"".join(path.read_bytes() for path in sorted(files)) if is_file else b""
+        digest = hashlib.sha256(content).hexdigest()[:12] if is_file else None
+        return cls(tuple(path.absolute() for path in files), digest)
+
+    def unpacked(self, cache: Path) -> Path:
+        return self.files[0] if self.digest is None else cache / "data" / f"{self.digest}.pixels.npz"
+
+
+@dataclass(frozen=True)
+class Cifar:
+    """The data and recipes for CIFAR-10, and the data of the part `command`."""
+
+    pixels: Pixels
+    recipes: tuple[str, ...]
     settings: tuple[str, ...]
     airbench: Path | None
+    digits: Pixels = Pixels((), None)
 
 
 @dataclass(frozen=True)
@@ -70,6 +92,7 @@ class Plan:
         cache: Folder for weights and pixels.
         has_rival: Whether an interpreter with torch exists.
         limits: Time limits by prefix of keys. They replace the usual limits of the children.
+        variants: Variants of the step that are measured; empty for all.
     """
 
     scale: Scale
@@ -79,11 +102,13 @@ class Plan:
     cache: Path
     has_rival: bool
     limits: tuple[tuple[str, float], ...] = ()
+    variants: tuple[str, ...] = ()
 
     def pending(self, part: str) -> list[Measurement]:
         """Return the missing measurements of a part, in order. Raises NotRun."""
         makers = {"facts": self._facts, "gate": self._gate, "batches": self._batches, "rounds": self._rounds}
         makers |= {"variants": self._variants, "trace": self._trace, "cifar": self._cifar}
+        makers |= {"command": self._command, "networks": self._networks}
         return [self._limited(each) for each in makers[part]() if each.missing(self.table)]
 
     def best(self, name: str) -> tuple[int, str | None]:
@@ -99,10 +124,9 @@ class Plan:
         chosen = {rest: (int(rest.split("/")[-1]), rest.split("/")[0] if "/" in rest else None) for rest in results}
         return {chosen[rest]: chosen[rest][0] / figures["step"] for rest, figures in results.items()}
 
-    @property
-    def label(self) -> str:
-        """Name of the recipe in keys."""
-        return " ".join([Path(self.cifar.recipe).stem, *self.cifar.settings])
+    def label(self, recipe: str) -> str:
+        """Name of a recipe in keys."""
+        return " ".join([Path(recipe).stem, *self.cifar.settings])
 
     # --- Parts ---
 
@@ -151,53 +175,67 @@ class Plan:
         yield self._weights(self.scale.other)
         for case in (replace(self.scale.case, batch=batch), self.scale.other):
             task = replace(self._task(case), turns=self.scale.rounds)
-            yield Measurement(f"variants/{case.network} {case.batch}", "jax_variants", 480, task, keys=VARIANTS)
+            key, chosen = f"variants/{case.network} {case.batch}", self.variants or VARIANTS
+            yield Measurement(key, "jax_variants", 480, task, keys=chosen)
 
     def _trace(self) -> Iterator[Measurement]:
-        if self.cifar.data is not None:
-            yield from self._pixels()
-            words = (*self._recipe_words(), *self._trace_words("cifar"))
-            yield Measurement(f"trace/{self.label}", "jax_cifar", 300, words=words)
+        recipe, has_data = self.cifar.recipes[0], bool(self.cifar.pixels.files)
+        if has_data:
+            yield from self._unpacking("cifar/pixels", self.cifar.pixels)
+            words = (*self._recipe_words(recipe), *self._trace_words("cifar"))
+            yield Measurement(f"trace/{self.label(recipe)}", "jax_cifar", 300, words=words)
         # With data for CIFAR-10 but no measured batch size, trace only CIFAR-10; the trace of the step needs the best
         # batch size.
-        if self.cifar.data is None or self.speeds(OURS):
+        if not has_data or self.speeds(OURS):
             batch, _ = self.best(OURS)
             task = replace(self._task(replace(self.scale.case, batch=batch)), steps=GATE_LOSSES)
             yield Measurement(f"trace/step {batch}", "jax_trace", 240, task, self._trace_words("step"))
 
     def _cifar(self) -> Iterator[Measurement]:
-        if self.cifar.data is None:
+        if not self.cifar.pixels.files:
             raise NotRun("no data; give them with --cifar DATA")
-        yield from self._pixels()
+        yield from self._unpacking("cifar/pixels", self.cifar.pixels)
         seeds = tuple(map(str, range(self.scale.seeds)))
-        key = f"cifar/{self.label}/seed"
-        yield Measurement(key, "jax_cifar", 480, words=self._recipe_words(), keys=seeds)
+        for recipe in self.cifar.recipes:
+            words = self._recipe_words(recipe)
+            yield Measurement(f"cifar/{self.label(recipe)}/seed", "jax_cifar", 480, words=words, keys=seeds)
         if self.cifar.airbench is not None and self.has_rival:
-            words = (str(self.cifar.airbench), "--data", str(self.pixels))
-            words += ("--folder", str(self.cache / "airbench" / self.pixels.stem), "--out", str(self.out))
+            pixels = self.cifar.pixels.unpacked(self.cache)
+            words = (str(self.cifar.airbench), "--data", str(pixels))
+            words += ("--folder", str(self.cache / "airbench" / pixels.stem), "--out", str(self.out))
             key = f"cifar/{self.cifar.airbench.stem}/run"
             yield Measurement(key, "torch_airbench", 480, words=words, keys=seeds)
 
+    def _command(self) -> Iterator[Measurement]:
+        if not self.cifar.digits.files:
+            raise NotRun("no data; give them with --digits DATA")
+        yield from self._unpacking("command/pixels", self.cifar.digits)
+        data, folder = self.cifar.digits.unpacked(self.cache), self.cache / "command"
+        words = ("digits", "--data", str(data), "--folder", str(folder), "--out", str(self.out))
+        words += ("--set", f"train.duration={self.scale.command}")
+        yield Measurement("command", "jax_command", 480, words=words, keys=COMMANDS)
+
+    def _networks(self) -> Iterator[Measurement]:
+        for case in self.scale.networks:
+            yield self._weights(case)
+            for name, mode in ((OURS, None), *((RIVAL, mode) for mode in self.scale.modes if self.has_rival)):
+                kind = f"networks/{case.network} {case.batch}/{name}"
+                yield self._step(f"{kind}/{mode}" if mode else kind, name, replace(self._task(case), variant=mode))
+
     # --- Helpers of the parts ---
 
-    @property
-    def pixels(self) -> Path:
-        """The pixels that both contenders of CIFAR-10 get."""
-        assert self.cifar.data is not None
-        packed = self.cifar.digest is not None
-        return self.cache / "data" / f"{self.cifar.digest}.pixels.npz" if packed else self.cifar.data
-
-    def _pixels(self) -> Iterator[Measurement]:
-        if self.cifar.digest is not None:
-            words = ("unpack", str(self.cifar.data), str(self.pixels), "--tell", str(self.out))
-            yield Measurement("cifar/pixels", "../gpu_data", 120, words=words, product=self.pixels)
+    def _unpacking(self, key: str, pixels: Pixels) -> Iterator[Measurement]:
+        if pixels.digest is not None:
+            product = pixels.unpacked(self.cache)
+            words = ("unpack", *map(str, pixels.files), str(product), "--tell", str(self.out))
+            yield Measurement(key, "../gpu_data", 120, words=words, product=product)
 
     def _trace_words(self, name: str) -> tuple[str, ...]:
         """Return options that write traces beside the table."""
         return "--trace", str(self.table.path.absolute().with_suffix(".traces") / name)
 
-    def _recipe_words(self) -> tuple[str, ...]:
-        words = (self.cifar.recipe, "--data", str(self.pixels), "--out", str(self.out))
+    def _recipe_words(self, recipe: str) -> tuple[str, ...]:
+        words = (recipe, "--data", str(self.cifar.pixels.unpacked(self.cache)), "--out", str(self.out))
         # Of equal keys the last one counts.
         return (*words, "--set", *self.scale.settings, *self.cifar.settings)
 

@@ -21,6 +21,8 @@ class Scale:
         gate: Images in the gate. They are few, because float32 without TF32 is slow.
         modes: Modes of torch.
         settings: Settings of the CIFAR-10 recipe, in addition to those of the command line.
+        command: Length of the runs of the part `command`.
+        networks: Networks of the part `networks`.
     """
 
     case: Case
@@ -34,6 +36,8 @@ class Scale:
     warmup: int
     seeds: int
     settings: tuple[str, ...]
+    command: str
+    networks: tuple[Case, ...]
 
 
 # At this rate five losses fall by a tenth; see `gpu_gate.py`.
@@ -41,7 +45,7 @@ GPU = Scale(
     case=Case("resnet50", "imagenet", 64, 224, 256, precision="bfloat16", learning_rate=1e-3),
     other=Case("resnet18", "small", 64, 32, 256, classes=10, precision="bfloat16"),
     gate=16,
-    batches=(128, 256, 512, 1024),
+    batches=(256, 400, 512),
     modes=MODES,
     steps=50,
     turns=3,
@@ -49,6 +53,8 @@ GPU = Scale(
     warmup=10,
     seeds=10,
     settings=("data.cache=device",),
+    command="6 epochs",
+    networks=tuple(Case(name, "imagenet", 64, 224, 256, precision="bfloat16") for name in ("vit_s16", "convnext_tiny")),
 )
 SMALL = Scale(
     case=Case("resnet10", "small", 8, 32, 4, classes=10, precision="bfloat16", learning_rate=3e-2),
@@ -65,6 +71,8 @@ SMALL = Scale(
         *("data.cache=device", "model.width=4", "train.duration=2 epochs"),
         *("train.batch_size=16", "eval.batch_size=16", "train.precision=float32"),
     ),
+    command="60 steps",
+    networks=(Case("vit_ti16", "imagenet", 64, 32, 4, classes=10, precision="bfloat16"),),
 )
 
 
@@ -72,7 +80,7 @@ def write_small_cifar(path: Path) -> Path:
     """Write a packed file of a few images of CIFAR's size, whose color shows their class."""
     rng = np.random.default_rng(0)
     colors = rng.integers(0, 256, (10, 1, 1, 3))
-    arrays = {"class_names": np.array(list("abcdefghij"))}
+    arrays = {"class_names": np.array(list("abcdefghij")), "part": np.array([0, 1])}
     for split, count in (("train", 64), ("val", 32)):
         labels = np.arange(count) % 10
         images = np.clip(colors[labels] + rng.integers(-20, 21, (count, 32, 32, 3)), 0, 255).astype(np.uint8)

@@ -7,17 +7,13 @@ from benchmarks.common.harness import Figures, compare
 from benchmarks.rivals.gpu_gate import disagreement, judge
 from benchmarks.rivals.gpu_parts import OURS, RIVAL, NotRun, Plan
 
-# Bytes per image that a training step of ResNet-50 of width 64 moves, at 224 pixels in bfloat16, if every operation
-# reads and writes its tensors once: with batch norm in passes apart from cuDNN's convolutions, or fused into them.
-BYTES_AN_IMAGE = {"batch norm apart": 347e6, "batch norm in the convolutions": 247e6}
-COUNTED_FOR = {"network": "resnet50", "width": 64, "size": 224, "precision": "bfloat16"}
 KERNELS = 12
-TOP1 = 0.94
 
 
 def render(plan: Plan) -> str:
     lines = [f"case: {plan.table.about['case']}, on {plan.table.about['device']}"]
     sections: tuple[Callable[[Plan], Iterator[str]], ...] = (
+        _command,
         _facts,
         _gate,
         _batches,
@@ -25,6 +21,7 @@ def render(plan: Plan) -> str:
         _variants,
         _trace,
         _cifar,
+        _networks,
     )
     for section in (*sections, _failures):
         if results := list(section(plan)):
@@ -102,10 +99,6 @@ def _shares(plan: Plan, name: str, speed: float, label: str) -> Iterator[str]:
     }
     share = speed * facts[OURS]["flops_an_image"] / best["matmul_flops_a_second"]
     yield f"{label:<40}{speed:>12,.1f} images/s   {share:.3f} of the matrix peak"
-    if COUNTED_FOR.items() <= vars(plan.scale.case).items():
-        floors = {each: best["memory_bytes_a_second"] / moved for each, moved in BYTES_AN_IMAGE.items()}
-        cells = (f"{speed / floor:.3f} of {floor:,.0f} ({each})" for each, floor in floors.items())
-        yield f"{'':<10}as a fraction of the memory's limit: {'; '.join(cells)}"
 
 
 def _variants(plan: Plan) -> Iterator[str]:
@@ -125,33 +118,46 @@ def _trace(plan: Plan) -> Iterator[str]:
         busy, span = results["busy"], results["span"]
         yield f"trace of {key}: {span:.2f} ms, in {busy / span:.1%} of which a kernel runs; {results['file']}"
         for name, milliseconds, count in results["kernels"][:KERNELS]:
-            yield f"  {milliseconds:>10.3f} ms{milliseconds / results['in_all']:>8.1%}{count:>8} x   {name[:80]}"
+            rate = results.get("bytes_a_second", {}).get(name, 0) / 1e9
+            share = f"{milliseconds / results['in_all']:>8.1%}{count:>8} x"
+            yield f"  {milliseconds:>10.3f} ms{share}{f'{rate:>8.0f} GB/s' if rate else '':<14}{name[:80]}"
 
 
 def _cifar(plan: Plan) -> Iterator[str]:
-    if plan.cifar.data is None:
+    if not plan.cifar.pixels.files:
         yield "CIFAR-10: not run; give its data with --cifar DATA"
         return
-    labels = [f"{plan.label}/seed"]
     if plan.cifar.airbench is None or not plan.has_rival:
         yield "airbench: not run; it takes --airbench FILE and a torch"
-    else:
-        labels.append(f"{plan.cifar.airbench.stem}/run")
-    for label in labels:
-        if runs := list(plan.table.below(f"cifar/{label}/").values()):
-            seconds, top1 = ([run[name] for run in runs] for name in ("seconds", "top1"))
-            reached = "at least" if statistics.mean(top1) >= TOP1 else "below"
-            yield (
-                f"{label}: {_spread(seconds, '.3f')} s, top-1 {_spread(top1, '.4f')}, {reached} {TOP1:.0%}   "
-                f"({len(runs)} runs, each preparation, training and evaluation)"
-            )
-            if runs[0].get("images_placed") is not None:
-                yield f"{'':<4}in addition, once: {runs[0]['images_placed']:.3f} s to copy the images to the device"
+    runs: dict[str, list[Figures]] = {}
+    for key, figures in plan.table.below("cifar/").items():
+        runs.setdefault(key.rpartition("/")[0], []).append(figures)
+    for label, each in ((label, each) for label, each in runs.items() if label):
+        seconds, top1 = ([run[name] for run in each] for name in ("seconds", "top1"))
+        line = f"{label}: {_mean(seconds, 3)} s, top-1 {_mean(top1, 4)}   (± standard error; n = {len(each)})"
+        if all("of_it" in run for run in each):
+            parts = (f"{part} {_mean([run['of_it'][part] for run in each], 3)} s" for part in each[0]["of_it"])
+            line += f"   of it {', '.join(parts)}"
+        yield line
+        if each[0].get("images_placed") is not None:
+            yield f"{'':<4}in addition, once: {each[0]['images_placed']:.3f} s to copy the images to the device"
 
 
-def _spread(values: list[float], form: str) -> str:
-    deviation = statistics.stdev(values) if len(values) > 1 else 0.0
-    return f"{statistics.mean(values):{form}} ± {deviation:{form}}"
+def _mean(values: list[float], digits: int) -> str:
+    error = statistics.stdev(values) / len(values) ** 0.5 if len(values) > 1 else float("nan")
+    return f"{statistics.mean(values):.{digits}f} ± {error:.{digits}f}"
+
+
+def _command(plan: Plan) -> Iterator[str]:
+    for key, figures in plan.table.below("command/").items():
+        shown = (f"{name}: {value}" for name, value in figures.items() if name != "took")
+        yield f"command {key:<14}{'; '.join(shown)}"
+
+
+def _networks(plan: Plan) -> Iterator[str]:
+    for key, figures in plan.table.below("networks/").items():
+        batch = int(key.split("/")[0].split()[-1])
+        yield f"images/s of {key:<50}{batch / figures['step']:>12,.1f}"
 
 
 def _failures(plan: Plan) -> Iterator[str]:

@@ -12,9 +12,11 @@ from support.networks import largest_difference
 from benchmarks import gpu
 from benchmarks.rivals import gpu_gate
 from benchmarks.rivals.contenders import step_variants
+from benchmarks.rivals.contenders.trace_summary import instruction_bytes
 from benchmarks.rivals.gpu_call import Call
 from benchmarks.rivals.gpu_children import Children, CutOff
-from benchmarks.rivals.gpu_parts import Cifar, Plan
+from benchmarks.rivals.gpu_data import pack, unpack
+from benchmarks.rivals.gpu_parts import Cifar, Pixels, Plan
 from benchmarks.rivals.gpu_results import Refused, Table
 from benchmarks.rivals.gpu_scale import GPU
 from jaxddp.models.ops.cpu_convolution import convolve
@@ -79,7 +81,7 @@ def test_a_table_of_another_device_or_format_is_rejected_in_one_line(tmp_path):
 
 def plan_of(tmp_path, measured, rival=True, **changes):
     table = Table(tmp_path / "gpu.json", {"case": str(GPU.case), "device": "NVIDIA H100"}, measured)
-    cifar = Cifar(None, None, "cifar10", (), None)
+    cifar = Cifar(Pixels((), None), ("cifar10",), (), None)
     return Plan(replace(GPU, **changes), cifar, table, tmp_path / "out.jsonl", tmp_path / "cache", rival)
 
 
@@ -175,6 +177,38 @@ def test_nothing_is_measured_after_a_failed_gate(tmp_path):
 
 
 # --- Data, traces, variants of the step ---
+
+
+def test_packed_pixels_are_unpacked_bit_for_bit_from_several_files(tmp_path):
+    rng = np.random.default_rng(0)
+    arrays = {"class_names": np.array(["a", "b"])}
+    for split, count in (("train", 41), ("val", 8)):
+        # Smooth images, noise, and black ones.
+        images = np.cumsum(rng.integers(0, 9, (count, 32, 32, 3)), 1).astype(np.uint8)
+        images[::3] = rng.integers(0, 256, images[::3].shape)
+        images[1] = 0
+        arrays |= {f"{split}_images": images, f"{split}_labels": rng.integers(0, 2, count).astype(np.int32)}
+    np.savez(tmp_path / "set.npz", **arrays)
+    paths = pack(tmp_path / "set.npz", tmp_path / "set.packed.npz", most=50_000)
+    assert [path.name for path in paths] == [f"set.{part}.packed.npz" for part in range(1, len(paths) + 1)]
+    assert len(paths) > 1 and all(path.stat().st_size <= 50_000 for path in paths)
+    assert len(pack(tmp_path / "set.npz", tmp_path / "whole.packed.npz")) == 1
+    for sources in (paths[::-1], [tmp_path / "whole.packed.npz"]):
+        unpack(sources, tmp_path / "again.npz")
+        with np.load(tmp_path / "again.npz") as again:
+            assert again.files and all(np.array_equal(again[name], arrays[name]) for name in arrays)
+    with pytest.raises(SystemExit, match=f"{len(paths) - 1} of {len(paths)} files are given; give all of them"):
+        unpack(paths[1:], tmp_path / "again.npz")
+
+
+def test_the_bytes_of_an_instruction_are_those_of_its_operands_and_results():
+    program = """
+  %a.1 = bf16[8,4]{1,0} parameter(0), metadata={op_name="a"}
+  %sum-start = (f32[4]{0}, pred[2]{0}) fusion(%a.1), kind=kInput, calls=%fused_computation
+  ROOT %get = f32[] custom-call(%sum-start, %a.1), backend_config={"x":"%a.1"}
+"""
+    expected = {"a.1": 64, "sum-start": 64 + 16 + 2, "get": 4 + 18 + 64}
+    assert instruction_bytes(program) == expected
 
 
 def difference_from_convolution(variant, stride, size, features, kernel_size, padding):

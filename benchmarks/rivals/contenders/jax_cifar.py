@@ -15,6 +15,7 @@ import gc
 import json
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -64,13 +65,14 @@ def main(options: argparse.Namespace) -> None:
         add_result(options.out, train_once(setup, val, seed) | common, str(seed))
 
 
-def with_settings(file: RecipeFile, words: list[str], data: str) -> RecipeFile:
-    """Return the recipe for one device and other data, without validation during training."""
+def with_settings(file: RecipeFile, words: Sequence[str], data: str, *, validates: bool = False) -> RecipeFile:
+    """Return the recipe for one device and other data, by default without validation during training."""
     config = file.config
     for word in words:
         key, _, value = word.partition("=")
         config = replace_key(config, key, value)
-    config = config.replace(data={"path": data}, eval={"every": "0 steps"}, parallel={"devices": 1})
+    config = config.replace(data={"path": data}, parallel={"devices": 1})
+    config = config if validates else config.replace(eval={"every": "0 steps"})
     return dataclasses.replace(file, config=config)
 
 

@@ -12,7 +12,8 @@ sys.path.insert(0, str(Path(__file__).parents[3]))
 from benchmarks.rivals.contenders.case import Task
 from benchmarks.rivals.contenders.jaxddp_parts import make_parts
 from benchmarks.rivals.contenders.outcome import add_result, attempt
-from benchmarks.rivals.contenders.trace_summary import traced
+from benchmarks.rivals.contenders.trace_summary import instruction_bytes, traced
+from jaxddp.measure.cost import compile_with_cost
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,8 @@ def parse() -> Options:
 def main(options: Options) -> None:
     task = options.task
     setup, batch = make_parts(task)
-    step, state = setup.step(), setup.state
+    state = setup.state
+    step, _ = compile_with_cost(setup.step(), state, batch)
     for _ in range(1 + task.warmup):
         state, _ = step(state, batch)
     jax.block_until_ready(state)
@@ -44,7 +46,9 @@ def main(options: Options) -> None:
         for _ in range(task.steps):
             state, _ = step(state, batch)
         jax.block_until_ready(state)
-    add_result(task.out, summary | {"steps": task.steps})
+    moved = instruction_bytes(step.as_text())
+    of_kernels = {name: moved[name] * count / ms * 1e3 for name, ms, count in summary["kernels"] if name in moved}
+    add_result(task.out, summary | {"steps": task.steps, "bytes_a_second": of_kernels})
 
 
 if __name__ == "__main__":

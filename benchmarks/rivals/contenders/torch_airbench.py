@@ -18,6 +18,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,16 @@ class CpuClock:
     def record(self): self.seconds = time.perf_counter()
     def elapsed_time(self, end): return 1000 * (end.seconds - self.seconds)
 """
+TRANSFORMS = """
+import torch
+class Normalize(torch.nn.Module):
+    def __init__(self, mean, std):
+        super().__init__()
+        self.mean, self.std = (torch.tensor(values).view(1, -1, 1, 1) for values in (mean, std))
+    def forward(self, images):
+        return (images - self.mean.to(images)) / self.std.to(images)
+"""
+"""All that the scripts use of torchvision, for a machine without it."""
 CHANGES_FOR_CPU = {
     r'torch\.device\("cuda"\)|torch\.device\(gpu\)': 'torch.device("cpu")',
     r"\.cuda\(\)": "",
@@ -66,10 +77,16 @@ def main(options: argparse.Namespace) -> None:
     if options.on_cpu:
         script = options.folder.absolute() / "on_cpu.py"
         script.write_text(for_cpu(options.script.read_text(), options.keys))
+    stand_in = options.folder.absolute() / "without"
+    if find_spec("torchvision") is None:
+        (stand_in / "torchvision").mkdir(parents=True, exist_ok=True)
+        (stand_in / "torchvision/__init__.py").touch()
+        (stand_in / "torchvision/transforms.py").write_text(TRANSFORMS)
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([os.environ.get("PYTHONPATH", ""), str(stand_in)])}
     command = [sys.executable, "-u", str(script)]
     missing, lines = list(options.keys), Lines()
     pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    with subprocess.Popen(command, cwd=options.folder, **pipes) as process:
+    with subprocess.Popen(command, cwd=options.folder, env=environment, **pipes) as process:
         assert process.stdout is not None
         for figures in runs(lines.echo(process.stdout)):
             add_result(options.out, figures, missing.pop(0))

@@ -18,6 +18,7 @@ sys.path.insert(0, str(Path(__file__).parents[3]))
 
 from benchmarks.rivals.contenders.case import MEAN, MOMENTUM, STAGES, STD, Case, Task
 from benchmarks.rivals.contenders.outcome import add_result, attempt
+from benchmarks.rivals.contenders.torch_others import ConvNeXt, ViT
 from benchmarks.rivals.contenders.torch_resnet import ResNet, load
 
 EAGER = "eager"
@@ -47,7 +48,8 @@ def main(task: Task) -> None:
 
 def make_step(task: Task, process: int, processes: int, device: torch.device) -> Any:
     case = task.case
-    network = ResNet(case) if case.network in STAGES else torchvision_network(case)
+    others = {"vit_s16": lambda: ViT(case.size, case.classes), "convnext_tiny": lambda: ConvNeXt(case.classes)}
+    network = ResNet(case) if case.network in STAGES else others.get(case.network, lambda: torchvision_network(case))()
     load(network, dict(np.load(task.weights)))
     network: Any = network.to(device, memory_format=torch.channels_last).train()
     optimizer = torch.optim.SGD(network.parameters(), case.learning_rate, MOMENTUM, fused=device.type == "cuda" or None)

@@ -1,5 +1,7 @@
 """Summarizes a trace of JAX's profiler by the kernels that take most of the time."""
 
+import math
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -50,14 +52,31 @@ def summarize(data: Any) -> dict[str, Any]:
 
 
 def kernels(data: Any) -> Iterator[tuple[str, float, float]]:
-    """Yield (name, start, duration), in nanoseconds, of all kernels of a device."""
+    """Yield (name, start, duration), in nanoseconds, of all kernels of a device. The name is the instruction's."""
     planes = [plane for plane in data.planes if plane.name.startswith(DEVICE)]
     starts = (STREAM,) if planes else HOST_THREADS
     for plane in planes or [plane for plane in data.planes if plane.name == "/host:CPU"]:
         for line in plane.lines:
             if line.name.startswith(starts):
                 operations = (e for e in line.events if e.duration_ns and not e.name.startswith(WAITING))
-                yield from ((e.name, e.start_ns, e.duration_ns) for e in operations)
+                yield from ((dict(e.stats).get("hlo_op", e.name), e.start_ns, e.duration_ns) for e in operations)
+
+
+SHAPE, INSTRUCTION = re.compile(r"\b[a-z]+(\d*)\w*\[([\d,]*)\]"), re.compile(r"^\s*(?:ROOT )?%?([\w.-]+) = (.*)$")
+
+
+def instruction_bytes(program: str) -> dict[str, int]:
+    """Return the bytes of the operands and the results of each instruction in the text of a compiled program."""
+    lines = [match.groups() for match in map(INSTRUCTION.match, program.splitlines()) if match]
+    # The types of the results and the operands; attributes follow.
+    heads = {name: text.partition("), ")[0] for name, text in lines}
+    results = {name: sum(map(array_bytes, SHAPE.finditer(head))) for name, head in heads.items()}
+    operands = {name: re.findall(r"%([\w.-]+)", head) for name, head in heads.items()}
+    return {name: results[name] + sum(results.get(each, 0) for each in operands[name]) for name in heads}
+
+
+def array_bytes(shape: re.Match[str]) -> int:
+    return math.prod(int(side) for side in shape[2].split(",") if side) * int(shape[1] or 8) // 8
 
 
 def busy(events: list[tuple[str, float, float]]) -> float:
