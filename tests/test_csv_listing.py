@@ -12,7 +12,7 @@ from jaxddp.config import DataConfig
 from jaxddp.core.errors import InputError
 from jaxddp.curate import PackOptions, pack
 from jaxddp.data.formats.csv_listing import read_csv
-from jaxddp.data.opening import open_splits, open_tables
+from jaxddp.data.opening import open_inputs, open_splits, open_tables
 from jaxddp.data.table import ExampleTable
 
 SINGLE = "path,label\nb/2.png,dog\na.png,cat\n"
@@ -203,6 +203,12 @@ def test_a_folder_of_images_with_one_table_is_read_by_the_table(tmp_path: Path, 
         assert example_tables(data(tmp_path, val_share=0.5))[0].reading.startswith(reading)
     except InputError as error:
         assert str(error).startswith(f"{tmp_path}/{reading}")
+
+
+def test_unlabelled_images_are_in_the_columns_of_the_config(root: Path):
+    (root / "test.csv").write_text("id,photo\n1,a.png\n2,b/2.png\n")
+    table = open_inputs([root / "test.csv"], data(root, columns=("image=photo", "label=breed")))
+    assert table.path.tolist() == [b"a.png", b"b/2.png"]
 
 
 def test_a_test_file_without_labels_is_no_validation_split(root: Path):

@@ -279,6 +279,16 @@ def test_one_class_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture
     assert read_folders(tmp_path, "train").reading.endswith("; of a GIF, the first frame")
 
 
+@pytest.mark.parametrize(("folder", "listing"), [("val/images", "val/val_annotations.txt"), ("val", "val.txt")])
+def test_a_text_file_lists_the_classes_of_a_flat_validation_folder(tmp_path: Path, folder: str, listing: str):
+    lay(tmp_path, f"train/* {folder}/1.jpg {folder}/2.jpg test/images/3.jpg")
+    for labels in ("ba", "10"):
+        (tmp_path / listing).write_text("".join(f"{number}.jpg\t{of}\t0\n" for number, of in enumerate(labels, 1)))
+        table = cast(ExampleTable, open_splits(DataConfig(path=str(tmp_path)))["val"])
+        assert rows(table) == [(f"{folder}/1.jpg", "b"), (f"{folder}/2.jpg", "a")]
+        assert table.reading == f"2 images in {folder}/ by {Path(listing).name}"
+
+
 def test_links_are_followed_wherever_they_lead(root: Path, tmp_path: Path):
     write(tmp_path / "pool", "dogs/d.png")
     (root / "train/dog").symlink_to(tmp_path / "pool/dogs")

@@ -50,7 +50,9 @@ def error_prefix(path: Path, name: str) -> str:
 @pytest.mark.parametrize("has_names", [False, True])
 def test_both_splits_are_read(tmp_path, kind, has_names):
     assert not holds_numpy(tmp_path)
-    path = save(tmp_path, kind, ARRAYS | ({"class_names": NAMES} if has_names else {}))
+    published = dict(zip(("x_train", "y_train", "X_test", "y_test"), ARRAYS.values(), strict=True))
+    published["y_test"] = published["y_test"][:, None]
+    path = save(tmp_path, kind, ARRAYS | {"class_names": NAMES} if has_names else published)
     assert holds_numpy(path)
     for split in ("train", "val"):
         table = read_numpy(path, split)

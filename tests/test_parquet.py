@@ -123,13 +123,20 @@ def test_the_column_label_precedes_a_column_of_class_names(tmp_path: Path):
         ({"split_column": "fold", "val_fold": "1"}, [0, 2, 4], [1, 3, 5], [0, 2, 1]),
         ({"val_share": 0.5, "group_column": "patient"}, [2, 3, 4, 5], [0, 1], [2, 0, 1, 2]),
         ({"val_share": 0.3, "columns": "label=words", "label_separator": "|"}, [0, 1, 3, 5], [2, 4], None),
+        ({"val_share": 0.3, "columns": "label=tags"}, [0, 1, 3, 5], [2, 4], None),
         ({"val_share": 0.3, "columns": "label=fold,label=odd"}, [0, 1, 4, 5], [2, 3], None),
         ({"val_share": 0.5, "columns": "image=path,label=words", "images": "pictures"}, None, None, None)
     ]
 )  # fmt: skip
 def test_the_keys_of_tables_serve_parquet(tmp_path: Path, keys: dict[str, Any], train, val, labels):
     table = pq.read_table(write_file(tmp_path / "a.parquet", range(6)))
-    more = {"fold": [0, 1] * 3, "patient": [*"ppqqrr"], "words": ["a", "a|b"] * 3, "path": [*"012345"]}
+    more = {
+        "fold": [0, 1] * 3,
+        "patient": [*"ppqqrr"],
+        "words": ["a", "a|b"] * 3,
+        "path": [*"012345"],
+        "tags": [["a"], ["a", "b"]] * 3,
+    }
     for name, cells in {**more, "odd": [False, True] * 3}.items():
         table = table.append_column(name, pa.array(cells))
     pq.write_table(table, tmp_path / "a.parquet")

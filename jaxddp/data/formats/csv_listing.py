@@ -29,7 +29,7 @@ from jaxddp.core.errors import InputError, show
 from jaxddp.core.phases import reached
 from jaxddp.data.faults import Refuse, index_of_column, raise_fault
 from jaxddp.data.format import Match, Place
-from jaxddp.data.formats.folders import is_image_name
+from jaxddp.data.formats.folders import is_image_name, visible_folders
 from jaxddp.data.formats.splits import SPLITS, find_split
 from jaxddp.data.source import Split
 from jaxddp.data.storage.root import FolderFile, open_root
@@ -218,7 +218,7 @@ def _find(folder: Path, split: Split) -> str | None:
             is_sure = not name.lower().startswith("test") and not name.endswith(".txt")
             if is_sure or has_labels(folder / name):
                 return name
-        if below := find_split(split, (name for name in names.values() if (folder / name).is_dir()), folder):
+        if below := find_split(split, visible_folders(folder), folder):
             table = _only_table(folder / below, DataConfig())
             return table and f"{below}/{table}"
     return None
