@@ -140,37 +140,34 @@ def hook(name: str, *body: str, arguments: str | None = None) -> str:
     return WHOLE + f"\ndef {name}({parameters}):\n" + "".join(f"    {line}\n" for line in body)
 
 
-@pytest.mark.parametrize(
-    ("source", "expected"),
-    [
-        ("Reference(0.94, 'a paper', runs=3)", {"value": 0.94, "runs": 3, "deviation": None, "at": "2 epochs"}),
-        ("Reference(0.94, 'a paper', at='90 epochs')", {"metric": "top1", "at": "90 epochs"}),
-        ("Reference(94, 'a paper')", r"mine.py:3: reference.value=94.0: expected 0 to 1"),
-        ("Reference(0.94, 'a paper', runs=0)", r"mine.py:3: reference.runs=0: expected 1 to "),
-        ("Reference(0.94)", r"mine.py:3: TypeError: .*'source'"),
-        ("0.94", r"mine.py: reference is 0.94; give a jaxddp.config.Reference\(value, source\)"),
-        ("len", None),
-    ],
-)
+REFERENCES = [
+    ("Reference(0.94, 'a paper', runs=3)", {"value": 0.94, "runs": 3, "deviation": None, "at": "2 epochs"}),
+    ("Reference(0.94, 'a paper', at='90 epochs')", {"metric": "top1", "at": "90 epochs"}),
+    ("Reference(94, 'a paper')", r"mine.py:2: reference.value=94.0: expected 0 to 1"),
+    ("Reference(0.94, 'a paper', runs=0)", r"mine.py:2: reference.runs=0: expected 1 to "),
+    ("Reference(0.94)", r"mine.py:2: TypeError: .*'source'"),
+    ("0.94", r"mine.py: reference is 0.94; give a jaxddp.config.Reference\(value, source\)"),
+    ("len", None),
+]
+
+
+@pytest.mark.parametrize(("source", "expected"), REFERENCES)
 def test_a_recipe_states_the_published_result(source, expected, folder):
-    head = f"from jaxddp.config import Config, Reference\n\nreference = {source}\n\n"
-    get_config = "def get_config():\n    return Config().replace(train={'duration': '2 epochs'})\n"
-    (folder / "mine.py").write_text(head + get_config)
+    head = f"from jaxddp.config import Config, Reference, load\nreference = {source}\ndef get_config():\n    return "
+    (folder / "mine.py").write_text(head + "Config().replace(train={'duration': '2 epochs'})\n")
+    # A recipe that loads another one has other settings.
+    (folder / "child.py").write_text(head.replace("reference =", "own =") + "load('mine.py')\n")
     if isinstance(expected, str):
         with pytest.raises(InputError, match=expected):
             read_recipe("mine.py")
         return
-    recipe, directory = read_recipe("mine.py"), folder / "run"
+    directory, place = folder / "run", folder / "run/reference.json"
     directory.mkdir()
-    claim(directory, Claim(recipe.config.to_dict(), {}, recipe), resuming=False)
-    place = directory / "reference.json"
-    assert json.loads(place.read_text()).items() >= expected.items() if expected else not place.exists()
-    # A recipe that loads this one has other settings. A run that is continued by its directory keeps the reference.
-    (folder / "child.py").write_text("from jaxddp.config import load\ndef get_config():\n    return load('mine.py')\n")
-    assert read_recipe("child.py").reference is None
-    for file, is_kept in ((read_recipe(directory), bool(expected)), (read_recipe("child.py"), False)):
-        claim(directory, Claim(file.config.to_dict(), {}, file), resuming=True)
-        assert place.exists() == is_kept
+    # A run that is continued by its directory keeps the reference.
+    for name, is_kept in (("mine.py", bool(expected)), (directory, bool(expected)), ("child.py", False)):
+        recipe = read_recipe(name)
+        claim(directory, Claim(recipe.config.to_dict(), {}, recipe), resuming=name != "mine.py")
+        assert place.exists() == is_kept and (not is_kept or json.loads(place.read_text()).items() >= expected.items())
 
 
 BAD = [

@@ -3,7 +3,7 @@
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -154,36 +154,42 @@ CASES = (
 )
 
 
-@pytest.mark.parametrize(("values", "stated", "expected"), CASES)
-def test_a_run_is_compared_with_the_published_result_of_its_recipe(values, stated, expected, tmp_path):
-    for seed, value in enumerate(values):
-        workdir = write_run(tmp_path / f"{seed}", seed)
-        (workdir / "reference.json").write_text(json.dumps({"value": 0.94, "source": "<b>", "at": "8 epochs"} | stated))
+def write_ends(folder: Path, values: Sequence[float], **changes) -> list[Path]:
+    """Write a run for each value, which is its last top-1 accuracy."""
+    workdirs = [write_run(folder / f"{seed}", seed, **changes) for seed in range(len(values))]
+    for workdir, value in zip(workdirs, values, strict=True):
         rows = [row for split in ("train", "val") for row in rows_of(workdir, split)]
         write_rows(workdir, [*rows[:-1], rows[-1] | {"top1": value}])
-    page = page_of(read_runs([tmp_path / f"{seed}" for seed in range(len(values))]))
+    return workdirs
+
+
+@pytest.mark.parametrize(("values", "stated", "expected"), CASES)
+def test_a_run_is_compared_with_the_published_result_of_its_recipe(values, stated, expected, tmp_path):
+    workdirs, reference = write_ends(tmp_path, values), {"value": 0.94, "source": "<b>", "at": "8 epochs"} | stated
+    for workdir in workdirs:
+        (workdir / "reference.json").write_text(json.dumps(reference))
+    page = page_of(read_runs(workdirs))
     (sentence,) = page.comparisons
     assert sentence.startswith("Published: top1 94%") and "after 8 epochs, <b>" in sentence
     assert f"({len(values)} run{'s' * (len(values) > 1)}, 100 images) after 4 epochs" in sentence
     assert sentence.endswith(f"a difference of {expected}.")
     assert ("states no spread" in sentence) == ("deviation" not in stated)
-    for chart_ in [chart(page.curves, "top-1 accuracy"), *page.seed_charts[1:2]]:
-        (band,) = chart_.layout["shapes"]
+    for drawn in [chart(page.curves, "top-1 accuracy"), *page.seed_charts[1:2]]:
+        (band,), (note,) = drawn.layout["shapes"], drawn.layout["annotations"]
         assert band["y1"] - band["y0"] == pytest.approx(4 * stated.get("deviation", 0))
-        assert chart_.layout["annotations"][0]["text"].startswith("published 94%")
+        assert note["text"].startswith("published 94%") and ("unknown" in note["text"]) == ("deviation" not in stated)
     assert not chart(page.curves, "loss").layout["shapes"] and "<b>" not in render(page).split("<script")[0]
 
 
 def test_the_two_best_recipes_are_compared(tmp_path):
-    workdirs = [write_run(tmp_path / f"{n}", n % 2, optimizer={"learning_rate": 0.1 * (1 + n // 2)}) for n in range(5)]
-    for workdir, value in zip(workdirs, (0.5, 0.52, 0.8, 0.82, 0.1), strict=True):
-        rows = rows_of(workdir, "val")
-        write_rows(workdir, [*rows[:-1], rows[-1] | {"top1": value}])
+    workdirs = write_ends(tmp_path / "a", (0.5, 0.52))
+    workdirs += write_ends(tmp_path / "b", (0.8, 0.82, 0.1), optimizer={"learning_rate": 0.2})
+    change_json(workdirs[4] / "config.json", optimizer={"learning_rate": 0.3})
     (workdirs[0] / "reference.json").write_text('{"value": 3}')
     (sentence,) = page_of(read_runs(workdirs)).comparisons
     two = "learning_rate 0.2 81.00 ± 1.00% (2 runs, 100 images), and learning_rate 0.1 51.00 ± 1.00%"
     assert two in sentence and sentence.endswith("30.00 ± 1.41 points, more than two standard errors.")
-    (workdirs[2] / "result.json").write_text('{"status": "failed", "step": 40}')
+    change_json(workdirs[2] / "result.json", status="failed")
     assert "0.2 82.00 ± 3.84% (1 run, 100 images)" in page_of(read_runs(workdirs)).comparisons[0]
     assert not page_of(read_runs(workdirs[:2])).comparisons
 

@@ -125,7 +125,8 @@ def _published(runs: Sequence[RunFiles], metric: str) -> Plotly:
         spread, style = 2 * (each.deviation or 0), {"line": {"color": "gray", "dash": "dash"}, "fillcolor": "gray"}
         shapes.append(across | style | {"y0": each.value - spread, "y1": each.value + spread, "opacity": 0.4})
         note = {"xref": "paper", "x": 0, "xanchor": "left", "y": each.value + spread, "yanchor": "bottom"}
-        notes.append(note | {"text": html.escape(f"published {each}"), "showarrow": False})
+        text = f"published {each}{'' if each.deviation else ', spread unknown'}"
+        notes.append(note | {"text": html.escape(text), "showarrow": False})
     return {"shapes": shapes, "annotations": notes}
 
 

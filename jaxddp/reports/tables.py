@@ -505,8 +505,8 @@ def comparisons(runs: Sequence[RunFiles], groups: Sequence[SeedGroup]) -> list[s
             ends += [(end, text, done[0])] if math.isfinite(end.mean) else []
     ends.sort(key=lambda end: end[0].mean if end[2].goal.lowest else -end[0].mean)
     for reference in dict.fromkeys(run.reference for run in runs if run.reference):
-        stated = "" if reference.deviation else ", which states no spread"
-        line = f"Published: {reference.metric} {reference} after {reference.at}, {reference.source}{stated}"
+        line = f"Published: {reference.metric} {reference} after {reference.at}, {reference.source}"
+        line += "" if reference.deviation else ", which states no spread"
         published = Estimate(reference.metric, reference.value, reference.deviation or 0, reference.runs or 1)
         own = [end for end in ends if end[2].reference == reference and end[0].metric.split()[-1] == reference.metric]
         for end, text, run in own[:1]:
