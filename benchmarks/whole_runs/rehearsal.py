@@ -5,8 +5,8 @@
 DIR has a photograph of each class of ImageNet, as `nXXXXXXXX_name.JPEG` (the public repository
 EliSchwartz/imagenet-sample-images). A run has the network, loss, optimizer, augmentation and averages of its recipe.
 Its images have 64 pixels and its batch `--batch` images. The peak learning rate is multiplied by the square root of the
-change of the batch, or for RMSProp by the change itself. The schedule, the growth of images and the averages are
-compressed to the length of the run. Ghost batch norms have half a batch.
+change of the batch. The schedule, the growth of images and the averages are compressed to the length of the run. Ghost
+batch norms have half a batch.
 
 The same command continues an interrupted benchmark: FILE.json keeps the results, and FILE.runs the runs. A recipe that
 fails does not end it. The loss of training includes mixed and smoothed labels, and cannot fall to 0.
@@ -60,8 +60,7 @@ def settings(config: Config, steps: int, batch: int) -> Iterator[tuple[str, obje
         yield "train.ema_every", math.ceil(train.ema_every * steps / total)
     yield from (("optimizer.warmup", share(config.optimizer.warmup)), ("optimizer.reference_batch", None))
     peak = config.optimizer.learning_rate * batch_factor(config)
-    power = 1.0 if config.optimizer.name == "rmsprop" else 0.5
-    yield "optimizer.learning_rate", peak * (batch / config.train.batch_size) ** power
+    yield "optimizer.learning_rate", peak * math.sqrt(batch / config.train.batch_size)
 
 
 def lay_out(photographs: Path, count: int, root: Path) -> None:
