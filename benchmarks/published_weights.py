@@ -82,6 +82,8 @@ FAMILIES: dict[str, tuple[str | None, tuple[str, ...]]] = {
     "wide_resnet50_2": ("wide_resnet50_2", ("wide_resnet50_2",)),
     "wide_resnet101_2": ("wide_resnet101_2", ("wide_resnet101_2",)),
     "seresnet50": (None, ("seresnet50",)),
+    **{f"resnet{depth}d": (None, (f"resnet{depth}d",)) for depth in (18, 26, 34, 50, 101, 152, 200)},
+    **{f"resnetrs{depth}": (None, (f"resnetrs{depth}",)) for depth in (50, 101, 152, 200, 270, 350, 420)},
     # timm's arrays of the next networks have other names, or its batch norms have another epsilon.
     **{
         f"regnet_y_{size}": (f"regnet_y_{size}", ())

@@ -55,10 +55,13 @@ class ResNetSettings:
         return resnet.build(config.model, num_classes, config.train.precision or "float32")
 
 
-@MODELS.add("resnet50d")
+@MODELS.add(
+    *(f"resnet{depth}d" for depth in (18, 26, 34, 50, 101, 152, 200)),
+    *(f"resnetrs{depth}" for depth in (50, 101, 152, 200, 270, 350, 420)),
+)
 @dataclass(frozen=True)
 class ResNetDSettings(ResNetSettings):
-    """ResNet-D."""
+    """ResNet-D and ResNet-RS."""
 
     stem: Stem = "deep"
 

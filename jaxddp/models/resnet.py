@@ -6,8 +6,8 @@ zero-initialized last scales and the head's initializer are from Goyal et al. 20
 ResNet-10, with one block in each stage, is from Chen et al. 2019 (arXiv:1904.04232). ResNeXt has grouped convolutions
 (Xie et al. 2017, arXiv:1611.05431), Wide ResNet has more features inside the bottlenecks (Zagoruyko and Komodakis 2016,
 arXiv:1605.07146), ResNet-D has another stem and other shortcuts (He et al. 2019, arXiv:1812.01187), and SE-ResNet has
-squeeze and excitation (Hu et al. 2018, arXiv:1709.01507). The names of arrays and the logits are those of torchvision
-and timm.
+squeeze and excitation (Hu et al. 2018, arXiv:1709.01507); ResNet-RS has all of these and a convolution in place of the
+max pool (Bello et al. 2021, arXiv:2103.07579). The names of arrays and the logits are those of torchvision and timm.
 """
 
 import functools
@@ -128,14 +128,16 @@ class Architecture:
         block: the convolutions of a block.
         pooled_shortcut: whether a shortcut with a stride takes the mean of 2x2 pixels before its convolution, which
             then has no stride.
-        squeeze_excitation: whether each block has squeeze and excitation before its addition, which squeezes to a
-            sixteenth of the features, as timm does.
+        squeeze_excitation: 16 if each block has squeeze and excitation before its addition, which squeezes to a
+            sixteenth of the features, as timm does; 0 for none.
+        convolutional_pool: whether a 3x3 convolution with stride 2, a norm and a ReLU take the place of the max pool.
     """
 
     stage_sizes: tuple[int, ...]
     block: tuple[Convolution, ...]
     pooled_shortcut: bool = False
-    squeeze_excitation: bool = False
+    squeeze_excitation: int = 0
+    convolutional_pool: bool = False
 
 
 class ResidualBlock(Layer):
@@ -172,7 +174,7 @@ class ResidualBlock(Layer):
         norm = self.norm(name=f"bn{last}", scale_init=scale_init)
         if not self.architecture.squeeze_excitation:
             return norm(y, residual=self.shortcut(x, y.shape), relu=True)
-        squeezed = nearest_multiple(y.shape[-1] / 16, least=0)
+        squeezed = nearest_multiple(y.shape[-1] / self.architecture.squeeze_excitation, least=0)
         y = SqueezeExcitation(squeezed, name="se", **self.dtypes)(norm(y))
         return nn.relu(self.shortcut(x, y.shape) + y)
 
@@ -222,9 +224,18 @@ ARCHITECTURES = {
     "resnext101_32x8d": Architecture((3, 4, 23, 3), bottleneck(4, 32)),
     "wide_resnet50_2": Architecture((3, 4, 6, 3), bottleneck(2)),
     "wide_resnet101_2": Architecture((3, 4, 23, 3), bottleneck(2)),
-    "seresnet50": Architecture((3, 4, 6, 3), BOTTLENECK, squeeze_excitation=True),
+    "seresnet50": Architecture((3, 4, 6, 3), BOTTLENECK, squeeze_excitation=16),
+    "resnet18d": Architecture((2, 2, 2, 2), BASIC, pooled_shortcut=True),
+    "resnet26d": Architecture((2, 2, 2, 2), BOTTLENECK, pooled_shortcut=True),
+    "resnet34d": Architecture((3, 4, 6, 3), BASIC, pooled_shortcut=True),
     "resnet50d": Architecture((3, 4, 6, 3), BOTTLENECK, pooled_shortcut=True),
+    "resnet101d": Architecture((3, 4, 23, 3), BOTTLENECK, pooled_shortcut=True),
+    "resnet152d": Architecture((3, 8, 36, 3), BOTTLENECK, pooled_shortcut=True),
+    "resnet200d": Architecture((3, 24, 36, 3), BOTTLENECK, pooled_shortcut=True),
 }
+_RS = {50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3), 200: (3, 24, 36, 3), 270: (4, 29, 53, 4)}
+_RS |= {350: (4, 36, 72, 4), 420: (4, 44, 87, 4)}
+ARCHITECTURES |= {f"resnetrs{depth}": Architecture(stages, BOTTLENECK, True, 4, True) for depth, stages in _RS.items()}
 
 _STEM = {"stem_conv1": 0, "stem_bn1": 1, "stem_conv2": 3, "stem_bn2": 4, "stem_conv3": 6}
 
@@ -236,6 +247,8 @@ def _naming(shortcut_conv: int) -> Naming:
         ("downsample_conv", f"downsample.{shortcut_conv}"),
         ("downsample_bn", f"downsample.{shortcut_conv + 1}"),
         *((layer, f"conv1.{index}") for layer, index in _STEM.items()),
+        ("pool_conv", "maxpool.0"),
+        ("pool_bn", "maxpool.1"),
     )
 
 
@@ -300,6 +313,8 @@ class ResNet(Network):
             x = conv(max(1, self.width // 2), kernel=3, stride=first_stride, name=f"stem_conv{number}")(x)
             x = norm(name=f"stem_bn{number}")(x, relu=True)
         x = norm(name="bn1")(conv(self.width, kernel=kernel, stride=stride, name=name)(x), relu=True)
+        if self.architecture.convolutional_pool and self.stem != "small":
+            return norm(name="pool_bn")(conv(self.width, kernel=3, stride=2, name="pool_conv")(x), relu=True)
         return x if self.stem == "small" else (self.operations or Operations()).max_pool(x, 3, 2, 1)
 
 

@@ -31,6 +31,7 @@ from jaxddp.models.activations import activation, find_layer, heat_map_layer
 from jaxddp.models.adapt import adapt, for_platform
 from jaxddp.models.convnext import ConvNeXt, ConvNeXtSize
 from jaxddp.models.interface import shapes_of, takes_example_keys
+from jaxddp.models.resnet import ARCHITECTURES, ResNet
 from jaxddp.models.swin import Swin
 from jaxddp.models.vit import SIZES, ViT
 from jaxddp.recipe.sources import config_names
@@ -170,6 +171,7 @@ NAMED = (
 """One network for each kind of block and each naming; the others differ only in sizes."""
 BUILT = {
     "small_swin": Swin((2, 2), CLASSES, width=32),
+    "small_resnetrs": ResNet(replace(ARCHITECTURES["resnetrs50"], stage_sizes=(1, 1, 1, 1)), CLASSES, stem="deep"),
     "small_convnextv2": ConvNeXt(ConvNeXtSize((1, 1, 1, 1), 8, response_norm=True, convolutions=True), CLASSES),
     **{
         name: ViT(replace(SIZES[vit], width=32, heads=2, blocks=2, hidden=hidden), CLASSES)
@@ -239,6 +241,7 @@ ESSENTIAL = [
 """The smallest network of each kind."""
 # Larger networks, or slow to compile; `test_arrays_have_the_published_names_and_shapes` has their names.
 LARGE = [("vit_b16", "224x224", "float64"), ("swin_t", "97x131", "float64"), ("resnet18", "97x131", "float32")]
+LARGE += [("small_resnetrs", "97x131", "float64")]
 LARGE += [("efficientnet_lite0", "97x131", "float32")]
 LARGE += [
     (name, "97x131", "float64")

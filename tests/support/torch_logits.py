@@ -56,6 +56,8 @@ NETWORKS = {
     "swin_s": ("torchvision", "swin_s", (ODD,)),
     "timm_swin_t": ("timm", "swin_tiny_patch4_window7_224", ("224x224",)),
     "small_swin": ("torchvision", "small_swin", (ODD, "29x60")),
+    **{name: ("timm", name, ()) for name in ("resnet18d", "resnet200d", "resnetrs50", "resnetrs420")},
+    "small_resnetrs": ("timm", "small_resnetrs", (ODD,)),
     "convnext_base": ("torchvision", "convnext_base", ()),
     **{name: ("timm", name, ()) for name in ("convnextv2_nano", "convnextv2_huge")},
     "small_convnextv2": ("timm", "small_convnextv2", (ODD,)),
@@ -70,6 +72,7 @@ BUILT = {
     "small_swin": lambda **settings: torchvision.models.SwinTransformer(
         [4, 4], embed_dim=32, depths=[2, 2], num_heads=[1, 2], window_size=[7, 7], **settings
     ),
+    "small_resnetrs": functools.partial(timm.create_model, "resnetrs50", layers=(1, 1, 1, 1)),
     "small_convnextv2": functools.partial(
         timm.create_model, "convnextv2_nano", depths=(1, 1, 1, 1), dims=(8, 16, 32, 64)
     ),
