@@ -72,7 +72,7 @@ SMALL = Scale(
         *("train.batch_size=16", "eval.batch_size=16", "train.precision=float32"),
     ),
     command="60 steps",
-    networks=(Case("vit_ti16", "imagenet", 64, 32, 4, classes=10, precision="bfloat16"),),
+    networks=(Case("vit_s16", "imagenet", 64, 32, 4, classes=10, precision="bfloat16"),),
 )
 
 

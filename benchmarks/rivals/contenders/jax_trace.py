@@ -10,7 +10,7 @@ import jax
 sys.path.insert(0, str(Path(__file__).parents[3]))
 
 from benchmarks.rivals.contenders.case import Task
-from benchmarks.rivals.contenders.jaxddp_parts import make_parts
+from benchmarks.rivals.contenders.jaxddp_parts import jitted_step, make_parts
 from benchmarks.rivals.contenders.outcome import add_result, attempt
 from benchmarks.rivals.contenders.trace_summary import instruction_bytes, traced
 from jaxddp.measure.cost import compile_with_cost
@@ -38,13 +38,13 @@ def main(options: Options) -> None:
     task = options.task
     setup, batch = make_parts(task)
     state = setup.state
-    step, _ = compile_with_cost(setup.step(), state, batch)
+    step, _ = compile_with_cost(jitted_step(setup), state, batch, setup.key)
     for _ in range(1 + task.warmup):
-        state, _ = step(state, batch)
+        state, _ = step(state, batch, setup.key)
     jax.block_until_ready(state)
     with traced(options.trace) as summary:
         for _ in range(task.steps):
-            state, _ = step(state, batch)
+            state, _ = step(state, batch, setup.key)
         jax.block_until_ready(state)
     moved = instruction_bytes(step.as_text())
     of_kernels = {name: moved[name] * count / ms * 1e3 for name, ms, count in summary["kernels"] if name in moved}

@@ -34,3 +34,8 @@ def make_parts(task: Task, **settings: Any) -> tuple[RunSetup, Batch]:
     pixels, labels = local_images(task)
     ones, rows = np.ones(len(labels), np.float32), np.arange(len(labels), dtype=np.int32)
     return setup, setup.topology.place(Batch(pixels, labels, ones, rows, np.zeros_like(rows)))
+
+
+def jitted_step(setup: RunSetup) -> Any:
+    """Return the function (state, batch, key) that `setup.step` calls; it can be traced."""
+    return setup.layout.way.step(setup.phases, compiler_options=setup.resources.compiler_options)

@@ -19,7 +19,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from benchmarks.rivals.contenders.case import Task
-from benchmarks.rivals.contenders.jaxddp_parts import make_parts
+from benchmarks.rivals.contenders.jaxddp_parts import jitted_step, make_parts
 from jaxddp.engine.compilation import compiler_options
 from jaxddp.engine.gradients import Averaging
 from jaxddp.engine.programs import TrainStep
@@ -100,17 +100,17 @@ class Variant:
 def variant_makers(task: Task) -> dict[str, Callable[[], Variant]]:
     """Return a function for each of `VARIANTS`, and for the unchanged step, that prepares it."""
     setup, batch = make_parts(task)
-    steps: dict[str, Callable[[], Any]] = {BASE: setup.step}
+    steps: dict[str, Callable[[], Any]] = {BASE: functools.partial(jitted_step, setup)}
     steps |= {UNDONATED: functools.partial(undonated, setup), SEPARATE: functools.partial(separate, setup)}
     steps |= {option: functools.partial(with_option, setup, option) for option in XLA_OPTIONS}
     steps |= {name: functools.partial(with_operations, setup, changes) for name, changes in OPERATIONS.items()}
 
     def plain(step: Callable[[], Any]) -> Variant:
-        return Variant(step(), setup.state, (batch,))
+        return Variant(step(), setup.state, (batch, setup.key))
 
     def unguarded() -> Variant:
         other, _ = make_parts(task, max_bad_steps=0)
-        return Variant(other.step(), other.state, (batch,))
+        return Variant(jitted_step(other), other.state, (batch, other.key))
 
     makers = {name: functools.partial(plain, step) for name, step in steps.items()}
     lengths = {name: length or min(LONGEST_CHUNK, task.steps) for name, length in RESIDENT.items()}
@@ -127,19 +127,19 @@ def resident(setup: RunSetup, length: int) -> Variant:
 def with_operations(setup: RunSetup, changes: dict[str, Any]) -> Any:
     model: Any = setup.network
     operations = replace(Operations(), **changes)
-    return replace(setup, network=adapt(model.module.clone(operations=operations))).step()
+    return jitted_step(replace(setup, network=adapt(model.module.clone(operations=operations))))
 
 
 def with_option(setup: RunSetup, word: str) -> Any:
     resources = replace(setup.resources, compiler_options=compiler_options([word]))
-    return setup.changed(resources=resources).step()
+    return jitted_step(setup.changed(resources=resources))
 
 
 def undonated(setup: RunSetup) -> Any:
     way = setup.way
     phases = replace(setup.phases, gradients=way.gradients, shares=way.shares)
     one_step = way.one_step(phases)
-    return jax.jit(jax.shard_map(one_step, mesh=setup.topology.mesh, in_specs=(P(), P(AXIS)), out_specs=P()))
+    return jax.jit(jax.shard_map(one_step, mesh=setup.topology.mesh, in_specs=(P(), P(AXIS), P()), out_specs=P()))
 
 
 def separate(setup: RunSetup) -> Any:
