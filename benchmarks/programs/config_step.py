@@ -68,7 +68,7 @@ def compile_step(
     model = for_platform(recipe.model, platform)
     init = make_init(model, recipe.optimizer, shape, topology, parts=recipe.parts, transform=recipe.initialize)
     way = layout.way
-    objective = Objective(model, recipe.loss, preprocess, recipe.metrics)
+    objective = Objective(model, recipe.loss, preprocess, recipe.metrics, remat=config.train.remat)
     phases = Phases(recipe.objective(objective), recipe.optimizer, recipe.schedule, recipe.parts)
     rows, length = config.train.batch_size, 1
     if config.data.cache == "none":

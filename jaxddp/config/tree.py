@@ -220,6 +220,9 @@ class TrainConfig:
     accumulate: Annotated[int, ranges.Range(1, 65_536)] = 1
     """Gradient accumulation: each device computes its part of a batch in this many microbatches, to save memory. With
     local batch norm, each microbatch is normalized separately."""
+    remat: Literal["none", "blocks", "dots"] = "none"
+    """Gradient checkpointing, which saves memory and repeats computation: the forward pass keeps only the outputs of
+    blocks, or only the results of matrix products and convolutions ("dots")."""
     precision: Precision | None = None
     """Precision of the computation. Parameters, batch statistics and the loss stay float32. If None, float32 on a CPU,
     bfloat16 on a GPU or TPU. float16 uses dynamic loss scaling."""

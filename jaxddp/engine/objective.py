@@ -20,6 +20,7 @@ from jaxddp.data.batch import Batch
 from jaxddp.data.source import LabelKind
 from jaxddp.mesh import AXIS, stack_over_devices
 from jaxddp.models.interface import Model, takes_example_keys
+from jaxddp.models.remat import Remat, rematerialized
 
 if TYPE_CHECKING:
     from jaxddp.augment.mixing import Mixing
@@ -291,7 +292,8 @@ class Objective:
     """A model, its preprocessing and its loss as one function of the parameters.
 
     A call sums over a slice of the batch; the step averages over devices. The loss is the first of the sums. Evaluation
-    averages the logits of an image over the image's `views`. Metrics over a whole set are measured only in evaluation.
+    averages the logits of an image over the image's `views`. Training keeps the activations that `remat` names. Metrics
+    over a whole set are measured only in evaluation.
     """
 
     model: Model
@@ -299,6 +301,7 @@ class Objective:
     preprocess: "Preprocess"
     metrics: Mapping[str, Metric | SetMetric] = field(default_factory=dict)
     views: "Views" = "one"
+    remat: Remat = "none"
 
     def __call__(
         self, params: Any, model_state: Any, batch: Batch, *, train: bool, key: Any = None, image_key: Any = None
@@ -331,7 +334,8 @@ class Objective:
             # The program computes the keys only for models that take them.
             parts = [example_keys(*view) for view in views] if takes_example_keys(self.model) else []
             keys = {"example_keys": jnp.concatenate(parts) if len(parts) > 1 else parts[0]} if parts else {}
-            logits, model_state = self.model.apply(params, model_state, images, train=True, key=key, **keys)
+            apply = rematerialized(self.model, self.remat)
+            logits, model_state = apply(params, model_state, images, key=key, **keys)
         else:
             logits = self.predict(params, model_state, images)
         return wide_logits(logits, (len(images), self.loss.labels.num_classes)), model_state

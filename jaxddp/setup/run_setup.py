@@ -133,7 +133,7 @@ class RunSetup(Recipe):
     @cached_property
     def supervised(self) -> Objective:
         """The loss that training minimizes and the metrics that it measures, as one function of the parameters."""
-        return Objective(self.network, self.loss, self.preprocess, self.metrics)
+        return Objective(self.network, self.loss, self.preprocess, self.metrics, remat=self.config.train.remat)
 
     @cached_property
     def measured(self) -> Objective:

@@ -49,6 +49,7 @@ LENGTH_KEYS = (
 MAY_CHANGE = frozenset(
     (
         *(*LENGTH_KEYS, "train.accumulate", "train.max_bad_steps", "eval.every", "checkpoint.every", "checkpoint.keep"),
+        "train.remat",
         *(
             f"log.{name}"
             for name in ("every", "profile", "to", "images", "guard_formulas", "project", "name", "config")
