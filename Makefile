@@ -4,6 +4,9 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/installed
 
+# Tests start Python hundreds of times. Without bytecode files, each start would compile the package.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: setup demo test test-quick test-ci test-all newest test-newest lint types format clean
 
 setup: $(STAMP)
