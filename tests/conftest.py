@@ -9,6 +9,7 @@ import gc
 import os
 import shutil
 import signal
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from importlib.metadata import version
@@ -53,6 +54,7 @@ from support.launches import HANGING, LaunchResult, Machine, plain_environment
 from support.longest import LONGEST
 
 import jaxddp.core.phases as activity
+import jaxddp.recipe.sources as recipes
 
 # Tests compare whole outputs. On a busy machine they would contain an activity that takes more than a second.
 activity.PATIENCE_SECONDS = 3600.0
@@ -79,6 +81,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if item.path.is_relative_to(folder / "integration"):
             item.add_marker("processes")
     items.sort(key=lambda item: ranks.get(item.path.relative_to(folder).as_posix(), len(ranks)))
+
+
+@pytest.fixture(autouse=True)
+def recipe_folders() -> Iterator[None]:
+    """Forget the folders of a test's recipes, which every later import would search, and their modules."""
+    folders, path = {*recipes._folders}, [*sys.path]
+    yield
+    for folder in recipes._folders - folders:
+        for name in recipes.modules_in(folder):
+            del sys.modules[name]
+    recipes._folders.intersection_update(folders)
+    sys.path[:] = path
 
 
 @pytest.fixture
