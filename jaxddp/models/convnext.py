@@ -96,8 +96,7 @@ class ConvNeXtBlock(Layer):
     """x + scaled(MLP(norm(depthwise 7x7 convolution of x))): [B, H, W, C] -> [B, H, W, C]."""
 
     conv: ModuleFactory
-    response_norm: bool = False
-    convolutions: bool = False
+    size: ConvNeXtSize
 
     @nn.compact
     def __call__(self, x: jax.Array, factors: jax.Array | None) -> jax.Array:
@@ -105,12 +104,12 @@ class ConvNeXtBlock(Layer):
         features = x.shape[-1]
         y = self.conv(features, kernel=7, stride=1, feature_group_count=features, use_bias=True, name="conv")(x)
         y = nn.LayerNorm(name="norm", use_fast_variance=False, **self.dtypes)(y)
-        one = {"kernel": 1, "stride": 1, "use_bias": True} if self.convolutions else {}
-        layer = self.conv if self.convolutions else self.dense
+        one = {"kernel": 1, "stride": 1, "use_bias": True} if self.size.convolutions else {}
+        layer = self.conv if one else self.dense
         y = gelu(layer(4 * features, name="fc1", **one)(y))
-        y = ResponseNorm(name="grn", **self.dtypes)(y) if self.response_norm else y
+        y = ResponseNorm(name="grn", **self.dtypes)(y) if self.size.response_norm else y
         y = layer(features, name="fc2", **one)(y)
-        if self.response_norm:
+        if self.size.response_norm:
             return add_branch(x, y, factors)
         scale = self.param("layer_scale", nn.initializers.constant(1e-6), (features,), self.param_dtype)
         return add_branch(x, y * scale.astype(y.dtype), factors)
@@ -163,12 +162,11 @@ class ConvNeXt(Network):
         check_sides("convnext", images, _LEAST_SIDE)
         factors = iter(branch_factors(self.drop_path if train else 0, sum(self.size.stages), 1, example_keys))
         settings = {"conv": self.layers(train, dense_init)[0], **self.dtypes}
-        kind = {"response_norm": self.size.response_norm, "convolutions": self.size.convolutions}
         x = Downsample(self.size.width, 4, norm_first=False, name="stem", **settings)(images.astype(self.dtype))
         for stage, size in enumerate(self.size.stages):
             if stage:
                 x = Downsample(self.size.width * 2**stage, 2, norm_first=True, name=f"downsample{stage}", **settings)(x)
             for block in range(size):
-                x = ConvNeXtBlock(name=f"stage{stage}_{block}", **settings, **kind)(x, next(factors))
+                x = ConvNeXtBlock(name=f"stage{stage}_{block}", size=self.size, **settings)(x, next(factors))
         x = nn.LayerNorm(name="norm", use_fast_variance=False, **self.wide)(self.mean(x))
         return self.dense(self.num_classes, "head", **self.wide)(x)

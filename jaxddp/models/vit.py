@@ -222,12 +222,9 @@ class ViT(Network):
         batch, rows, columns, _ = x.shape
         x = x.reshape(batch, rows * columns, size.width)
         self.check_positions(images.shape[1:3], x.shape[1])
-        tokens = {"cls_token": int(size.class_token), "reg_token": size.registers}
-        tokens = [
-            self.param(name, _normal(1e-6), (1, count, size.width), self.param_dtype)
-            for name, count in tokens.items()
-            if count
-        ]
+        counts = (("cls_token", int(size.class_token)), ("reg_token", size.registers))
+        shapes = {name: (1, count, size.width) for name, count in counts if count}
+        tokens = [self.param(name, _normal(1e-6), shape, self.param_dtype) for name, shape in shapes.items()]
         tokens = [jnp.broadcast_to(token.astype(x.dtype), (batch, *token.shape[1:])) for token in tokens]
         embedded = tokens[: self.embedded_tokens]
         x = jnp.concatenate([*embedded, x], axis=1)
