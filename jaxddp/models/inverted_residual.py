@@ -203,7 +203,7 @@ def _naming(architecture: InvertedResidualSizes) -> Naming:
     )
 
 
-def _tensorflow_namings(architecture: InvertedResidualSizes) -> tuple[Naming, Naming]:
+def _tensorflow_namings(architecture: InvertedResidualSizes) -> tuple[Naming, ...]:
     """Return the namings of timm and of efficientnet_pytorch, which counts the blocks of all stages in one sequence."""
     outer = ("stem/conv", "stem/norm", "last_conv/conv", "last_conv/norm", "head")
     timm = dict(zip(outer, ("conv_stem", "bn1", "conv_head", "bn2", "classifier"), strict=True))

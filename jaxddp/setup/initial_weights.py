@@ -4,7 +4,7 @@ import functools
 import logging
 import os
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -67,15 +67,17 @@ class WeightsTarget:
         return shapes_of(self.model, self.image_shape)
 
 
-def stored_arrays(path: Path, target: WeightsTarget) -> tuple[Foreign, Sequence[Naming]]:
-    """Return the arrays of a file of weights under names of the network, and the namings that find them.
+def stored_arrays(
+    path: Path, stored: Mapping[str, np.ndarray], target: WeightsTarget
+) -> tuple[Foreign, Sequence[Naming]]:
+    """Return the arrays that a file of weights stores under names of the network, and the namings that find them.
 
     The names of a network that torchvision or timm publish are those of the library; see `jaxddp.weights.foreign` for
     those of another network. A recipe's `rename` is applied before.
 
-    Raises: InputError if the file cannot be read, or `rename` is wrong.
+    Raises: InputError if `rename` is wrong.
     """
-    stored, namings = read(path), namings_of(target.model)
+    namings = namings_of(target.model)
     if len(namings) > 1:
         return Foreign({new: stored[name] for name, new in renamed(stored, target.rename).items()}, {}, {}), namings
     with about(path):
@@ -94,13 +96,18 @@ def signature_of_weights(path: Path) -> Signature | None:
     return Signature.read(path.parent) if is_pushed else None
 
 
-def initial_weights(path: Path, target: WeightsTarget, topology: Topology) -> dict[str, np.ndarray]:
+def initial_weights(
+    path: Path, target: WeightsTarget, topology: Topology, stored: Mapping[str, np.ndarray] | None = None
+) -> dict[str, np.ndarray]:
     """Return the arrays of a weights file, or of a run in its work directory, that fit a network, by path.
 
     The head of a run, or of a repository to which a run was pushed, is skipped if its classes differ from the target's.
     Arrays for images of another size or with other channels are converted to those for images of the target. A line is
     logged if layers keep their initial values (`new_layers`, or a head for other classes), or arrays of the file are
     converted or not used.
+
+    Args:
+        stored: the arrays of the file, if it was read before.
 
     Raises: InputError if the weights cannot be read, are of another network (the message lists missing arrays and wrong
     shapes), or differ between processes.
@@ -110,15 +117,17 @@ def initial_weights(path: Path, target: WeightsTarget, topology: Topology) -> di
         foreign = Foreign({dotted_path(name): array for name, array in arrays.items()}, {}, {})
         namings: Sequence[Naming] = (dotted_path,)
     else:
-        foreign, namings = stored_arrays(path, target)
-    signature, stored = signature_of_weights(path), foreign.arrays
+        foreign, namings = stored_arrays(path, read(path) if stored is None else stored, target)
+    signature = signature_of_weights(path)
     has_other_classes = signature is not None and bool(target.class_ids) and signature.class_ids != target.class_ids
     if has_other_classes and target.needs_head:
         raise InputError(f"{path}: its classes differ from those of the data; give data with the same classes")
     images = ImageArrays.of(target.model, target.image_shape, signature.image_shape if signature is not None else None)
     heads, crc = {"new_head": has_other_classes, "needs_head": target.needs_head}, 0
     with about(path):
-        matched = match(target.shapes, stored, namings, target.num_classes, target.new_layers, **heads, images=images)
+        matched = match(
+            target.shapes, foreign.arrays, namings, target.num_classes, target.new_layers, **heads, images=images
+        )
     for name, array in sorted(matched.arrays.items()):
         crc = zlib.crc32(np.ascontiguousarray(array).tobytes(), zlib.crc32(name.encode(), crc))
     topology.peers.agree({"the weights to start from": f"{crc:08x}"})
@@ -138,7 +147,12 @@ def initial_weights(path: Path, target: WeightsTarget, topology: Topology) -> di
 
 
 def state_of_weights(
-    config: Config, path: Path | None, target: WeightsTarget, topology: Topology, initialize: Transform | None = None
+    config: Config,
+    path: Path | None,
+    target: WeightsTarget,
+    topology: Topology,
+    initialize: Transform | None = None,
+    stored: Mapping[str, np.ndarray] | None = None,
 ) -> TrainState:
     """Return the state of a network with weights, on all devices.
 
@@ -146,13 +160,14 @@ def state_of_weights(
         path: the path of the config's weights on this machine; None if `initialize` or the model brings them.
         target: the network, and the shape of its images.
         initialize: a function of the fresh arrays; see `make_init`.
+        stored: see `initial_weights`.
 
     Raises: see `initial_weights` and `make_init`.
     """
     arrays = dict[str, np.ndarray]()
     if path is not None:
         with doing(f"reading weights from {config.model.weights}"):
-            arrays = initial_weights(path, target, topology)
+            arrays = initial_weights(path, target, topology, stored)
     init = make_init(target.model, optax.identity(), target.image_shape, topology, transform=initialize)
     return init(topology.replicate(jax.random.key(config.seed)), topology.replicate(arrays))
 

@@ -6,7 +6,10 @@ ImageNet's validation images of this size. Weights without an accuracy have no h
 """
 
 import csv
+import math
 import os
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -29,6 +32,7 @@ _LIST = Path(__file__).parent / "published.csv"
 _BYTES_OF_PARAMETER = 4
 _DEFAULT = "DEFAULT"
 _SUFFIX = "_weights"
+_IMAGENET = 1000
 
 
 def is_local(weights: str) -> bool:
@@ -193,6 +197,26 @@ def find_published(name: str) -> PublishedWeights:
             advice="the command `jaxddp weights` lists the names",
         )
     return known[key]
+
+
+_HEAD = re.compile(r"_?(fc|heads?|classifier)\b.*weight")
+_ROUNDING = 0.005001
+
+
+def recognized(shapes: Mapping[str, tuple[int, ...]]) -> tuple[PublishedWeights, ...]:
+    """Return the published weights of the only network with as many parameters as a file; none if several have them.
+
+    The head of a file may have another number of classes than ImageNet's.
+
+    Args:
+        shapes: the shapes of the arrays of the file, by name.
+    """
+    count = sum(math.prod(shape) for name, shape in shapes.items() if ".running_" not in name)
+    heads = [shape for name, shape in shapes.items() if len(shape) == 2 and _HEAD.fullmatch(name)]
+    counts = {count, *(count + (_IMAGENET - classes) * (features + 1) for classes, features in heads)}
+    alike = [one for one in published_weights() if bool(heads) == (one.top1 is not None)]
+    found = [one for one in alike if any(abs(number / 1e6 - one.parameters) < _ROUNDING for number in counts)]
+    return tuple(found) if len({one.network for one in found}) == 1 else ()
 
 
 def _function_of(name: str) -> str:

@@ -6,6 +6,7 @@ A run that starts from the weights of another takes over the settings of its net
 import dataclasses
 import json
 import os
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_type_hints
@@ -25,7 +26,16 @@ from jaxddp.recipe.file import RUN_ID, RecipeFile, read_config
 from jaxddp.recipe.sources import CONFIG_FILE
 from jaxddp.training.checkpoints.integrity import RunIdentity
 from jaxddp.weights.download import SCHEME, HubFile
-from jaxddp.weights.places import WEIGHTS_FILE, fetch_settings, find_published, has_library, is_local
+from jaxddp.weights.places import (
+    WEIGHTS_FILE,
+    fetch_settings,
+    file_of_folder,
+    find_published,
+    has_library,
+    is_local,
+    recognized,
+)
+from jaxddp.weights.state_dict import read
 from jaxddp.workdir.claim import absolute
 
 SIGNATURE_FILE = "signature.json"
@@ -141,6 +151,27 @@ class Signature:
         return dataclasses.replace(data, **size, eval_size=None, resize=height if self.in_memory else data.resize)
 
 
+_OF_WEIGHTS = ("image_size", "resize", "eval_crop", "interpolation", "mean", "std")
+
+
+def recognized_file(file: RecipeFile, weights: str) -> RecipeFile:
+    """Return a recipe file with the network that a file of weights fits, if exactly one does, by its arrays.
+
+    The settings of images are those in which the published weights of this network agree.
+    """
+    path = file_of_folder(files.expanded(weights))
+    if not is_local(weights) or not os.path.isfile(path) or os.path.isfile(path.parent / CONFIG_FILE):
+        return file
+    if not (like := recognized({name: array.shape for name, array in read(path).items()})):
+        return file
+    of_all = {key: {getattr(one, key) for one in like} for key in _OF_WEIGHTS}
+    images = {key: values.pop() for key, values in of_all.items() if len(values) == 1}
+    notice = f"{weights}: has the arrays of {like[0].network}"
+    if others := ", ".join(f"data.{key}" for key in of_all if key not in images):
+        notice += f", whose published weights differ in {others}: give those of this file"
+    return _with_changes(file, {"data": images, "model": {"name": like[0].network}}, notice)
+
+
 def with_settings_of_weights(file: RecipeFile, weights: str, workdir: Path | None, offline: bool = False) -> RecipeFile:
     """Return a recipe file with the network and the image settings of `weights`, if they are known.
 
@@ -161,8 +192,7 @@ def with_settings_of_weights(file: RecipeFile, weights: str, workdir: Path | Non
     started_here = workdir is not None and _started_from(workdir, weights)
     if has_library(weights) and not started_here:
         published = find_published(weights)
-        of_weights = ("image_size", "resize", "eval_crop", "interpolation", "mean", "std")
-        images = {key: getattr(published, key) for key in of_weights} | {"eval_size": None, "channels": 3, "bits": 8}
+        images = {key: getattr(published, key) for key in _OF_WEIGHTS} | {"eval_size": None, "channels": 3, "bits": 8}
         network = {} if own_network else {"model": {**dict.fromkeys(NETWORK_KEYS), "name": published.network}}
         changes = {"data": images, **network}
     else:
@@ -170,10 +200,15 @@ def with_settings_of_weights(file: RecipeFile, weights: str, workdir: Path | Non
         if place is None or not os.path.isfile(place / CONFIG_FILE):
             return file
         changes = _settings(place, own_network=own_network)
+    return _with_changes(file, changes)
+
+
+def _with_changes(file: RecipeFile, changes: Mapping[str, Any], notice: str = "") -> RecipeFile:
+    """Return a recipe file with changes of its config, and the keys that they change as `taken`."""
     config = file.config.replace(**plain(changes))
     before, after = flatten(file.config.to_dict()), flatten(config.to_dict())
     taken = frozenset(key for key in after if after[key] != before[key])
-    return dataclasses.replace(file, config=config, taken=taken)
+    return dataclasses.replace(file, config=config, taken=taken, notice=notice)
 
 
 def _folder_of(weights: str, *, offline: bool) -> Path | None:
@@ -218,5 +253,5 @@ def with_notice(file: RecipeFile, weights: str) -> RecipeFile:
     now, keys = flatten(file.config.to_dict()), file.taken
     listed = ", ".join(f"{key}={now[key]}" for key in sorted(keys) if now[key] is not None)
     whose = "the run's" if is_local(weights) else "the"
-    notice = f"{weights}: {whose} settings are taken over: {listed}" if listed else ""
-    return dataclasses.replace(file, notice=notice)
+    begin = f"{file.notice}; the" if file.notice else f"{weights}: {whose}"
+    return dataclasses.replace(file, notice=f"{begin} settings are taken over: {listed}" if listed else file.notice)
