@@ -1,6 +1,7 @@
 """Data sets with one folder per class: class names, the order of rows, and rejected files."""
 
 import os
+import shutil
 from collections import Counter
 from pathlib import Path
 from typing import cast
@@ -112,7 +113,7 @@ def test_a_file_that_may_hold_the_labels_is_not_ignored(
         assert {*caplog.messages} == {*told * (is_looked_at and not refused)}
 
 
-def test_rows_are_sorted_by_class_and_path(root: Path):
+def test_rows_are_the_images_sorted_by_class_and_path_and_val_has_the_classes_of_train(root: Path):
     table = read_folders(root, "train")
     assert rows(table) == [
         ("train/ant/x.jpeg", "ant"),
@@ -123,27 +124,22 @@ def test_rows_are_sorted_by_class_and_path(root: Path):
         ("train/cat/b.jpg", "cat"),
         ("train/cat/deep/er/z.png", "cat"),
     ]
-    assert [example_id.decode() for example_id in table.id.tolist()] == [
-        os.path.splitext(path)[0] for path, _ in rows(table)
-    ]
+    assert [name.decode() for name in table.id.tolist()] == [os.path.splitext(path)[0] for path, _ in rows(table)]
     assert table.class_ids == table.class_names == ("ant", "bee", "cat")
     assert table.labels.dtype == np.int32 and table.offset is None
     table.check(DATA)
-
-
-def test_validation_has_the_classes_of_training(root: Path):
-    table = read_folders(root, "val")
-    assert rows(table) == [("val/ant/w.jpg", "ant"), ("val/cat/v.png", "cat")]
-    assert table.labels.tolist() == [0, 2] and table.class_ids == ("ant", "bee", "cat")
-
-
-def test_files_that_are_not_images_are_ignored(root: Path):
-    before = rows(read_folders(root, "train"))
+    val = read_folders(root, "val")
+    assert rows(val) == [("val/ant/w.jpg", "ant"), ("val/cat/v.png", "cat")]
+    assert val.labels.tolist() == [0, 2] and val.class_ids == ("ant", "bee", "cat")
+    # Files that are not images are ignored, and images that differ in the suffix keep it in their ids.
     write(root, "train/.ipynb_checkpoints/a.png", "train/ant/.hidden/b.png", "train/ant/.c.png")
     for name in ("README.md", "Thumbs.db", ".DS_Store", "labels", "a.png.txt"):
         (root / "train" / name).write_text("no image")
         (root / "train/ant" / name).write_text("no image")
-    assert rows(read_folders(root, "train")) == before
+    assert rows(read_folders(root, "train")) == rows(table)
+    write(root, "train/cat/b.png", "train/cat/b.jpg.png")
+    ids = [name.decode() for name in read_folders(root, "train").id.tolist() if b"cat/b" in name]
+    assert ids == ["train/cat/b.jpg", "train/cat/b.jpg.png", "train/cat/b.png"]
 
 
 @given(names=st.lists(st.tuples(st.sampled_from("abcABC"), st.text("ab0. é-", min_size=1, max_size=5)), min_size=1))
@@ -161,7 +157,11 @@ def test_rows_are_in_the_order_of_the_names(tmp_path_factory: pytest.TempPathFac
     assert len(np.unique(table.id)) == len(files)
 
 
-def test_an_error_names_a_class_without_images(root: Path):
+def test_an_error_names_a_class_without_images_and_one_of_val_that_train_lacks(root: Path):
+    write(root, "val/catt/x.png")
+    message = error_message(root, "val")
+    assert message.startswith(f"{root / 'val/catt'}: a class") and "did you mean 'cat'?" in message
+    shutil.rmtree(root / "val/catt")
     (root / "train/dog/.hidden").mkdir(parents=True)
     (root / "train/dog/README").write_text("none yet")
     assert error_message(root).startswith(f"{root / 'train/dog'}: no image")
@@ -169,13 +169,6 @@ def test_an_error_names_a_class_without_images(root: Path):
     assert read_folders(root, "val").num_classes == 4
     (root / "val/dog").mkdir()
     assert error_message(root, "val").startswith(f"{root / 'val/dog'}: no image")
-
-
-def test_an_error_names_a_class_of_val_that_train_lacks(root: Path):
-    write(root, "val/catt/x.png")
-    assert error_message(root, "val").startswith(
-        f"{root / 'val/catt'}: a class"
-    ) and "did you mean 'cat'?" in error_message(root, "val")
 
 
 LAYOUTS = [
@@ -265,12 +258,6 @@ def test_an_error_names_both_readings_or_what_would_open(tmp_path: Path, tree: s
     root = lay(tmp_path / "set", tree)
     with pytest.raises(InputError, match=message.format(root=root)):
         open_splits(DataConfig(**{**keys, "path": str(root / keys.get("path", ""))}))
-
-
-def test_images_that_differ_in_the_suffix_keep_it(root: Path):
-    write(root, "train/cat/b.png", "train/cat/b.jpg.png")
-    ids = [name.decode() for name in read_folders(root, "train").id.tolist() if b"cat/b" in name]
-    assert ids == ["train/cat/b.jpg", "train/cat/b.jpg.png", "train/cat/b.png"]
 
 
 def test_one_class_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture):

@@ -9,7 +9,7 @@ from jaxddp.core.errors import InputError
 from jaxddp.data.formats.cifar import holds_cifar, read_cifar
 
 CIFAR_10, CIFAR_100 = "cifar-10-batches-bin", "cifar-100-binary"
-NAMES = tuple("abcdefghij")
+NAMES, FINE_NAMES, SIZES = tuple("abcdefghij"), ("apple", "aquarium_fish", "baby"), (2, 1, 3, 1, 1)
 
 
 def records(images: np.ndarray, *labels: np.ndarray) -> bytes:
@@ -24,13 +24,13 @@ def random_images(count: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 256, (count, 32, 32, 3), np.uint8)
 
 
-def write_cifar_10(parent: Path, sizes: tuple[int, ...] = (2, 1, 3, 1, 1), val: int = 2) -> Path:
+def write_cifar_10(parent: Path) -> Path:
     """Write CIFAR-10; batch i has images of seed i with labels i, i + 1, …"""
     folder = parent / CIFAR_10
     folder.mkdir()
-    for i, size in enumerate(sizes, 1):
+    for i, size in enumerate(SIZES, 1):
         (folder / f"data_batch_{i}.bin").write_bytes(records(random_images(size, i), np.arange(i, i + size)))
-    (folder / "test_batch.bin").write_bytes(records(random_images(val, 9), np.arange(val)))
+    (folder / "test_batch.bin").write_bytes(records(random_images(2, 9), np.arange(2)))
     (folder / "batches.meta.txt").write_text("\n".join(NAMES) + "\n\n")
     return folder
 
@@ -40,35 +40,31 @@ def write_cifar_100(parent: Path) -> Path:
     folder.mkdir()
     (folder / "train.bin").write_bytes(records(random_images(3, 1), np.array([19, 18, 0]), np.array([2, 0, 1])))
     (folder / "test.bin").write_bytes(records(random_images(1, 2), np.array([7]), np.array([1])))
-    (folder / "fine_label_names.txt").write_text("apple\naquarium_fish\nbaby\n")
+    (folder / "fine_label_names.txt").write_text("\n".join(FINE_NAMES) + "\n")
     (folder / "coarse_label_names.txt").write_text("aquatic_mammals\n")
     return folder
 
 
-def test_cifar10_is_found_in_its_folder_or_in_the_parent_folder(tmp_path):
+TRAIN_10 = np.concatenate([random_images(size, i) for i, size in enumerate(SIZES, 1)])
+
+
+# CIFAR-100 has fine labels.
+@pytest.mark.parametrize(
+    ("write", "train", "val", "names"),
+    [
+        (write_cifar_10, (TRAIN_10, [1, 2, 2, 3, 4, 5, 4, 5]), (random_images(2, 9), [0, 1]), NAMES),
+        (write_cifar_100, (random_images(3, 1), [2, 0, 1]), (random_images(1, 2), [1]), FINE_NAMES),
+    ],
+)
+def test_an_archive_is_found_in_its_folder_or_in_the_parent_folder(tmp_path, write, train, val, names):
     assert not holds_cifar(tmp_path)
-    folder = write_cifar_10(tmp_path)
-    for path in (folder, tmp_path):
+    for path in (write(tmp_path), tmp_path):
         assert holds_cifar(path)
-        train, val = read_cifar(path, "train"), read_cifar(path, "val")
-        expected = np.concatenate([random_images(size, i) for i, size in enumerate((2, 1, 3, 1, 1), 1)])
-        np.testing.assert_array_equal(train.images, expected)
-        assert train.labels.tolist() == [1, 2, 2, 3, 4, 5, 4, 5]
-        np.testing.assert_array_equal(val.images, random_images(2, 9))
-        assert val.labels.tolist() == [0, 1]
-        assert train.class_names == val.class_names == NAMES
-        assert train.images.flags.c_contiguous
-
-
-def test_cifar100_has_fine_labels(tmp_path):
-    folder = write_cifar_100(tmp_path)
-    for path in (folder, tmp_path):
-        assert holds_cifar(path)
-        train, val = read_cifar(path, "train"), read_cifar(path, "val")
-        np.testing.assert_array_equal(train.images, random_images(3, 1))
-        np.testing.assert_array_equal(val.images, random_images(1, 2))
-        assert (train.labels.tolist(), val.labels.tolist()) == ([2, 0, 1], [1])
-        assert train.class_names == val.class_names == ("apple", "aquarium_fish", "baby")
+        for split, (images, labels) in (("train", train), ("val", val)):
+            table = read_cifar(path, split)
+            np.testing.assert_array_equal(table.images, images)
+            assert (table.labels.tolist(), table.class_names) == (labels, names)
+            assert table.images.flags.c_contiguous
 
 
 @pytest.mark.parametrize(

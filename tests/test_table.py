@@ -48,7 +48,7 @@ def message(call, *args, **kwargs) -> str:
     return text
 
 
-def test_train_labels_follow_the_mapping_and_paths_exist(tree):
+def test_labels_follow_the_mapping_and_the_paths_of_all_splits_exist(tree):
     table = train_solutions(tree)
     assert (len(table), table.num_classes) == (12, 4)
     assert table.class_ids == tuple(synset(i) for i in range(4))
@@ -57,17 +57,6 @@ def test_train_labels_follow_the_mapping_and_paths_exist(tree):
     assert table.path[5].decode() == f"{IMAGES}/train/{synset(1)}/{table.id[5].decode()}.JPEG"
     assert table.name(5) == f"{tree}/{table.path[5].decode()}"
     table.check(DataConfig())
-
-
-def test_labels_come_from_the_order_of_the_mapping_and_not_of_the_names(files):
-    table = read(files, HEADER + "a,n01 1 2 3 4\nb,n02 1 2 3 4 \n")
-    assert table.labels.tolist() == [1, 0]
-    assert table.class_names == ("second, of two", "first")
-    (files / "LOC_synset_mapping.txt").write_text("n02\tsecond, of two \nn01\n")
-    assert train_solutions(files).class_names == ("second, of two", "n01")
-
-
-def test_val_and_test_images_are_in_one_folder(tree):
     val, listing = val_solutions(tree), ilsvrc.test_listing(tree)
     assert val.labels.tolist() == [0, 1, 2, 3, 0, 1]
     assert val.path[0].decode() == f"{IMAGES}/val/ILSVRC2012_val_00000001.JPEG"
@@ -76,6 +65,14 @@ def test_val_and_test_images_are_in_one_folder(tree):
     val.check(DataConfig())
     listing.check(DataConfig())
     check_labelled(val, "validation data")
+
+
+def test_labels_come_from_the_order_of_the_mapping_and_not_of_the_names(files):
+    table = read(files, HEADER + "a,n01 1 2 3 4\nb,n02 1 2 3 4 \n")
+    assert table.labels.tolist() == [1, 0]
+    assert table.class_names == ("second, of two", "first")
+    (files / "LOC_synset_mapping.txt").write_text("n02\tsecond, of two \nn01\n")
+    assert train_solutions(files).class_names == ("second, of two", "n01")
 
 
 def test_ids_tell_the_split_of_a_solution_file(tree, files):
