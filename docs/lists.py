@@ -7,12 +7,13 @@ A list is between the markers `<!-- list NAME -->` and `<!-- end -->` of a page.
 """
 
 import dataclasses
+import itertools
 import re
 import sys
 import textwrap
 import types
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -40,6 +41,8 @@ REGISTRIES = (
     "LOGGERS",
 )
 """The registries whose entries a config chooses by name."""
+_MOST_NAMES = 40
+"""The largest number of names that a page lists."""
 
 
 def key_lists() -> str:
@@ -129,8 +132,18 @@ def _as_text(value: Any) -> str:
 def choice_table() -> str:
     """Return a table of the names that each key accepts."""
     kinds = [getattr(registry, name) for name in REGISTRIES]
-    rows = [f"| `{kind.key}` | {', '.join(f'`{name}`' for name in kind.names())} |" for kind in kinds]
+    rows = [f"| `{kind.key}` | {', '.join(_listed(kind.names()))} |" for kind in kinds]
     return "\n".join(["| key | names |", "|---|---|", *rows, ""])
+
+
+def _listed(names: Sequence[str]) -> list[str]:
+    """Return the names for a page. Of many names, those that begin with the same letters become one entry."""
+    if len(names) <= _MOST_NAMES:
+        return [f"`{name}`" for name in names]
+    # Numbers are compared as numbers: resnet50 comes before resnet101.
+    names = sorted(names, key=lambda name: re.sub(r"\d+", lambda number: number[0].zfill(6), name))
+    families = [list(family) for _, family in itertools.groupby(names, lambda name: re.split("[^a-z]", name)[0])]
+    return [f"`{first}`" + (f" to `{rest[-1]}`" if rest else "") for first, *rest in families]
 
 
 def changeable_keys() -> str:

@@ -135,7 +135,8 @@ def command(words: list[str]) -> list[str]:
 def keys(path: str, text: str) -> list[str]:
     """Return errors for dotted names that begin with a section of the config and are neither a key nor a section."""
     sections = {key.partition(".")[0] for key in KEYS if "." in key}
-    named = [span for span in spans(text) if re.fullmatch(rf"({'|'.join(sections)})(\.[a-z_0-9]+|\.\*)+", span)]
+    pattern = rf"({'|'.join(sections)})(\.(?!csv|txt)[a-z_0-9]+|\.\*)+"
+    named = [span for span in spans(text) if re.fullmatch(pattern, span)]
     prefixes = {key[: dot.start()] for key in KEYS for dot in re.finditer(r"\.", key)}
     return [f"{path}: there is no key {key}" for key in named if key.removesuffix(".*") not in KEYS.keys() | prefixes]
 
