@@ -56,7 +56,7 @@ def saved(tmp_path_factory) -> Path:
     return write_hub(tmp_path_factory.mktemp("hub") / "pets", TRUTH)
 
 
-def test_rows_are_those_of_the_split(saved: Path):
+def test_rows_are_those_of_the_split_and_the_fingerprint_changes_with_an_image(saved: Path, tmp_path: Path):
     train, val = open_both(saved)
     assert train.class_names == val.class_names == CLASSES
     assert [train.read(row) for row in range(len(train))] == [TRUTH["train"].encoded(row) for row in range(10)]
@@ -64,6 +64,10 @@ def test_rows_are_those_of_the_split(saved: Path):
     assert (train.id[3], train.name(3)) == (b"train__3", f"{saved}, train, row 3")
     prefixed = open_both(f"hf:{saved}")
     assert [table.fingerprint for table in prefixed] == [train.fingerprint, val.fingerprint]
+    changed = Pictures(TRUTH["train"].images.copy(), TRUTH["train"].labels)
+    changed.images[4] = 0
+    after = open_both(save(tmp_path / "set", train=make(changed), validation=make(TRUTH["val"])))
+    assert train.fingerprint != after[0].fingerprint and val.fingerprint == after[1].fingerprint
 
 
 def test_other_splits_are_named_and_one_split_is_divided(tmp_path: Path):
@@ -121,15 +125,6 @@ def test_faults_of_columns_and_labels_are_one_line(tmp_path: Path):
     where = tmp_path / "empty"
     assert message_of(save(where, train=empty, test=good)).startswith(f"{where}, train, row 0: holds no image; ")
     assert check(open_splits(config_of(where))).num_faults == 3
-
-
-def test_the_fingerprint_changes_with_an_image(saved: Path, tmp_path: Path):
-    changed = Pictures(TRUTH["train"].images.copy(), TRUTH["train"].labels)
-    changed.images[4] = 0
-    folder = save(tmp_path / "set", train=make(changed), validation=make(TRUTH["val"]))
-    before, after = open_both(saved), open_both(folder)
-    assert before[0].fingerprint != after[0].fingerprint
-    assert before[1].fingerprint == after[1].fingerprint
 
 
 def test_images_in_other_files_are_read_and_verified_again_by_each_run(tmp_path: Path, monkeypatch):

@@ -70,9 +70,7 @@ def test_the_processes_make_one_source_of_all_examples():
         names = [source.name(31 * host + 3), source.name(34 - 31 * host)]
         assert names == ["row 3", f"example 3 of process {1 - host}"]
     assert repr(sources[1]) == f"UnitedSource(43 examples on 2 processes; process 1 has {TABLES[1]!r})"
-
-
-def test_the_fingerprint_depends_on_the_data_and_the_order_of_all_processes():
+    # The fingerprint depends on the data and the order of all processes.
     fingerprints = {united(*tables)[0].fingerprint for tables in (TABLES, TABLES[::-1], (*TABLES, random_table(9)))}
     assert len(fingerprints) == 3
 
@@ -132,9 +130,7 @@ def test_classes_that_cannot_be_put_into_one_order_are_an_error():
     assert "training data of different processes" in message_of(named([0], ("ant",)), named([0], ("ant\u200b",)))
     # The same classes in the same order are accepted in any order.
     assert united(named([0], ("b", "a")), named([1], ("b", "a")))[0].class_ids == ("b", "a")
-
-
-def test_a_class_with_two_names_is_an_error():
+    # A class with two names is an error too.
     kind = type("Named", (ArrayTable,), {"class_ids": ("n1",)})
     tables = [kind(np.zeros((1, 6, 6, 3), np.uint8), np.array([0]), (name,)) for name in ("ant", "bee")]
     assert message_of(*tables) == (

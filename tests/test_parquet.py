@@ -266,8 +266,8 @@ def test_a_null_image_ends_training_with_its_row_or_is_substituted(tmp_path: Pat
     assert batch.image[batch.row == 5, 0, 0, 0].tolist() == [2]
 
 
-def test_damaged_and_missing_parquet_files_raise_a_one_line_error(root: Path):
-    first, second = sorted((root / "data").glob("train-*"))
+def test_damaged_missing_and_repeated_parquet_files_raise_a_one_line_error(root: Path, tmp_path: Path):
+    twice, (first, second) = tmp_path / "twice", sorted((root / "data").glob("train-*"))
     content = first.read_bytes()
     for damaged in (b"", content[: len(content) // 2], b"PAR1" + bytes(40)):
         first.write_bytes(damaged)
@@ -279,12 +279,8 @@ def test_damaged_and_missing_parquet_files_raise_a_one_line_error(root: Path):
     second.unlink()
     advice = "of train-*.parquet; keep the files of one data set"
     assert message_of(root) == f"{root}/data: part 00001 of 2 is missing {advice}"
-
-
-def test_a_part_that_is_there_twice_raises_a_one_line_error(tmp_path: Path):
     for name in ("train-00000-of-00001-aaaa", "train-00000-of-00001-bbbb", "test"):
-        write_file(tmp_path / f"{name}.parquet", range(3))
-    advice = "of train-*.parquet; keep the files of one data set"
-    assert message_of(tmp_path) == f"{tmp_path}: a part of 1 is there twice {advice}"
-    (tmp_path / "train-00000-of-00001-bbbb.parquet").rename(tmp_path / "more-00000-of-00001.parquet")
-    assert len(open_both(tmp_path, train="*-of-*.parquet", val="test.parquet")[0]) == 6
+        write_file(twice / f"{name}.parquet", range(3))
+    assert message_of(twice) == f"{twice}: a part of 1 is there twice {advice}"
+    (twice / "train-00000-of-00001-bbbb.parquet").rename(twice / "more-00000-of-00001.parquet")
+    assert len(open_both(twice, train="*-of-*.parquet", val="test.parquet")[0]) == 6

@@ -30,9 +30,8 @@ def picture(*shape: int, dtype: type = np.uint8) -> np.ndarray:
 
 def encode(image: np.ndarray, kind: str, **settings: Any) -> bytes:
     stream = io.BytesIO()
-    Image.fromarray(image).save(
-        stream, kind, **({"lossless": True, "exact": True} if kind == "WEBP" else {}), **settings
-    )
+    exact = {"lossless": True, "exact": True} if kind == "WEBP" else {}
+    Image.fromarray(image).save(stream, kind, **exact, **settings)
     return stream.getvalue()
 
 

@@ -88,12 +88,10 @@ def test_interpolation_and_crop_mode_of_the_config_reach_the_pixels(table: Examp
     order = SampleOrder(NUM_EXAMPLES, 6, SEED)
     trained = next(iter(table.train_batches(order, data, range(1))))
     evaluated = next(iter(table.eval_batches(EvalOrder(NUM_EXAMPLES, 6), data)))
-    for row, image in [*zip(trained.row, trained.image, strict=True)][:2]:
-        expected = Pixels(SIZE, interpolation="bicubic")(table.read(row))
-        np.testing.assert_array_equal(image, expected)
-    for row, image in [*zip(evaluated.row, evaluated.image, strict=True)][:2]:
-        expected = Pixels(SIZE, interpolation="bicubic", resize=SIZE + 4, squash=True)(table.read(row))
-        np.testing.assert_array_equal(image, expected)
+    squashed = Pixels(SIZE, interpolation="bicubic", resize=SIZE + 4, squash=True)
+    for batch, pixels in ((trained, Pixels(SIZE, interpolation="bicubic")), (evaluated, squashed)):
+        for row, image in [*zip(batch.row, batch.image, strict=True)][:2]:
+            np.testing.assert_array_equal(image, pixels(table.read(row)))
 
 
 def test_starting_at_a_step_equals_skipping_to_it(table: ExampleTable, epochs: list[Batch]):

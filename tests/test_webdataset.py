@@ -153,29 +153,17 @@ def test_digits_are_names_if_another_label_is_a_name(tmp_path: Path):
     )
 
 
-@pytest.mark.parametrize(
-    ("pattern", "names"),
-    [
-        ("s-{008..011}.tar", ["s-008.tar", "s-009.tar", "s-010.tar", "s-011.tar"]),
-        ("{0..1}/{a,b}.tar", ["0/a.tar", "0/b.tar", "1/a.tar", "1/b.tar"]),
-    ],
-)
-def test_a_pattern_is_expanded(pattern: str, names: list[str]):
-    assert expand(pattern) == names
-
-
-@pytest.mark.parametrize(
-    ("pattern", "message"),
-    [
+def test_a_pattern_is_expanded_or_is_one_line():
+    assert expand("s-{008..011}.tar") == ["s-008.tar", "s-009.tar", "s-010.tar", "s-011.tar"]
+    assert expand("{0..1}/{a,b}.tar") == ["0/a.tar", "0/b.tar", "1/a.tar", "1/b.tar"]
+    for pattern, message in (
         ("a{3..1}.tar", "a{3..1}.tar: '3..1' is neither list nor ascending range; write {000..146} or {a,b}"),
         ("a{1..9.tar", "'a{1..9.tar' is neither list"),
         ("{0..99999999}", "has more than 100,000 names"),
-    ],
-)
-def test_a_wrong_pattern_is_one_line(pattern: str, message: str):
-    with pytest.raises(InputError, match=".") as caught:
-        expand(pattern)
-    assert message in str(caught.value)
+    ):
+        with pytest.raises(InputError, match=".") as caught:
+            expand(pattern)
+        assert message in str(caught.value)
 
 
 def test_shards_are_found_by_folder_name_and_pattern(tmp_path: Path):
@@ -349,21 +337,16 @@ def test_a_size_in_base_256_is_read(tmp_path: Path):
     assert train.labels.tolist() == [2] and train.read(0) == b"pixels"
 
 
-def test_a_header_with_a_flipped_bit_is_found(root: Path):
-    train, _ = open_tables(config_of(root))
-    shard, offset = root / "train-000001.tar", int(train.record(9).offset or 0)
-    content = bytearray(shard.read_bytes())
-    # The bit is in the name, so the size is still right.
-    content[offset + 3] ^= 1
-    shard.write_bytes(content)
-    with pytest.raises(InputError, match=r"images/0009\.png: the shard has changed since it was indexed; start again"):
-        train.read(9)
-
-
 def test_a_shard_that_changes_during_a_run_is_one_line(root: Path):
     train, _ = open_tables(config_of(root))
     shard, offset = root / "train-000001.tar", int(train.record(9).offset or 0)
     content = shard.read_bytes()
+    flipped = bytearray(content)
+    # The bit is in the name, so the size is still right.
+    flipped[offset + 3] ^= 1
+    shard.write_bytes(flipped)
+    with pytest.raises(InputError, match=r"images/0009\.png: the shard has changed since it was indexed; start again"):
+        train.read(9)
     for changed in (content[:offset], content[: offset + 512], content[:1000] + b"x" + content[1000:], b""):
         shard.write_bytes(changed)
         with pytest.raises(InputError, match=r"train-000001\.tar, images/0009\.png: (the shard has changed|cut short)"):
