@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import itertools
-import re
 
 import jax
 import jax.numpy as jnp
@@ -173,7 +172,7 @@ def test_evaluation_is_only_normalized():
     batch = random_batch(7)
     plain = Preprocess(augment=AugmentConfig(flip=False))(batch, train=False)
     augmented = Preprocess(augment=EVERYTHING)(batch, train=False)
-    assert plain.mixing is None and augmented.mixing is None
+    assert plain.mixing is augmented.mixing is None
     assert (np.array(plain.images) == np.array(augmented.images)).all()
 
 
@@ -241,12 +240,23 @@ def test_an_unusable_augmentation_function_raises_a_one_line_error(extra, messag
     assert "\n" not in str(error.value)
 
 
-def test_an_unusable_name_in_then_raises_a_one_line_error():
-    with pytest.raises(InputError, match="^data.augment.then='grayscal' is unknown; did you mean 'grayscale'. there"):
-        prepared(then=("grayscal",))
-    for name in ("cutout", "mixup"):
-        with pytest.raises(InputError, match=f"^data.augment.then='{name}' is unknown; .*there are: grayscale"):
-            prepared(then=("grayscale", name))
+@pytest.mark.parametrize(
+    ("augment", "message"),
+    [
+        ({"pad": 7}, "pad=7: expected 0 to 6 pixels"),
+        ({"cutout": 7}, "cutout=7: expected 0 to 6"),
+        ({"erase": float("nan")}, "erase=nan: expected 0 to 1"),
+        ({"then": ("grayscal",)}, "then='grayscal' is unknown; did you mean 'grayscale'. there"),
+        ({"then": ("grayscale", "cutout")}, "then='cutout' is unknown; .*there are: grayscale"),
+        ({"then": ("grayscale", "mixup")}, "then='mixup' is unknown; .*there are: grayscale"),
+    ],
+)
+def test_an_error_names_an_unusable_value(augment, message):
+    with pytest.raises(InputError, match=rf"^data\.augment\.{message}"):
+        prepared(**augment)
+
+
+def test_grayscale_needs_1_or_3_channels():
     rng = np.random.default_rng(0)
     table = ArrayTable(rng.integers(0, 256, (20, 6, 6, 2), np.uint8), np.arange(20) % 5, tuple("abcde"))
     with pytest.raises(InputError, match=r"^grayscale needs pixels with 1 or 3 channels, and not uint8"):
@@ -266,19 +276,6 @@ def prepared(batch_size: int = 8, devices: int = 2, table: ArrayTable | None = N
     table = table or random_table(20)
     data = DataConfig(augment=AugmentConfig(**augment))
     return setup_of(linear_model(), sgd(0.1), table, devices=devices, data=data, batch_size=batch_size)
-
-
-@pytest.mark.parametrize(
-    ("augment", "message"),
-    [
-        ({"pad": 7}, "data.augment.pad=7: expected 0 to 6 pixels"),
-        ({"cutout": 7}, "data.augment.cutout=7: expected 0 to 6"),
-        ({"erase": float("nan")}, "data.augment.erase=nan: expected 0 to 1"),
-    ],
-)
-def test_an_error_names_a_value_out_of_bounds(augment, message):
-    with pytest.raises(InputError, match=f"^{re.escape(message)}"):
-        prepared(**augment)
 
 
 @pytest.mark.parametrize(("key", "value"), [("mixup", 0.2), ("cutmix", 1.0)])

@@ -159,25 +159,15 @@ def test_an_inherited_choice_keeps_its_settings():
 
 # --- Keys that need another key ---
 
+FIXMATCH, PLAIN = {"objective.name": "fixmatch"}, {"optimizer.momentum": None}
 OF_OTHER_CHOICES = {
-    "objective.strong_rand_magnitude": (
-        {"objective.name": "fixmatch", "objective.strong_rand_augment": 0},
-        {"objective.name": "fixmatch"},
-    ),
-    "optimizer.nesterov": (
-        {"optimizer.name": "sgd", "optimizer.momentum": None},
-        {"optimizer.name": "momentum", "optimizer.momentum": None},
-    ),
+    "objective.strong_rand_magnitude": (FIXMATCH | {"objective.strong_rand_augment": 0}, FIXMATCH),
+    "optimizer.nesterov": ({"optimizer.name": "sgd", **PLAIN}, {"optimizer.name": "momentum", **PLAIN}),
 }
 """For keys of choices: other keys that disable the key, and other keys that enable it."""
 VALUES = {"data.manifest": "a.jsonl", "data.crop_area": (0.5, 1.0), "data.augment.erase_area": (0.1, 0.2)}
-VALUES |= {
-    "data.split_column": "fold",
-    "data.val_fold": "2",
-    "log.project": "a",
-    "log.name": "b",
-    "log.config": ("c=d",),
-}
+VALUES |= {"data.split_column": "fold", "data.val_fold": "2"}
+VALUES |= {"log.project": "a", "log.name": "b", "log.config": ("c=d",)}
 
 
 def changed_value(key: str) -> typing.Any:
@@ -235,20 +225,23 @@ def test_a_key_without_the_key_that_it_needs_is_rejected_with_both_names(key):
     assert flatten(disabled.to_dict())[key] == flatten(default.to_dict())[key] != flatten(config.to_dict())[key]
 
 
+def recipe_with(tmp_path, changes: str):
+    """Write a recipe file, whose line 3 changes the config of digits."""
+    recipe = tmp_path / "mine.py"
+    head = "from jaxddp.config import load\ndef get_config():\n"
+    recipe.write_text(f"{head}    return load('digits').replace({changes})\n")
+    return recipe
+
+
 def test_an_option_without_the_key_that_it_needs_is_rejected_with_a_working_command(tmp_path, capfd):
     line = error_line("train digits --data d --train.ema-every 5 --train.stop-min-gain=0.1 --epochs 2", capfd)
     assert line == (
         "jaxddp: --train.ema-every 5 has no effect without train.ema; --train.stop-min-gain 0.1 has no effect without "
         "train.stop_after; jaxddp train digits --data d --epochs 2 would do"
     )
-    recipe = tmp_path / "mine.py"
-    config = "load('digits').replace(data={'bad_images': 'fail', 'max_bad_images': 0.5})"
-    recipe.write_text(f"from jaxddp.config import load\ndef get_config():\n    return {config}\n")
-    message = "data.max_bad_images=0.5 has no effect without substitute in data.bad_images"
-    assert (
-        error_line(f"train {recipe}", capfd)
-        == f"jaxddp: {recipe}:3: {message}; leave data.max_bad_images out of {recipe}"
-    )
+    recipe = recipe_with(tmp_path, "data={'bad_images': 'fail', 'max_bad_images': 0.5}")
+    message = "data.max_bad_images=0.5 has no effect without substitute in data.bad_images; leave data.max_bad_images"
+    assert error_line(f"train {recipe}", capfd) == f"jaxddp: {recipe}:3: {message} out of {recipe}"
 
 
 def test_a_key_without_effect_is_no_change_on_resume(tmp_path):
@@ -276,9 +269,8 @@ def test_all_unused_options_are_reported_at_once_with_a_working_command(capfd):
         "--objective.threshold 0.1 --data.augment.flip false --optimizer.step-at 0.3 0.6 --epochs 2",
         capfd,
     )
-    assert line.endswith(
-        "; jaxddp train digits --data d --model vit_ti16 --data.augment.flip false --epochs 2 would do"
-    )
+    command = "jaxddp train digits --data d --model vit_ti16 --data.augment.flip false --epochs 2"
+    assert line.endswith(f"; {command} would do")
     resnets = f"{', '.join(sorted(ARCHITECTURES)[:8])}, ..."
     for message in (
         f"--model.blur-pool False is read by --model={resnets}, and not by vit_ti16",
@@ -290,9 +282,7 @@ def test_all_unused_options_are_reported_at_once_with_a_working_command(capfd):
 
 
 def test_an_unused_key_in_a_recipe_file_is_reported_for_removal_from_the_file(tmp_path, capfd):
-    recipe = tmp_path / "mine.py"
-    config = "load('digits').replace(model={'drop_path': 0.5})"
-    recipe.write_text(f"from jaxddp.config import load\ndef get_config():\n    return {config}\n")
+    recipe = recipe_with(tmp_path, "model={'drop_path': 0.5}")
     networks = f"{', '.join(MODELS.readers()['model.drop_path'][:8])}, ..."
     message = f"jaxddp: {recipe}:3: model.drop_path=0.5 is read by model.name={networks}, and not by resnet18"
     message = f"{message}; leave model.drop_path out of {recipe}"
@@ -314,9 +304,7 @@ def test_help_for_a_config_lists_the_keys_of_its_choices_with_their_values(capfd
     assert "beta 1 of Adam and similar optimizers. (default: 0.9)" in text
     assert "prevents division by zero. (default: 1e-08)" in text
     assert text.index("data options") < text.index("model options") < text.index("train options")
-
-
-def test_help_for_a_config_uses_the_choices_on_the_command_line(capfd):
+    # Choices on the command line replace those of the config.
     text = help_text("digits --model vit_ti16 --optimizer.schedule=wsd", capfd)
     assert "--model.drop-path" in text and "--optimizer.decay-share" in text and "--model.stem" not in text
 

@@ -37,11 +37,9 @@ def float64():
 
 
 def xla_convolution(images: jax.Array, kernel: jax.Array, stride: int, padding: int) -> jax.Array:
-    layout, groups = ("NHWC", "HWIO", "NHWC"), images.shape[-1] // kernel.shape[2]
-    strides, margins = (stride, stride), [(padding, padding)] * 2
-    return lax.conv_general_dilated(
-        images, kernel, strides, margins, dimension_numbers=layout, feature_group_count=groups
-    )
+    groups = images.shape[-1] // kernel.shape[2]
+    layout = {"dimension_numbers": ("NHWC", "HWIO", "NHWC"), "feature_group_count": groups}
+    return lax.conv_general_dilated(images, kernel, (stride,) * 2, [(padding, padding)] * 2, **layout)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 3, 4))

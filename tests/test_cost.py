@@ -53,9 +53,7 @@ def test_a_product_counts_two_operations_for_each_multiplication():
     half = shaped(3, 5, dtype="bfloat16")
     assert flops(lambda a, b: (a @ b.T, b @ b.T), half, shaped(3, 5)) == {"float32": 180}
     assert flops(lambda a, b: (a @ a.T, b @ b.T), half, shaped(3, 5)) == {"bfloat16": 90, "float32": 90}
-
-
-def test_operations_other_than_products_of_floats_are_not_counted():
+    # Operations other than products of floats are not counted.
     assert flops(lambda a: jnp.exp(a).sum() + a, shaped(100)) == {}
     assert flops(jnp.matmul, shaped(3, 5, dtype="int32"), shaped(5, 7, dtype="int32")) == {}
 
@@ -87,12 +85,8 @@ def test_the_cpu_convolution_counts_as_many_operations_as_xlas(kernel, stride):
         return jax.grad(lambda x, k: convolution(x, k, stride, 1).sum(), argnums=(0, 1))
 
     def xla_convolution(x, k, stride, padding):
-        margins = [(padding, padding)] * 2
-        groups = x.shape[-1] // k.shape[2]
-        numbers = ("NHWC", "HWIO", "NHWC")
-        return lax.conv_general_dilated(
-            x, k, (stride,) * 2, margins, dimension_numbers=numbers, feature_group_count=groups
-        )
+        layout = {"dimension_numbers": ("NHWC", "HWIO", "NHWC"), "feature_group_count": x.shape[-1] // k.shape[2]}
+        return lax.conv_general_dilated(x, k, (stride,) * 2, [(padding, padding)] * 2, **layout)
 
     def assert_equal_counts(channels, kernel):
         shapes = shaped(2, 5, 4, channels, dtype="bfloat16"), shaped(*kernel, dtype="bfloat16")

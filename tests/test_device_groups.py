@@ -1,6 +1,7 @@
 """`train.sync_every`: groups of devices average their parameters every H steps. With H = 1 the run equals synchronous
 training. With more steps it equals independent runs whose parameters are averaged by hand."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import flax.linen as nn
@@ -217,14 +218,9 @@ def test_every_example_is_used_once_an_epoch():
 
     def apply(params, model_state, images, train, key):
         variables = {"params": params, "batch_stats": model_state["batch_stats"]}
-        logits, after = Net().apply(variables, images, train=train, mutable=["batch_stats"])
-        return logits, after
+        return Net().apply(variables, images, train=train, mutable=["batch_stats"])
 
-    class Counting:
-        pass
-
-    model = Counting()
-    model.init, model.apply = init, apply
+    model = SimpleNamespace(init=init, apply=apply)
     setup = make_setup(2, 4, "4 steps", net=model, objective=counting, share=False)
     state = train(setup, CHANGES | {"train": {"duration": "2 epochs"}})
     np.testing.assert_allclose(state.model_state["used"], 2 / 4, rtol=1e-12)
@@ -468,8 +464,6 @@ def test_settings_that_do_not_fit_are_rejected_in_one_line(words, message):
     with pytest.raises(InputError, match=message) as error:
         setup_of(Net(), words["optimizer"], TABLE, devices=4, config=config, parts=words["parts"])
     assert "\n" not in str(error.value)
-
-
-def test_a_step_for_a_loop_of_ones_own_is_rejected():
+    # A step for a loop of one's own is rejected, too.
     with pytest.raises(InputError, match="train.sync_every: a loop of your own has no groups"):
         make_setup(2, 4).step()

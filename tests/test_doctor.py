@@ -73,9 +73,7 @@ def test_a_good_machine_and_config_pass_every_check(tree, tmp_path):
     assert "arguments" in details["step"] and "GFLOP" in details["step"]
     assert "checkpoints up to" in details["work directory"]
     assert list((tmp_path / "w").iterdir()) == []
-
-
-def test_without_a_config_only_the_machine_is_checked():
+    # Without a config only the machine is checked.
     assert list(by_check(doctor(None, None))) == MACHINE_CHECKS
 
 

@@ -231,9 +231,6 @@ def test_parameter_groups_equal_freezing_and_rate_factors():
     assert not changed_between(first, second)
     changed = changed_between(initial, first)
     assert {path.split("/")[1] for path in initial} - {path.split("/")[1] for path in changed} == {"norm"}
-
-
-def test_weight_decay_of_parameters_that_are_never_decayed_raises_a_one_line_error():
     message = "^optimizer.groups: norm:decay=0.1: batch norm and biases are never decayed; leave it out"
     with pytest.raises(InputError, match=message):
         make_setup({"optimizer": {"groups": ["norm:decay=0.1"]}}, model=LinenNet())
@@ -246,9 +243,7 @@ def test_the_first_updates_of_an_unfrozen_layer_have_its_learning_rate():
     for _ in range(52):
         updates, state = optimizer.update(grads, state, params)
     assert np.allclose(updates["x"], -1, atol=1e-3)
-
-
-def test_a_negative_zero_keeps_its_sign_until_it_is_trained():
+    # A negative zero keeps its sign until it is trained.
     optimizer = thawing(sgd(1.0), {"x": 1})
     params = {"x": jnp.array([-0.0, 0.0, 1.0])}
     updates, _ = optimizer.update({"x": jnp.ones(3)}, optimizer.init(params), params)

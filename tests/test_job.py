@@ -81,6 +81,9 @@ def test_open_mpi_pmi_and_kubernetes_variables_are_read():
     assert (job.process_id, job.host) == (2, "train-0.train")
 
 
+PRINTABLE = "expected at most 1,000 characters, all of them printabl"
+
+
 @pytest.mark.parametrize(
     ("environ", "expected"),
     [
@@ -93,11 +96,8 @@ def test_open_mpi_pmi_and_kubernetes_variables_are_read():
         ({**JOB, "JAX_NUM_PROCESSES": "\u00a04"}, r"JAX_NUM_PROCESSES='\\xa04': expected"),
         ({**JOB, "JAX_NUM_PROCESSES": " \t"}, "set but not the number of processes .JAX_NUM_PROCESSES."),
         ({**TORCHRUN, "LOCAL_WORLD_SIZE": "two"}, "LOCAL_WORLD_SIZE='two': expected"),
-        (
-            {**JOB, "JAXDDP_RUN_ID": 1001 * "x"},
-            "JAXDDP_RUN_ID: expected at most 1,000 characters, all of them printabl",
-        ),
-        ({**JOB, "JAXDDP_JOB_KEY": "\ud800"}, "JAXDDP_JOB_KEY: expected at most 1,000 characters, all of them print"),
+        ({**JOB, "JAXDDP_RUN_ID": 1001 * "x"}, f"JAXDDP_RUN_ID: {PRINTABLE}"),
+        ({**JOB, "JAXDDP_JOB_KEY": "\ud800"}, f"JAXDDP_JOB_KEY: {PRINTABLE}"),
         ({**JOB, "JAX_COORDINATOR_ADDRESS": "h:99999"}, "expected HOST:PORT"),
         ({**JOB, "JAX_COORDINATOR_ADDRESS": "h\x1b[31m:1"}, r"ADDRESS='h\\x1b\[31m:1': expected HOST:PORT"),
         ({**JOB, "JAX_LOCAL_DEVICE_IDS": "0,x"}, "JAX_LOCAL_DEVICE_IDS='x': expected a whole number"),
@@ -203,11 +203,9 @@ def test_a_surplus_process_is_rejected_and_all_others_name_a_killed_process(tmp_
     assert code == 2 and "have joined already; is JAX_PROCESS_ID=1 given twice" in line
     assert [process.poll() for process in group.processes] == [None] * 3
     group.processes[0].send_signal(signal.SIGKILL)
-    ends = group.results()
-    assert ends.pop(0)[0] == -signal.SIGKILL
-    for code, line in ends:
-        assert code == 1
-        assert line.startswith("jaxddp: process 0 was lost")
+    (first_code, _), *others = group.results()
+    assert first_code == -signal.SIGKILL
+    assert all(code == 1 and line.startswith("jaxddp: process 0 was lost") for code, line in others)
 
 
 @pytest.mark.slow
@@ -283,28 +281,21 @@ def test_if_a_program_initialized_jax_itself_values_travel_over_the_devices(tmp_
 
 
 @pytest.mark.slow
-def test_bad_input_in_a_user_script_ends_all_with_its_code(tmp_path):
+def test_a_user_script_ends_all_with_the_code_of_bad_input_and_leaves_in_order_if_preempted(tmp_path):
     script = SCRIPT.replace("{error}", "InputError").replace("{where}", "find_job().process_id == 1")
     (first_code, first_line), (second_code, second_line) = Group(tmp_path, script).results()
     assert (first_code, second_code) == (2, 2)
     assert "process 1 ended: train.csv:7: empty ImageId" in first_line
     assert second_line == "jaxddp: train.csv:7: empty ImageId"
+    script = SCRIPT.replace("{error}", "Preempted").replace("{where}", "True")
+    assert Group(tmp_path, script).results() == [(75, "jaxddp: train.csv:7: empty ImageId")] * 2
 
 
 @pytest.mark.slow
 def test_an_error_names_processes_with_unequal_devices(tmp_path):
+    message = "devices: process 1 has 2 devices and process 0 has 1; use the same number of devices in every process"
     for code, line in Group(tmp_path, "Topology.create(peers=peers)", process1={"JAX_NUM_CPU_DEVICES": "2"}).results():
-        assert code == 2
-        assert (
-            "devices: process 1 has 2 devices and process 0 has 1; use the same number of devices in every process"
-            in line
-        )
-
-
-@pytest.mark.slow
-def test_a_preempted_script_leaves_the_job_in_order(tmp_path):
-    script = SCRIPT.replace("{error}", "Preempted").replace("{where}", "True")
-    assert Group(tmp_path, script).results() == [(75, "jaxddp: train.csv:7: empty ImageId")] * 2
+        assert code == 2 and message in line
 
 
 # --- Jobs whose processes are threads of this process ---
@@ -321,27 +312,23 @@ def join_errors(*changes: dict[str, Any], facts: Sequence[str] = (), timeout: fl
         return [future.exception(60) for future in futures]
 
 
-def test_an_error_names_different_process_counts():
-    for error in join_errors({"process_id": 0}, {"process_id": 1, "num_processes": 3}):
-        message = "JAX_NUM_PROCESSES differs: process 0 has 2, process 1 on .* has 3"
+OTHER_COUNT = {"process_id": 1, "num_processes": 3}
+
+
+@pytest.mark.parametrize(
+    ("others", "facts", "message"),
+    [
+        ([OTHER_COUNT], (), "JAX_NUM_PROCESSES differs: process 0 has 2, process 1 on .* has 3"),
+        ([{"process_id": 1}], ("0.6.1", "0.6.0"), "jax differs: process 0 has '0.6.1', process 1 on .* has '0.6.0'"),
+        ([{"process_id": 2}], (), "JAX_PROCESS_ID=2 on .*: expected 0 to 1"),
+        ([OTHER_COUNT] * 2, (), "JAX_PROCESS_ID=1 twice"),
+    ],
+    ids=["count", "version", "id", "twice"],
+)
+def test_all_processes_name_what_does_not_fit(others, facts, message):
+    first = {"process_id": 0, "num_processes": len(others) + 1}
+    for error in join_errors(first, *others, facts=facts):
         assert isinstance(error, InputError) and re.search(message, str(error))
-
-
-def test_an_error_names_different_versions():
-    for error in join_errors({"process_id": 0}, {"process_id": 1}, facts=("0.6.1", "0.6.0")):
-        message = "jax differs: process 0 has '0.6.1', process 1 on .* has '0.6.0'"
-        assert isinstance(error, InputError) and re.search(message, str(error))
-
-
-def test_a_process_id_beyond_the_job_is_rejected():
-    for error in join_errors({"process_id": 0}, {"process_id": 2}):
-        assert isinstance(error, InputError) and re.search("JAX_PROCESS_ID=2 on .*: expected 0 to 1", str(error))
-
-
-def test_a_process_id_given_twice_is_rejected():
-    errors = join_errors(*({"process_id": process, "num_processes": 3} for process in (0, 1, 1)))
-    assert [type(error) for error in errors] == [InputError] * 3
-    assert all("JAX_PROCESS_ID=1 twice" in str(error) for error in errors)
 
 
 @pytest.mark.slow

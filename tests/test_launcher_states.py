@@ -361,28 +361,22 @@ def agent_of_generation_4(lone) -> Lone:
     return agent
 
 
-def test_an_agent_follows_machine_0(lone):
+def test_an_agent_follows_machine_0_and_sends_its_end_after_a_signal(lone):
     agent = agent_of_generation_4(lone)
     assert agent.does(3, Event(0, Stop(3, saved=True))) == []
     assert agent.does(3, Event(0, Stop(4, saved=True))) == [("stop", True)]
     agent.does(3, Event(0, JobEnded(7)))
     agent.does(4, Event(1, DONE))
     assert agent.launcher.is_over and agent.launcher.code == 7
+    signalled = lone("2", 3, 1)
+    signalled.does(2, None, *arrived(0), signal.SIGTERM)
+    end = End(143, "asked to stop", stop_requested=True)
+    assert signalled.launcher.is_over and signalled.launcher.last_messages(None) == [end]
 
 
 def test_an_agent_reaches_machine_0_again_after_a_loss(lone):
-    agent = agent_of_generation_4(lone)
-    assert agent.does(3, Event(0, Disconnected("was lost"))) == [
-        ("jaxddp launch: machine 0 was lost",),
-        ("stop", False),
-    ]
+    agent, lost = agent_of_generation_4(lone), Event(0, Disconnected("was lost"))
+    assert agent.does(3, lost) == [("jaxddp launch: machine 0 was lost",), ("stop", False)]
     said, sent, reach = agent.does(4, Event(1, KILLED))
     assert "again, for up to 30 s" in said[0] and sent == (0, KILLED) and reach == ("reach", 30.0)
     assert "no answer" in agent.does(94, None)[0][0] and agent.launcher.is_over and agent.launcher.code == 143
-
-
-def test_an_agent_that_is_signalled_sends_its_end(lone):
-    agent = lone("2", 3, 1)
-    agent.does(2, None, *arrived(0), signal.SIGTERM)
-    end = End(143, "asked to stop", stop_requested=True)
-    assert agent.launcher.is_over and agent.launcher.last_messages(None) == [end]

@@ -143,9 +143,7 @@ def test_invalid_class_weights_raise_a_one_line_error(loss, message, monkeypatch
     monkeypatch.setitem(LOSSES._added, "bare", lambda config: cross_entropy())
     with pytest.raises(InputError, match=message):
         losses_with(config_of(**loss))
-
-
-def test_a_class_without_images_cannot_be_balanced():
+    # A class without images cannot be balanced.
     with pytest.raises(InputError, match="loss.class_weights=balanced: class 1 of 3 has no training images; give the"):
         losses_with(config_of(class_weights="balanced"), np.array([3, 0, 1]), 4)
 

@@ -47,9 +47,8 @@ DIVISIONS = st.builds(
 
 
 def test_the_memory_of_a_step_is_read_from_the_compiled_program():
-    memory = SimpleNamespace(
-        argument_size_in_bytes=100, output_size_in_bytes=70, alias_size_in_bytes=60, temp_size_in_bytes=500
-    )
+    sizes = {"argument": 100, "output": 70, "alias": 60, "temp": 500}
+    memory = SimpleNamespace(**{f"{name}_size_in_bytes": size for name, size in sizes.items()})
     params, topology = {"kernel": jnp.zeros((3, 4)), "key": jax.random.key(0)}, Topology.create(1)
     needs = Needs.of(Cost({}, memory), params, topology, {"training": 1000})
     # On a CPU, XLA does not count all temporary memory.
@@ -313,9 +312,8 @@ class MemoryHungry(Part):
 
 @pytest.mark.slow
 def test_an_allocation_that_xla_rejects_is_reported_before_and_during_the_run(monkeypatch):
-    with pytest.raises(
-        InputError, match=r"^the step needs 1\.2 TB .* the machine has .*; raise --train.accumulate, or"
-    ):
+    message = r"^the step needs 1\.2 TB .* the machine has .*; raise --train.accumulate, or"
+    with pytest.raises(InputError, match=message):
         train(small_setup(4, parts=(MemoryHungry(),)), changes())
     monkeypatch.setattr("jaxddp.measure.memory.host_memory", lambda: None)
     with pytest.raises(InputError, match=r"^memory ran out by step \d \(Out of memory allocating 1\d{12} bytes\): the"):

@@ -68,30 +68,24 @@ def test_the_peak_follows_the_batch_size(scaling, peak, line):
     assert at_batch_size(Config()) == Config() and batch_factor(Config()) == 1 and derivation(Config()) is None
 
 
-def test_a_peak_out_of_range_raises_a_one_line_error():
-    config = config_of(learning_rate=1e6, reference_batch=1)
-    with pytest.raises(InputError, match="optimizer.learning_rate=256000000.0: expected 0 to 1,000,000"):
-        make_schedule(config, Steps(10, 1))
+@pytest.mark.parametrize(
+    ("words", "warmup", "message"),
+    [
+        ({"learning_rate": 1e6, "reference_batch": 1}, 1, "learning_rate=256000000.0: expected 0 to 1,000,000"),
+        ({"warmup": "11 steps"}, 11, 'warmup="11 steps" is 11 steps, longer than the run of 10; shorten'),
+        ({"schedule": "cosin"}, 1, "schedule='cosin' is unknown; did you mean 'cosine'"),
+        ({"name": "momentun"}, 1, "name='momentun' is unknown; did you mean 'momentum'"),
+    ],
+)
+def test_a_wrong_setting_of_a_schedule_or_an_optimizer_raises_a_one_line_error(words, warmup, message):
+    with pytest.raises(InputError, match=f"optimizer.{message}"):
+        make_optimizer(config_of(**words), make_schedule(config_of(**words), Steps(10, warmup)))
 
 
-def test_a_warm_up_may_be_as_long_as_the_run_but_not_longer():
+def test_a_warm_up_may_be_as_long_as_the_run_and_has_at_least_one_step():
     assert rates(10, 10, PEAK)[-1] == pytest.approx(PEAK)
-    config = config_of(warmup="11 steps")
-    with pytest.raises(InputError, match='optimizer.warmup="11 steps" is 11 steps, longer than the run of 10; shorten'):
-        make_schedule(config, Steps(10, 11))
-
-
-def test_a_warm_up_in_percent_keeps_its_share_of_a_short_run_and_has_at_least_one_step():
-    warmup = Config().optimizer.warmup
     for total, steps in ((1000, 50), (10, 1), (1, 1)):
-        assert warmup.steps(num_examples=100, batch_size=10, total_steps=total) == steps
-
-
-def test_an_unknown_name_gets_the_nearest_as_a_suggestion():
-    with pytest.raises(InputError, match="optimizer.schedule='cosin' is unknown; did you mean 'cosine'"):
-        make_schedule(config_of(schedule="cosin"), Steps(10, 1))
-    with pytest.raises(InputError, match="optimizer.name='momentun' is unknown; did you mean 'momentum'"):
-        make_optimizer(config_of(name="momentun"), optax.constant_schedule(0.1))
+        assert Config().optimizer.warmup.steps(num_examples=100, batch_size=10, total_steps=total) == steps
 
 
 def test_absent_settings_take_the_optimizers_defaults():

@@ -12,10 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.cases import rare_case
 from support.data import random_table, write_arrays
-from support.networks import linear_model
-from support.shared import sgd
 
-import jaxddp
 from jaxddp.cli import main
 from jaxddp.cluster.options import Launch
 from jaxddp.config import Config
@@ -204,12 +201,8 @@ def test_odd_values_on_the_command_line_raise_a_one_line_error_or_start_a_run(
 NEEDED = {
     **{"data.augment.erase": "0.5", "data.augment.pad": "1", "data.augment.rand_augment": "1"},
     **{"data.bad_images": "substitute", "data.grow_from": "4 --data.grow-by 2", "data.labels_per_class": "2"},
-    **{
-        "data.verify": "manifest",
-        "data.crop": "random_area",
-        "data.split_column": "fold",
-        "log.to": "confusion,tensorboard",
-    },
+    **{"data.verify": "manifest", "data.crop": "random_area", "data.split_column": "fold"},
+    "log.to": "confusion,tensorboard",
     **{"objective.strong_rand_augment": "1", "optimizer.momentum": "0.5", "train.sync_every": "50%"},
     **{"train.outer_optimizer": "nesterov --train.sync-every 50% --parallel.groups 2"},
     **{"optimizer.reference_batch": "8", "train.ema": "0.5", "train.lookahead": "1", "train.stop_after": "1"},
@@ -224,37 +217,3 @@ def run_with_odd_value(key: str, word: str, workdir: str, data: Path, capfd) -> 
     needed_options += ["--parallel.groups", "2"] if key == "train.sync_every" else []
     code = main(["train", "recipe.py", "--workdir", workdir, *path_option, *needed_options, format_option(key), word])
     return code, capfd.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("argument", "value", "expected"),
-    [
-        ("batch_size_per_device", 4.5, "batch_size_per_device=4.5: expected a whole number, "),
-        ("batch_size_per_device", 0, "batch_size_per_device=0: expected 1 to"),
-        ("epochs", math.nan, "epochs=nan: expected above 0"),
-        ("epochs", "3", "epochs='3': expected a number, above 0"),
-        ("seed", -1, "seed=-1: expected 0 to"),
-    ],
-)
-def test_prepare_training_names_its_argument(argument, value, expected):
-    arguments = {"batch_size_per_device": 4, argument: value}
-    with pytest.raises(InputError) as error:
-        jaxddp.prepare_training(
-            linear_model(), random_table(20), 1, sgd(0.1), arguments.pop("batch_size_per_device"), **arguments
-        )
-    assert str(error.value).startswith(expected)
-
-
-@pytest.mark.parametrize(
-    ("argument", "value", "expected"),
-    [
-        ("log_every", "soon", "log_every: 'soon' is not a duration"),
-        ("eval_every", 3, "eval_every=3: expected a duration"),
-        ("save_every", "1e999999999 epochs", "save_every: '1e999999999 epochs' is not a duration"),
-    ],
-)
-def test_train_names_its_argument(argument, value, expected, tmp_path):
-    setup = jaxddp.prepare_training(linear_model(), random_table(20), 1, sgd(0.1), 4)
-    with pytest.raises(InputError) as error:
-        jaxddp.train(jaxddp.softmax_cross_entropy, setup, workdir=tmp_path, listeners=(), **{argument: value})
-    assert str(error.value).startswith(expected)

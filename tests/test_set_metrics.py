@@ -187,14 +187,8 @@ def test_training_steps_do_not_compute_metrics_over_a_set(setups):
 @pytest.mark.slow
 def test_the_table_of_confusions_names_the_classes(tmp_path):
     setup = jaxddp.prepare_training(linear_model(), random_table(50), 2, sgd(0.1), 4, epochs=1)
-    _, history = jaxddp.train(
-        *(jaxddp.softmax_cross_entropy, setup),
-        val=VAL,
-        listeners=(),
-        workdir=tmp_path,
-        log_to="confusion",
-        self_test="never",
-    )
+    words = {"val": VAL, "listeners": (), "workdir": tmp_path, "log_to": "confusion", "self_test": "never"}
+    _, history = jaxddp.train(jaxddp.softmax_cross_entropy, setup, **words)
     header, *rows = csv.reader((tmp_path / "confusion.csv").open())
     assert header == ["step 7", "accuracy", "images", *"abcde"]
     counts = np.array([row[3:] for row in rows], int)
