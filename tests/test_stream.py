@@ -81,6 +81,9 @@ def test_columns_and_pixels_belong_together(table: ExampleTable, epochs: list[Ba
         keys = example_keys(SEED, batch.epoch, batch.row)
         for image, row, key in zip(batch.image, batch.row, keys, strict=True):
             np.testing.assert_array_equal(image, Pixels(SIZE, area=DATA.crop_area)(table.read(row), key))
+    # Starting at a step equals skipping to it.
+    assert_same(train_batches(table, steps=range(2, 5)), epochs[2:])
+    assert train_batches(table, steps=range(3, 3)) == []
 
 
 def test_interpolation_and_crop_mode_of_the_config_reach_the_pixels(table: ExampleTable):
@@ -92,11 +95,6 @@ def test_interpolation_and_crop_mode_of_the_config_reach_the_pixels(table: Examp
     for batch, pixels in ((trained, Pixels(SIZE, interpolation="bicubic")), (evaluated, squashed)):
         for row, image in [*zip(batch.row, batch.image, strict=True)][:2]:
             np.testing.assert_array_equal(image, pixels(table.read(row)))
-
-
-def test_starting_at_a_step_equals_skipping_to_it(table: ExampleTable, epochs: list[Batch]):
-    assert_same(train_batches(table, steps=range(2, 5)), epochs[2:])
-    assert train_batches(table, steps=range(3, 3)) == []
 
 
 @pytest.mark.slow

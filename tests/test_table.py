@@ -201,6 +201,11 @@ def test_a_missing_root_or_file_raises_a_one_line_error(tree, files):
     assert "cannot be read (a directory, not a regular file); give" in message(train_solutions, files)
     (files / "LOC_synset_mapping.txt").unlink()
     assert message(val_solutions, files).startswith(f"{files}/LOC_synset_mapping.txt: no such file")
+    # A test listing reads no predictions, and needs no mapping.
+    (files / "LOC_sample_submission.csv").write_text("ImageId\na\n\nb\n")
+    assert ilsvrc.test_listing(files).id.tolist() == [b"a", b"b"]
+    (files / "LOC_sample_submission.csv").write_text("ImageId,PredictionString\na,\n../b,\n")
+    assert "csv:3: ImageId '../b' cannot name a file" in message(ilsvrc.test_listing, files)
 
 
 @pytest.mark.parametrize(
@@ -245,13 +250,6 @@ def test_an_invalid_mapping_or_solution_file_raises_a_one_line_error(files, cont
 def test_an_invalid_row_raises_a_one_line_error(files, row, expected):
     text = message(read, files, f"{HEADER}\nok,n01 1 2 3 4\n{row}\n")
     assert text.startswith(f"{files}/LOC_train_solution.csv:4: ") and expected in text
-
-
-def test_a_test_listing_reads_no_predictions_and_needs_no_mapping(tmp_path):
-    (tmp_path / "LOC_sample_submission.csv").write_text("ImageId\na\n\nb\n")
-    assert ilsvrc.test_listing(tmp_path).id.tolist() == [b"a", b"b"]
-    (tmp_path / "LOC_sample_submission.csv").write_text("ImageId,PredictionString\na,\n../b,\n")
-    assert "csv:3: ImageId '../b' cannot name a file" in message(ilsvrc.test_listing, tmp_path)
 
 
 @pytest.fixture
