@@ -317,9 +317,6 @@ def test_the_self_test_uses_the_first_images_of_a_run(tree):
     assert run.self_test.operations > 0
 
 
-# --- The image size of evaluation ---
-
-
 @pytest.mark.slow
 def test_evaluation_and_training_have_separate_image_sizes(tree):
     keys = {"grow_from": None, "image_size": 12, "resize": 20, "eval_size": 20}
@@ -334,9 +331,7 @@ def test_evaluation_and_training_have_separate_image_sizes(tree):
     resident.place(val)
     assert [placed.images.shape[1:] for placed in resident.resident.values()] == [(12, 12, 3), (20, 20, 3)]
     assert Signature.of(setup.resources.train, setup.config.data).image_shape == (20, 20, 3)
-
-
-def test_a_resize_below_the_crop_is_an_error(tree):
+    # A resize below the crop is an error.
     data = DataConfig(image_size=12, resize=16, eval_size=20)
     match = r"^data.resize=16: validation crops data.eval_size=20 .* set data.resize to 20"
     with pytest.raises(InputError, match=match):

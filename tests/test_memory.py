@@ -202,10 +202,8 @@ def needs_of(setup: Any) -> Needs:
 
 def test_arguments_already_on_the_devices_are_not_counted_twice(monkeypatch):
     """With one byte less than the step still needs, the first step does not run."""
-    setup = small_setup()
-    needs = needs_of(setup)
-    placed_bytes = bytes_on_a_device((setup.state, next(setup.batches(0, 1)), setup.key))
-    missing = needs.total - placed_bytes
+    needs = needs_of(setup := small_setup())
+    missing = needs.total - bytes_on_a_device((setup.state, next(setup.batches(0, 1)), setup.key))
     assert 0 < missing < needs.total
     for free, fits in ((missing, True), (missing - 1, False)):
         setup_copy = dataclasses.replace(setup, state=jax.tree.map(jnp.copy, setup.state))
@@ -262,11 +260,9 @@ def failing_run(number: int, error: BaseException, *listeners: Any, val: Any = N
 
 
 def test_a_later_failed_allocation_raises_a_one_line_error_with_its_step():
-    ends = []
-    error = jax.errors.JaxRuntimeError(GPU_MESSAGE)
-    listener = SimpleNamespace(end=ends.append)
+    ends, error = [], jax.errors.JaxRuntimeError(GPU_MESSAGE)
     with pytest.raises(InputError) as caught:
-        fit(failing_run(3, error, listener))
+        fit(failing_run(3, error, SimpleNamespace(end=ends.append)))
     message = str(caught.value)
     assert message.startswith("memory ran out by step 3 (Out of memory while trying to allocate 5.00GiB): the step ")
     # On a CPU the memory that does not depend on the batch is unknown at that point.

@@ -308,8 +308,7 @@ def test_a_draw_depends_on_the_example_and_not_on_its_place_or_on_other_augmenta
 
 def test_random_streams_have_the_numbers_of_earlier_releases():
     numbers = {"flip": 0, "pad": 1, "rand_augment": 2, "cutout": 3, "erase": 4, "policy": 8, "color_jitter": 9}
-    assert numbers == _STREAMS
-    assert (_MIX, _THEN) == (5, 6)
+    assert (numbers, 5, 6) == (_STREAMS, _MIX, _THEN)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -317,13 +316,10 @@ def test_a_policy_takes_images_with_one_or_three_channels_of_8_bits(name):
     preprocess = Preprocess(augment=AugmentConfig(policy=name))
     for shape in [(16, 16, 3), (16, 12, 1), (1, 2, 3)]:
         check_augmentation(preprocess, shape)
-    for shape, dtype, message in [
-        ((16, 16, 4), jnp.uint8, "uint8[16,16,4]"),
-        ((16, 16, 3), jnp.uint16, "uint16[16,16,3]"),
-    ]:
+    for channels, dtype in ((4, "uint8"), (3, "uint16")):
         with pytest.raises(InputError) as error:
-            check_augmentation(preprocess, shape, dtype)
-        wanted = f"needs 8-bit pixels with 1 or 3 channels, and not {message}; leave it out"
+            check_augmentation(preprocess, (16, 16, channels), jnp.dtype(dtype))
+        wanted = f"needs 8-bit pixels with 1 or 3 channels, and not {dtype}[16,16,{channels}]; leave it out"
         assert str(error.value) == f"data.augment.policy={name!r}: {wanted}"
 
 

@@ -241,9 +241,8 @@ def test_a_notebook_gets_one_display_and_a_history_with_a_picture(tmp_path: Path
     notebook = nbformat.v4.new_notebook(cells=cells)
     NotebookClient(notebook, timeout=60, resources={"metadata": {"path": str(tmp_path)}}).execute()
     outputs = notebook.cells[0].outputs
-    displays = [output for output in outputs if output.output_type == "display_data"]
-    assert len(displays) == 1
-    assert "step 10/10" in displays[0].data["text/html"]
+    (display,) = (output for output in outputs if output.output_type == "display_data")
+    assert "step 10/10" in display.data["text/html"]
     printed = "".join(output.text for output in outputs if output.output_type == "stream")
     assert "  val loss 0.2718 top-1 58.82% (77 images, 31 images/s)  7.2 s\n" in printed
     assert "image/png" in outputs[-1].data

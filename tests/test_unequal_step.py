@@ -183,14 +183,13 @@ def test_no_two_devices_draw_the_same_numbers():
 @pytest.mark.slow
 def test_nothing_is_computed_for_padding():
     """The FLOPs are those of one device, and those of each program are proportional to its slices."""
-    unequal, alone = make_setup("6,1,1", 3), make_setup(None)
-    programs = []
-    for setup in (unequal, alone):
+    programs, flops = [], []
+    for setup in (make_setup("6,1,1", 3), make_setup(None)):
         program, _ = setup.program()
         programs.append(program.prepare(setup.state, setup.feed.abstract_batch(), setup.key))
         assert program.cost is not None and program.cost.flops > 0
-    costs = [setup.program()[0].cost for setup in (unequal, alone)]
-    assert costs[0].flops == costs[1].flops
+        flops.append(setup.program()[0].cost.flops)
+    assert flops[0] == flops[1]
     large, small = (program.cost_analysis()["flops"] for program in programs[0].gradients)
     assert [len(team.places) for team in programs[0].teams] == [1, 2]
     assert large == pytest.approx(6 * small, rel=0.1)
