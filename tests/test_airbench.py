@@ -13,26 +13,17 @@ from jax import lax
 from support.networks import largest_difference, randomized
 from support.peers import Second
 
+import jaxddp.models.airbench as airbench
 from jaxddp.config import Config
 from jaxddp.config.registry import MODELS
 from jaxddp.core.errors import InputError
 from jaxddp.engine.initial_state import make_init
 from jaxddp.mesh import Topology
 from jaxddp.models.adapt import adapt, for_platform
-from jaxddp.models.airbench import (
-    ARCHITECTURES,
-    EPSILON,
-    Airbench,
-    global_max,
-    identity_like,
-    initialize_whitening,
-    parameter_groups,
-    patch_moments,
-    whitening_kernel,
-)
 
+WIDE = {"dtype": jnp.float64, "param_dtype": jnp.float64}
 MEAN, STD = (0.49, 0.48, 0.45), (0.25, 0.24, 0.26)
-NET = Airbench(3, width=4)
+NET = airbench.Airbench(3, width=4)
 
 
 def random_images(count: int, size: int) -> np.ndarray:
@@ -58,27 +49,29 @@ def patches_of(images: np.ndarray, size: int) -> np.ndarray:
 def test_patch_moments_equal_those_of_all_patches():
     images = random_images(300, 7)
     patches = patches_of(normalized(images), 2)
-    np.testing.assert_allclose(patch_moments(images, 2, MEAN, STD), patches.T @ patches / len(patches), rtol=1e-10)
+    np.testing.assert_allclose(
+        airbench.patch_moments(images, 2, MEAN, STD), patches.T @ patches / len(patches), rtol=1e-10
+    )
 
 
 def test_whitened_patches_have_uncorrelated_components_of_variance_one():
     images = random_images(50, 9)
-    kernel = whitening_kernel(patch_moments(images, 2, MEAN, STD), 3)
+    kernel = airbench.whitening_kernel(airbench.patch_moments(images, 2, MEAN, STD), 3)
     assert kernel.shape == (2, 2, 3, 24)
     np.testing.assert_array_equal(kernel[..., 12:], -kernel[..., :12])
     features = patches_of(normalized(images), 2) @ kernel[..., :12].reshape(12, 12)
     moments = features.T @ features / len(features)
     # Whitening turns a variance v into v / (v + epsilon).
-    variances = np.linalg.eigvalsh(patch_moments(images, 2, MEAN, STD))
-    np.testing.assert_allclose(moments, np.diag(variances / (variances + EPSILON)), atol=1e-9)
+    variances = np.linalg.eigvalsh(airbench.patch_moments(images, 2, MEAN, STD))
+    np.testing.assert_allclose(moments, np.diag(variances / (variances + airbench.EPSILON)), atol=1e-9)
 
 
 def test_the_whitening_transform_changes_only_the_kernel_and_keeps_its_dtype():
     images = random_images(50, 9)
     params, state = jax.jit(adapt(NET).init)(jax.random.key(0), jnp.zeros((1, 32, 32, 3)))
-    changed, same_state = initialize_whitening("whiten", lambda: images, MEAN, STD)(params, state)
+    changed, same_state = airbench.initialize_whitening("whiten", lambda: images, MEAN, STD)(params, state)
     assert same_state is state and changed["whiten"]["kernel"].dtype == jnp.float32
-    expected = whitening_kernel(patch_moments(images, 2, MEAN, STD), 3)
+    expected = airbench.whitening_kernel(airbench.patch_moments(images, 2, MEAN, STD), 3)
     np.testing.assert_allclose(changed["whiten"]["kernel"], expected, rtol=1e-6)
     restored = {**changed, "whiten": {**changed["whiten"], "kernel": params["whiten"]["kernel"]}}
     assert largest_difference(restored, params) == 0
@@ -95,7 +88,7 @@ def test_other_processes_take_the_kernel_from_the_first_and_read_no_image():
     def images() -> np.ndarray:
         raise AssertionError("only the first process reads images")
 
-    transform = initialize_whitening("whiten", images, MEAN, STD)
+    transform = airbench.initialize_whitening("whiten", images, MEAN, STD)
     topology = Topology.create(1, RecordingPeers())
     init = make_init(adapt(NET), optax.sgd(0.1), (32, 32, 3), topology, transform=transform)
     jax.eval_shape(init, jax.random.key(0))
@@ -107,7 +100,7 @@ def test_other_processes_take_the_kernel_from_the_first_and_read_no_image():
 
 @pytest.mark.parametrize("features", [3, 8])
 def test_an_identity_like_convolution_passes_its_inputs_on(features):
-    kernel = identity_like(jax.random.key(0), (3, 3, 5, features))
+    kernel = airbench.identity_like(jax.random.key(0), (3, 3, 5, features))
     images = jax.random.normal(jax.random.key(1), (2, 6, 6, 5))
     outputs = lax.conv_general_dilated(images, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
     num_copied = min(5, features)
@@ -154,7 +147,7 @@ def numpy_logits(params, images: np.ndarray, depth: int = 2, divisor: float | No
 )
 def test_network_equals_numpy(name, widths, depth, divisor):
     with jax.enable_x64(True):
-        net = Airbench(3, width=2, architecture=ARCHITECTURES[name], dtype=jnp.float64, param_dtype=jnp.float64)
+        net = airbench.Airbench(3, width=2, architecture=airbench.ARCHITECTURES[name], **WIDE)
         images = np.random.default_rng(0).normal(size=(4, 16, 16, 3))
         params, state = jax.jit(adapt(net).init)(jax.random.key(0), jnp.asarray(images))
         params = jax.tree.map(lambda p: p + 0.1 * jax.random.normal(jax.random.key(p.size), p.shape), params)
@@ -171,9 +164,7 @@ def test_network_equals_numpy(name, widths, depth, divisor):
 @pytest.mark.parametrize("platform", ["cpu", "gpu"])
 def test_groups_of_images_are_normalized_separately(platform):
     with jax.enable_x64(True):
-        ungrouped, grouped = (
-            Airbench(3, width=2, group=group, dtype=jnp.float64, param_dtype=jnp.float64) for group in (None, 3)
-        )
+        ungrouped, grouped = (airbench.Airbench(3, width=2, group=group, **WIDE) for group in (None, 3))
         images = jnp.asarray(np.random.default_rng(0).normal(size=(6, 12, 12, 3)))
         params, state = jax.jit(adapt(ungrouped).init)(jax.random.key(0), images[:1])
         shapes_of_grouped = jax.eval_shape(adapt(grouped).init, jax.random.key(0), images[:1])
@@ -215,7 +206,7 @@ def test_a_config_selects_the_airbench_network_by_name():
     net = MODELS.get("airbench")(config.replace(model={"batch_norm": "ghost:20"}), 7)
     assert (net.axis_name, net.group) == (None, 20)
     assert [MODELS.get(f"airbench{top1}")(Config(), 10).width for top1 in (94, 95, 96)] == [64, 128, 128]
-    logits = jax.eval_shape(Airbench(7).init_with_output, jax.random.key(0), jnp.zeros((2, 9, 12, 3)))[0]
+    logits = jax.eval_shape(airbench.Airbench(7).init_with_output, jax.random.key(0), jnp.zeros((2, 9, 12, 3)))[0]
     assert logits.shape == (2, 7) and logits.dtype == jnp.float32
 
 
@@ -227,14 +218,14 @@ def test_whitening_another_network_or_too_small_images_raises_a_one_line_error()
     with pytest.raises(
         InputError, match="fc/bias is not a parameter of the network airbench; set model.name to airbench"
     ):
-        parameter_groups({"fc": {"bias": 0}})
+        airbench.parameter_groups({"fc": {"bias": 0}})
     with pytest.raises(InputError, match="this network has no convolution 'conv1'; give the name"):
-        initialize_whitening("conv1", lambda: random_images(2, 4), MEAN, STD)({"whiten": {"kernel": 0}}, {})
+        airbench.initialize_whitening("conv1", lambda: random_images(2, 4), MEAN, STD)({"whiten": {"kernel": 0}}, {})
 
 
 def test_the_first_of_several_largest_pixels_has_the_whole_gradient():
     images = jnp.array([[1.0, 5, 2], [5, -1, 5]]).reshape(1, 2, 3, 1)
     images = jnp.concatenate([images, -images, jnp.full_like(images, -jnp.inf).at[0, 1, 0].set(jnp.nan)], axis=3)
-    np.testing.assert_array_equal(global_max(images), images.max((1, 2)))
-    gradient = jax.grad(lambda images: global_max(images)[..., :2].sum())(images)
+    np.testing.assert_array_equal(airbench.global_max(images), images.max((1, 2)))
+    gradient = jax.grad(lambda images: airbench.global_max(images)[..., :2].sum())(images)
     assert np.argwhere(gradient).tolist() == [[0, 0, 1, 0], [0, 1, 1, 1]] and gradient.sum() == 2

@@ -19,26 +19,14 @@ from support.optimizers import make_optimizer
 from support.shared import sgd
 
 import jaxddp
+import jaxddp.config.registry as registry
 from jaxddp.cli import main
 from jaxddp.command_line.words import format_option
 from jaxddp.config import Config, load
 from jaxddp.config.layers import LayerSettings
-from jaxddp.config.registry import (
-    CHOICES,
-    LOSSES,
-    MODELS,
-    OBJECTIVES,
-    OPTIMIZERS,
-    SCHEDULES,
-    check_read,
-    description,
-    keys_of_choices,
-    needs,
-    resolved,
-)
 from jaxddp.config.values import bare, flatten, keys_of, plain
 from jaxddp.core.duration import Duration
-from jaxddp.core.errors import InputError
+from jaxddp.core.errors import InputError, some
 from jaxddp.engine.parts.configured import configured_parts
 from jaxddp.models.resnet import ARCHITECTURES
 from jaxddp.recipe.file import Hook, read_recipe
@@ -48,7 +36,7 @@ from jaxddp.training.checkpoints.integrity import RunIdentity
 from jaxddp.workdir.claim import Claim, claim
 
 HINTS = dict(keys_of(Config))
-NEEDS = needs(Config)
+NEEDS = registry.needs(Config)
 OTHER_TEXTS = {
     "model.batch_norm": "sync",
     "model.weight_init": "orthogonal",
@@ -76,7 +64,7 @@ def config_with(kind, name: str, *pairs: tuple[str, typing.Any]) -> Config:
 
 def other_value(kind, name: str, key: str) -> typing.Any:
     """Return a value of a key that is not the default of a choice."""
-    default = resolved(flatten(Config().replace(**nested((kind.key, name))).to_dict()))[key]
+    default = registry.resolved(flatten(Config().replace(**nested((kind.key, name))).to_dict()))[key]
     if key in OTHER_TEXTS:
         return OTHER_TEXTS[key]
     if bare(HINTS[key]) is bool:
@@ -84,7 +72,7 @@ def other_value(kind, name: str, key: str) -> typing.Any:
     return 0.625 * (default or 1) if bare(HINTS[key]) is float else 2 * (default or 1)
 
 
-ENTRIES = [(kind, name) for kind in CHOICES for name in kind.names()]
+ENTRIES = [(kind, name) for kind in registry.CHOICES for name in kind.names()]
 
 
 @pytest.mark.parametrize(("kind", "name"), ENTRIES, ids=[f"{kind.key}={name}" for kind, name in ENTRIES])
@@ -94,53 +82,55 @@ def test_a_key_is_read_or_rejected_with_the_choices_that_read_it(kind, name):
         value = other_value(kind, name, key)
         config = config_with(kind, name, (key, value))
         if name in readers:
-            check_read(config)
+            registry.check_read(config)
             assert built(kind, config) != default, key
             continue
         with pytest.raises(InputError) as error:
-            check_read(config)
-        message = f"{key}={plain(value)!r} is read by {kind.key}={', '.join(readers)}, and not by {name}; leave it out"
+            registry.check_read(config)
+        message = f"{key}={plain(value)!r} is read by {kind.key}={some(readers, 8)}, and not by {name}; leave it out"
         assert str(error.value) == message
 
 
 def built(kind, config: Config) -> typing.Any:
     """Return the object of a config's choice, or its jaxpr or settings, for comparison."""
-    if kind is MODELS:
-        return MODELS.get(config.model.name)(config, 10)
-    if kind is OPTIMIZERS:
+    if kind is registry.MODELS:
+        return registry.MODELS.get(config.model.name)(config, 10)
+    if kind is registry.OPTIMIZERS:
         config = config.replace(optimizer={"schedule": "constant"})
         optimizer, params = make_optimizer(config, lambda step: 0.5), {"kernel": jnp.ones((2, 3)), "bias": jnp.ones(3)}
         state = jax.eval_shape(optimizer.init, params)
         return str(jax.make_jaxpr(optimizer.update)(params, state, params))
-    if kind is LOSSES:
-        loss = LOSSES.get(config.loss.name)(config)
+    if kind is registry.LOSSES:
+        loss = registry.LOSSES.get(config.loss.name)(config)
         return str(jax.make_jaxpr(loss)(jnp.ones((2, 3)), jnp.zeros(2, int)))
-    if kind is SCHEDULES:
+    if kind is registry.SCHEDULES:
         schedule = make_schedule(config, Steps(20, 2))
         return [str(schedule(step)) for step in range(21)], repr(configured_parts(config, 20))
-    objective = OBJECTIVES.get(config.objective.name)(config, None)
+    objective = registry.OBJECTIVES.get(config.objective.name)(config, None)
     fields = dict(vars(objective)) if dataclasses.is_dataclass(objective) else {}
     fields.pop("restore", None)
     return fields, config.objective.teacher
 
 
-@pytest.mark.parametrize("kind", CHOICES, ids=[kind.key for kind in CHOICES])
+@pytest.mark.parametrize("kind", registry.CHOICES, ids=[kind.key for kind in registry.CHOICES])
 def test_the_settings_of_all_choices_are_keys_of_the_section_with_one_type_and_one_description(kind):
     for key, readers in kind.readers().items():
         name = key.rpartition(".")[2]
         hints = [typing.get_type_hints(kind.choice(reader), include_extras=True)[name] for reader in readers]
-        assert all(hint | None == HINTS[key] for hint in hints) and description(key)
+        assert all(hint | None == HINTS[key] for hint in hints) and registry.description(key)
         assert attrgetter(key)(Config()) is None
 
 
 @pytest.mark.parametrize("name", config_names())
 def test_another_choice_replaces_inherited_settings(name):
     config, file = load(name), read_recipe(name)
-    check_read(config, file.hooks)
-    choices = {kind: {frozenset(kind.keys_read(choice)): choice for choice in kind.names()} for kind in CHOICES}
+    registry.check_read(config, file.hooks)
+    choices = {
+        kind: {frozenset(kind.keys_read(choice)): choice for choice in kind.names()} for kind in registry.CHOICES
+    }
     for kind, choice in ((kind, choice) for kind, names in choices.items() for choice in names.values()):
         changed = config.replace(**nested((kind.key, choice)))
-        check_read(changed)
+        registry.check_read(changed)
         before, after = flatten(config.to_dict()), flatten(changed.to_dict())
         unread = {key for key, names in kind.readers().items() if choice not in names}
         assert {key for key in after if after[key] != before[key]} <= {kind.key, *unread}
@@ -152,9 +142,11 @@ def test_an_inherited_choice_keeps_its_settings():
     assert lars.replace(optimizer={"momentum": 0.5}).optimizer.trust_coefficient == 0.5
     assert lars.replace(optimizer={"name": "lamb", "momentum": 0.5}).optimizer.trust_coefficient is None
     with pytest.raises(InputError, match="optimizer.trust_coefficient=0.25 is read by optimizer.name=lars, and not by"):
-        check_read(lars.replace(optimizer={"name": "adamw", "trust_coefficient": 0.25}))
+        registry.check_read(lars.replace(optimizer={"name": "adamw", "trust_coefficient": 0.25}))
     # A hook may read any key, whatever the name of the choice.
-    check_read(Config().replace(optimizer={"trust_coefficient": 0.25, "step_at": [0.5]}), {"get_optimizer": None})
+    registry.check_read(
+        Config().replace(optimizer={"trust_coefficient": 0.25, "step_at": [0.5]}), {"get_optimizer": None}
+    )
 
 
 # --- Keys that need another key ---
@@ -214,14 +206,14 @@ def with_keys(config: Config, values: dict[str, typing.Any]) -> Config:
 def test_a_key_without_the_key_that_it_needs_is_rejected_with_both_names(key):
     value = changed_value(key)
     with pytest.raises(InputError) as error:
-        check_read(with_keys(Config(), disabling(key) | {key: value}))
+        registry.check_read(with_keys(Config(), disabling(key) | {key: value}))
     assert re.match(rf"{re.escape(key)}=.* has no effect with(out)? .*{re.escape(NEEDS[key].key)}", str(error.value))
     assert str(error.value).endswith("; leave it out") and error.value.key == key
     config = with_keys(Config(), enabling(key) | {key: value})
-    check_read(config)
+    registry.check_read(config)
     # An inherited value is reset to the default.
     disabled, default = with_keys(config, disabling(key)), Config()
-    check_read(disabled)
+    registry.check_read(disabled)
     assert flatten(disabled.to_dict())[key] == flatten(default.to_dict())[key] != flatten(config.to_dict())[key]
 
 
@@ -283,7 +275,7 @@ def test_all_unused_options_are_reported_at_once_with_a_working_command(capfd):
 
 def test_an_unused_key_in_a_recipe_file_is_reported_for_removal_from_the_file(tmp_path, capfd):
     recipe = recipe_with(tmp_path, "model={'drop_path': 0.5}")
-    networks = f"{', '.join(MODELS.readers()['model.drop_path'][:8])}, ..."
+    networks = f"{', '.join(registry.MODELS.readers()['model.drop_path'][:8])}, ..."
     message = f"jaxddp: {recipe}:3: model.drop_path=0.5 is read by model.name={networks}, and not by resnet18"
     message = f"{message}; leave model.drop_path out of {recipe}"
     assert error_line(f"train {recipe}", capfd) == message
@@ -298,9 +290,11 @@ def help_text(arguments: str, capfd) -> str:
 
 def test_help_for_a_config_lists_the_keys_of_its_choices_with_their_values(capfd):
     text = help_text("digits", capfd)
-    shown = {key for key in keys_of_choices() if re.search(rf"{format_option(key)}\b(?!-)", text)}
+    shown = {key for key in registry.keys_of_choices() if re.search(rf"{format_option(key)}\b(?!-)", text)}
     values = flatten(load("digits").to_dict())
-    assert shown == {key for kind in CHOICES for key, names in kind.readers().items() if values[kind.key] in names}
+    assert shown == {
+        key for kind in registry.CHOICES for key, names in kind.readers().items() if values[kind.key] in names
+    }
     assert "beta 1 of Adam and similar optimizers. (default: 0.9)" in text
     assert "prevents division by zero. (default: 1e-08)" in text
     assert text.index("data options") < text.index("model options") < text.index("train options")

@@ -17,25 +17,8 @@ from support.runs import setup_of
 from support.shared import sgd
 from support.torchvision_golden import FILE, decoded, image
 
+import jaxddp.augment.operations as operations
 import jaxddp.augment.policies as policies
-from jaxddp.augment.operations import (
-    IDENTITY,
-    ONE,
-    OPERATIONS,
-    SIGNED,
-    TURN,
-    PixelOperation,
-    adjusted,
-    blur,
-    box_weights,
-    color_jitter,
-    draw,
-    gray_of,
-    operate,
-    operate_all,
-    row,
-    rows,
-)
 from jaxddp.augment.preprocess import _MIX, _STREAMS, _THEN, Preprocess, check_augmentation
 from jaxddp.config import AugmentConfig, DataConfig
 from jaxddp.config.registry import POLICIES
@@ -71,13 +54,13 @@ def chi_square(counts: np.ndarray, shares: np.ndarray) -> float:
 
 @pytest.fixture(scope="module")
 def run():
-    program = jax.jit(lambda parameters: operate(planes(PHOTO), PixelOperation(*parameters)))
-    return lambda name, magnitude: pixels_of(program(jnp.array(row(name, magnitude), jnp.int32)))
+    program = jax.jit(lambda parameters: operations.operate(planes(PHOTO), operations.PixelOperation(*parameters)))
+    return lambda name, magnitude: pixels_of(program(jnp.array(operations.row(name, magnitude), jnp.int32)))
 
 
 @pytest.fixture(scope="module")
 def adjust():
-    return jax.jit(lambda which, amount: adjusted(planes(PHOTO), which, amount))
+    return jax.jit(lambda which, amount: operations.adjusted(planes(PHOTO), which, amount))
 
 
 @pytest.mark.parametrize("case", GOLDEN["operations"])
@@ -87,11 +70,13 @@ def test_an_operation_equals_torchvisions(case, run, adjust):
     name, magnitude = kind[-1], float(value)
     if kind[0] == "jitter":
         which = ("brightness", "contrast", "saturation").index(name)
-        ours = pixels_of(adjust(which, round(ONE * (magnitude - 1))))
+        ours = pixels_of(adjust(which, round(operations.ONE * (magnitude - 1))))
     elif name == "hue":
-        ours = pixels_of(adjust(3, round(TURN * magnitude)))
+        ours = pixels_of(adjust(3, round(operations.TURN * magnitude)))
     elif name == "grayscale":
-        ours = np.moveaxis(np.broadcast_to(gray_of(planes(PHOTO).astype(jnp.int32)), (3, HEIGHT, WIDTH)), 0, -1)
+        ours = np.moveaxis(
+            np.broadcast_to(operations.gray_of(planes(PHOTO).astype(jnp.int32)), (3, HEIGHT, WIDTH)), 0, -1
+        )
     else:
         ours = run(name, magnitude)
     theirs = decoded(GOLDEN["operations"][case])
@@ -108,7 +93,7 @@ def test_an_operation_equals_torchvisions(case, run, adjust):
 def test_a_blur_equals_pillows(radius):
     noise = np.random.default_rng(1).integers(0, 256, (23, 17, 3), np.uint8)
     for pixels in (noise, PHOTO):
-        ours = pixels_of(blur(planes(pixels), jnp.array(box_weights(radius), jnp.uint32)))
+        ours = pixels_of(operations.blur(planes(pixels), jnp.array(operations.box_weights(radius), jnp.uint32)))
         theirs = np.array(Image.fromarray(pixels).filter(ImageFilter.GaussianBlur(radius)))
         assert (ours == theirs).all()
         assert radius == 0.1 or (ours != pixels).any()
@@ -127,13 +112,15 @@ def test_the_magnitudes_of_a_policy_equal_torchvisions(name):
     assert theirs.keys() - space.keys() == {"invert"} & theirs.keys()
     for operation in theirs.keys() & space.keys():
         ours, (magnitudes, is_signed) = space[operation], theirs[operation]
-        assert (operation in SIGNED) == is_signed
+        assert (operation in operations.SIGNED) == is_signed
         drawn = len(ours)
         expected = magnitudes[:drawn] if isinstance(magnitudes, list) else drawn * [magnitudes]
         np.testing.assert_allclose(ours, expected, atol=6e-5)
         if operation in ("solarize", "posterize", "translate_x", "translate_y"):
             # These parameters are whole numbers, which must not depend on the rounding of a magnitude.
-            assert [row(operation, each) for each in ours] == [row(operation, each) for each in expected]
+            assert [operations.row(operation, each) for each in ours] == [
+                operations.row(operation, each) for each in expected
+            ]
     assert len(space["rotate"]) == (policies.SEVERITY if name == "augmix" else len(theirs["rotate"][0]))
 
 
@@ -152,8 +139,8 @@ def results_of(name: str, number: int) -> list[bytes]:
 
 def outcomes_of(chains: np.ndarray) -> list[bytes]:
     """Return the results of chains of operations, int[n, length, parameters]."""
-    chain = PixelOperation(*jnp.moveaxis(jnp.array(chains, jnp.int32), -1, 0))
-    results = jax.jit(jax.vmap(lambda one: operate_all(planes(PHOTO), one)))(chain)
+    chain = operations.PixelOperation(*jnp.moveaxis(jnp.array(chains, jnp.int32), -1, 0))
+    results = jax.jit(jax.vmap(lambda one: operations.operate_all(planes(PHOTO), one)))(chain)
     return [pixels_of(result).tobytes() for result in results]
 
 
@@ -171,11 +158,11 @@ def check_shares(results: list[bytes], shares: Mapping[bytes, float]) -> None:
 @pytest.mark.slow
 def test_trivial_augment_draws_operation_magnitude_and_direction_uniformly():
     space = policies.wide_space()
-    tables = [np.array(rows(space, name)) for name in OPERATIONS]
+    tables = [np.array(operations.rows(space, name)) for name in operations.OPERATIONS]
     assert {table.shape[:2] for table in tables} == {(31, 2)}
     shares = defaultdict(float)
     for outcome in outcomes_of(np.concatenate(tables).reshape(-1, 1, tables[0].shape[-1])):
-        shares[outcome] += 1 / (len(OPERATIONS) * 62)
+        shares[outcome] += 1 / (len(operations.OPERATIONS) * 62)
     check_shares(results_of("trivial_augment", 2000), shares)
 
 
@@ -187,8 +174,8 @@ def test_auto_augment_draws_sub_policies_and_uses_operations_with_their_probabil
     for pair in GOLDEN["policies"][name]:
         cases = []
         for operation, probability, index in pair:
-            both = rows(space, operation)[index if operation in space else 0]
-            cases.append([(IDENTITY, 1 - probability), *((each, probability / 2) for each in both)])
+            both = operations.rows(space, operation)[index if operation in space else 0]
+            cases.append([(operations.IDENTITY, 1 - probability), *((each, probability / 2) for each in both)])
         for (first, one), (second, other) in itertools.product(*cases):
             chains.append([first, second])
             chances.append(one * other / 25)
@@ -204,16 +191,16 @@ def test_augmix_draws_chains_of_one_to_three_operations():
     chains = jax.jit(jax.vmap(lambda key: policies.draw_chains(key, (HEIGHT, WIDTH))))(keys(number))
     table = np.stack([np.array(field) for field in chains], -1)
     space = policies.mixing_space((HEIGHT, WIDTH))
-    possible = {each for name in space for pair in rows(space, name) for each in pair}
-    is_used = (table != np.array(IDENTITY)).any(-1)
+    possible = {each for name in space for pair in operations.rows(space, name) for each in pair}
+    is_used = (table != np.array(operations.IDENTITY)).any(-1)
     assert {*map(tuple, table[is_used].tolist())} <= possible
     # The first operation of a chain is always drawn; some rows of its table are the identity.
     names = np.array(chains.operation)[:, :, 0].ravel()
-    counts = np.bincount(names, minlength=len(OPERATIONS))
-    assert {OPERATIONS[index] for index in np.flatnonzero(counts)} == {*space}
+    counts = np.bincount(names, minlength=len(operations.OPERATIONS))
+    assert {operations.OPERATIONS[index] for index in np.flatnonzero(counts)} == {*space}
     assert chi_square(counts[counts > 0], np.ones(len(space))) < 4
     # 2/3 of the chains have a second operation, and 1/3 a third.
-    drawn = (np.array(chains.operation) != OPERATIONS.index("identity")).mean((0, 1))
+    drawn = (np.array(chains.operation) != operations.OPERATIONS.index("identity")).mean((0, 1))
     assert drawn[0] == 1 and np.abs(drawn - [1, 2 / 3, 1 / 3]).max() < 4 * 0.5 / np.sqrt(3 * number)
 
 
@@ -233,17 +220,17 @@ def test_augmix_draws_weights_from_its_distributions():
 
 def test_a_mixture_is_the_weighted_mean_of_the_image_and_of_its_chains():
     names = [("autocontrast", "rotate", "identity"), ("solarize", "identity", "identity"), ("shear_x",) * 3]
-    chains = [[row(name, 20.0 if name == "rotate" else 0.2) for name in chain] for chain in names]
+    chains = [[operations.row(name, 20.0 if name == "rotate" else 0.2) for name in chain] for chain in names]
     parts = [np.frombuffer(part, np.uint8).reshape(PHOTO.shape) for part in outcomes_of(np.array(chains))]
     weights = np.array([0.3, 0.35, 0.25, 0.1])
     units = np.round(weights * policies.UNIT**2).astype(np.uint32)
-    parameters = PixelOperation(*jnp.moveaxis(jnp.array(chains, jnp.int32), -1, 0))
+    parameters = operations.PixelOperation(*jnp.moveaxis(jnp.array(chains, jnp.int32), -1, 0))
     mixed = pixels_of(jax.jit(policies.mixture)(planes(PHOTO), parameters, jnp.array(units)))
     exact = sum(weight * part for weight, part in zip(weights, [PHOTO, *parts], strict=True))
     assert np.abs(mixed - exact).max() <= 0.5 + 1e-4
     # White stays white, with the largest sum that must fit into 32 bits.
     white = jnp.full((3, 4, 4), 255, jnp.uint8)
-    same = PixelOperation(*(jnp.broadcast_to(jnp.int32(field), (3, 3)) for field in IDENTITY))
+    same = operations.PixelOperation(*(jnp.broadcast_to(jnp.int32(field), (3, 3)) for field in operations.IDENTITY))
     assert (policies.mixture(white, same, jnp.array(units)) == 255).all()
 
 
@@ -254,31 +241,31 @@ def test_three_augment_draws_one_of_three_and_a_radius(monkeypatch):
     outcomes = defaultdict(float)
     outcomes[np.array(ImageOps.grayscale(picture).convert("RGB")).tobytes()] += 1 / 3
     outcomes[np.array(ImageOps.solarize(picture, 128)).tobytes()] += 1 / 3
-    weights = jnp.array([box_weights(radius) for radius in policies.RADII], jnp.uint32)
+    weights = jnp.array([operations.box_weights(radius) for radius in policies.RADII], jnp.uint32)
     assert policies.RADII[0] == 0.1 and policies.RADII[-1] == 2 and len(policies.RADII) == 191
-    for blurred in jax.jit(jax.vmap(lambda each: blur(planes(PHOTO), each)))(weights):
+    for blurred in jax.jit(jax.vmap(lambda each: operations.blur(planes(PHOTO), each)))(weights):
         outcomes[pixels_of(blurred).tobytes()] += 1 / 3 / 191
     check_shares(results_of("three_augment", 3300), outcomes)
 
 
 def test_color_jitter_draws_its_order_and_amounts_uniformly():
     number = 4000
-    order, amounts = jax.jit(jax.vmap(lambda key: draw(key, JITTER, [0, 1, 3])))(keys(number))
+    order, amounts = jax.jit(jax.vmap(lambda key: operations.draw(key, JITTER, [0, 1, 3])))(keys(number))
     counts = Counter(map(tuple, np.array(order).tolist()))
     assert counts.keys() == {*itertools.permutations([0, 1, 3])}
     assert chi_square(np.array([*counts.values()]), np.ones(6)) < 4
     for index, strength in enumerate(JITTER):
-        shares = np.array(amounts)[:, index] / (TURN if index == 3 else ONE) / strength
+        shares = np.array(amounts)[:, index] / (operations.TURN if index == 3 else operations.ONE) / strength
         assert np.abs(shares).max() <= 1 + 1e-4
         assert chi_square(np.histogram(shares, 20, (-1.001, 1.001))[0], np.ones(20)) < 4
     assert np.abs(np.corrcoef(np.array(amounts), rowvar=False) - np.eye(4)).max() < 0.08
 
 
 def test_color_jitter_applies_its_steps_in_the_drawn_order():
-    apply = jax.jit(lambda key: color_jitter(key, planes(PHOTO), JITTER))
-    step = jax.jit(adjusted)
+    apply = jax.jit(lambda key: operations.color_jitter(key, planes(PHOTO), JITTER))
+    step = jax.jit(operations.adjusted)
     for key in keys(6, seed=3):
-        order, amounts = draw(key, JITTER, [0, 1, 2, 3])
+        order, amounts = operations.draw(key, JITTER, [0, 1, 2, 3])
         expected = planes(PHOTO)
         for which in order:
             expected = step(expected, which, amounts[which])

@@ -6,16 +6,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import support.logged as logged
 from support.data import random_table
-from support.logged import (
-    alone,
-    mlflow_client,
-    mlflow_run,
-    offline_runs,
-    remove_mlflow_variables,
-    wandb_config,
-    wandb_records,
-)
 from support.networks import linear_model
 from support.shared import sgd, shared
 
@@ -31,9 +23,9 @@ START = RunStart(0, 9, 8, 9, 1, 1)
 def store(tmp_path_factory) -> Iterator[None]:
     """Change to a folder in which MLflow creates its local store."""
     with pytest.MonkeyPatch.context() as patch:
-        alone(tmp_path_factory.mktemp("store"), patch)
+        logged.alone(tmp_path_factory.mktemp("store"), patch)
         yield
-        remove_mlflow_variables()
+        logged.remove_mlflow_variables()
 
 
 @pytest.fixture
@@ -65,10 +57,10 @@ def test_the_config_names_wandbs_project_run_and_values_before_the_environment(f
     logger = WandB.of(Config().replace(log=log), tmp_path / "run")
     logger.start(START)
     logger.end(RunEnd("done", 9, 1.0))
-    (folder,) = offline_runs(tmp_path)
-    runs = [record.run for record in wandb_records(folder) if record.run.project]
+    (folder,) = logged.offline_runs(tmp_path)
+    runs = [record.run for record in logged.wandb_records(folder) if record.run.project]
     assert {(run.project, run.display_name) for run in runs} == {("flowers", "first")}
-    assert {"fold": "3", "note": "baseline", "run.steps": 9}.items() <= wandb_config(folder).items()
+    assert {"fold": "3", "note": "baseline", "run.steps": 9}.items() <= logged.wandb_config(folder).items()
 
 
 def test_without_a_key_wandb_raises_an_error_and_asks_no_question(fresh_wandb, tmp_path, monkeypatch):
@@ -84,8 +76,8 @@ def test_the_options_name_mlflows_experiment_run_and_parameters_before_the_envir
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "others")
     options = {"log_project": "petals", "log_name": "first", "log_config": {"fold": 3, "note": "baseline"}}
     train(workdir=tmp_path, log_to="mlflow", **options)
-    run = mlflow_run(tmp_path)
-    assert run.info.experiment_id == mlflow_client().get_experiment_by_name("petals").experiment_id
+    run = logged.mlflow_run(tmp_path)
+    assert run.info.experiment_id == logged.mlflow_client().get_experiment_by_name("petals").experiment_id
     assert run.info.run_name == "first"
     assert {"fold": "3", "note": "baseline", "run.steps": "3"}.items() <= run.data.params.items()
 
@@ -93,7 +85,7 @@ def test_the_options_name_mlflows_experiment_run_and_parameters_before_the_envir
 def test_mlflow_logs_a_config_with_many_keys_completely(tmp_path):
     config = {f"key{number}": "x" * (7000 if number == 3 else number) for number in range(1, 250)}
     MLflow(tmp_path).start(RunStart(0, 9, 8, 9, 1, 1, config=config))
-    params = mlflow_run(tmp_path).data.params
+    params = logged.mlflow_run(tmp_path).data.params
     assert [len(params[key]) for key in config] == [min(len(value), 6000) for value in config.values()]
 
 

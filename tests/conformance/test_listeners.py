@@ -17,26 +17,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import support.logged as logged
 from support import runs
 from support.data import random_table
 from support.listeners import TOTAL, evaluation_record, run_start, step_record
-from support.logged import (
-    Series,
-    alone,
-    mlflow_client,
-    mlflow_run,
-    of_jsonl,
-    of_mlflow,
-    of_rows,
-    of_tensorboard,
-    of_wandb,
-    offline_runs,
-    remove_mlflow_variables,
-    wandb_config,
-    wandb_history,
-    wandb_ids,
-    wandb_records,
-)
 
 from jaxddp.config import Config
 from jaxddp.config.registry import LOGGERS
@@ -63,7 +47,7 @@ def live_display(workdir: Path) -> LiveDisplay:
     return LiveDisplay(TerminalScreen((workdir / "screen.txt").open("a")))
 
 
-def of_history(workdir: Path) -> Series:
+def of_history(workdir: Path) -> logged.Series:
     history = the_history(workdir)
     parts = {"train/": history.train, "train/epoch_": history.epochs, "val/": history.val}
     named = {f"{part}{name}": (columns["step"], columns[name]) for part, columns in parts.items() for name in columns}
@@ -73,7 +57,7 @@ def of_history(workdir: Path) -> Series:
 
 def wandb_end(workdir: Path) -> tuple[int, bool]:
     """Return the exit code of the last run, and whether it was marked as preempted."""
-    results = list(wandb_records(offline_runs(workdir)[-1]))
+    results = list(logged.wandb_records(logged.offline_runs(workdir)[-1]))
     (end,) = (record.exit for record in results if record.WhichOneof("record_type") == "exit")
     return end.exit_code, any(record.WhichOneof("record_type") == "preempting" for record in results)
 
@@ -88,7 +72,7 @@ class Kind:
 
     make: Callable[[Path], Any]
     """Makes the listener for a work directory."""
-    series: Callable[[Path], Series] | None = None
+    series: Callable[[Path], logged.Series] | None = None
     file: str = ""
     again: bool = False
     """Whether a step that a resumed run repeats has a second point or line."""
@@ -99,7 +83,7 @@ class Kind:
 
 KINDS = {
     "jsonl": Kind(
-        *(functools.partial(of_config, "jsonl"), of_jsonl),
+        *(functools.partial(of_config, "jsonl"), logged.of_jsonl),
         end=lambda workdir: json.loads((workdir / "result.json").read_text())["status"],
         ends=("done", "failed", "preempted"),
     ),
@@ -109,17 +93,17 @@ KINDS = {
     "curves": Kind(functools.partial(of_config, "curves"), file="curves.png"),
     "parameters": Kind(functools.partial(of_config, "parameters"), file="parameters.txt"),
     "confusion": Kind(functools.partial(of_config, "confusion"), file="confusion.csv"),
-    "tensorboard": Kind(functools.partial(of_config, "tensorboard"), of_tensorboard, again=True),
+    "tensorboard": Kind(functools.partial(of_config, "tensorboard"), logged.of_tensorboard, again=True),
     "wandb": Kind(
-        *(functools.partial(of_config, "wandb"), of_wandb),
+        *(functools.partial(of_config, "wandb"), logged.of_wandb),
         again=True,
         end=wandb_end,
         ends=((0, False), (1, False), (75, True)),
     ),
     "mlflow": Kind(
-        *(functools.partial(of_config, "mlflow"), of_mlflow),
+        *(functools.partial(of_config, "mlflow"), logged.of_mlflow),
         again=True,
-        end=lambda workdir: mlflow_run(workdir).info.status,
+        end=lambda workdir: logged.mlflow_run(workdir).info.status,
         ends=("FINISHED", "FAILED", "KILLED"),
     ),
 }
@@ -134,9 +118,9 @@ def store(tmp_path_factory) -> Iterator[Path]:
     """The current directory of these tests, in which MLflow makes its store."""
     folder = tmp_path_factory.mktemp("store")
     with pytest.MonkeyPatch.context() as patch:
-        alone(folder, patch)
+        logged.alone(folder, patch)
         yield folder
-        remove_mlflow_variables()
+        logged.remove_mlflow_variables()
 
 
 # --- The invented run ---
@@ -157,16 +141,16 @@ def record_run(
     listener.end(RunEnd(status, stop, 90.0, {"loss": math.e / 10}))
 
 
-def course(stop: int = TOTAL, evaluate: tuple[int, ...] = (4, 10)) -> Series:
+def course(stop: int = TOTAL, evaluate: tuple[int, ...] = (4, 10)) -> logged.Series:
     """Return the scalars of the invented run, by their names in loggers."""
     results = []
     for step in range(1, stop + 1):
         results.append(rows.step_row(step_record(step)))
         results += [rows.evaluation_row(evaluation_record(step))] if step in evaluate else []
-    return of_rows(results)
+    return logged.of_rows(results)
 
 
-def differing(results: Series, expected: Series, *, again: bool = False) -> list[str]:
+def differing(results: logged.Series, expected: logged.Series, *, again: bool = False) -> list[str]:
     """Return the names of the scalars that differ. Values are compared in float32, which TensorBoard stores.
 
     A scalar that only one side has differs. Points that occur twice differ, unless `again`; then the last one counts.
@@ -281,7 +265,7 @@ def resumed(store: Path) -> Path:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", WITH_LIBRARY)
 def test_every_logger_has_the_metrics_of_metrics_jsonl(name: str, resumed: Path) -> None:
-    expected = of_jsonl(resumed)
+    expected = logged.of_jsonl(resumed)
     assert [step for step, _ in expected["train/loss"]] == [1, 2, 3, 4, 5, 6]
     assert [step for step, _ in expected["val/top1"]] == [3, 6]
     assert differing(KINDS[name].series(resumed), expected) == []
@@ -289,12 +273,17 @@ def test_every_logger_has_the_metrics_of_metrics_jsonl(name: str, resumed: Path)
 
 @pytest.mark.slow
 def test_wandb_continues_the_same_run_with_the_config_and_the_versions_of_the_code(resumed: Path) -> None:
-    first, second = offline_runs(resumed)
-    assert wandb_ids(first) == wandb_ids(second) == {json.loads((resumed / "wandb.json").read_text())["id"]}
-    assert [row["step"] for row in wandb_history(second)] == [4, 5, 6, 6]
-    names = {(record.run.project, record.run.display_name) for record in wandb_records(first)} - {("", "")}
+    first, second = logged.offline_runs(resumed)
+    assert (
+        logged.wandb_ids(first) == logged.wandb_ids(second) == {json.loads((resumed / "wandb.json").read_text())["id"]}
+    )
+    assert [row["step"] for row in logged.wandb_history(second)] == [4, 5, 6, 6]
+    names = {(record.run.project, record.run.display_name) for record in logged.wandb_records(first)} - {("", "")}
     assert names == {("jaxddp", "first")}
-    content, before, after = json.loads((resumed / "config.json").read_text()), *map(wandb_config, (first, second))
+    content, before, after = (
+        json.loads((resumed / "config.json").read_text()),
+        *map(logged.wandb_config, (first, second)),
+    )
     assert (before["train.duration"], after["train.duration"]) == ("1 epoch", "2 epochs")
     assert after["fingerprint.train"] == content["fingerprint"]["train"]
     assert (after["run.devices"], after["run.parameters"]) == (2, 6 * 6 * 3 * 5)
@@ -302,9 +291,9 @@ def test_wandb_continues_the_same_run_with_the_config_and_the_versions_of_the_co
 
 
 def test_mlflow_has_one_run_with_the_config_and_tags_of_changed_settings(resumed: Path) -> None:
-    content, run = json.loads((resumed / "config.json").read_text()), mlflow_run(resumed)
-    experiment = mlflow_client().get_experiment_by_name("jaxddp").experiment_id
-    named = mlflow_client().search_runs([experiment], "attributes.run_name = 'first'")
+    content, run = json.loads((resumed / "config.json").read_text()), logged.mlflow_run(resumed)
+    experiment = logged.mlflow_client().get_experiment_by_name("jaxddp").experiment_id
+    named = logged.mlflow_client().search_runs([experiment], "attributes.run_name = 'first'")
     assert [each.info.run_id for each in named] == [run.info.run_id]
     params, tags = run.data.params, run.data.tags
     assert params["fingerprint.train"] == content["fingerprint"]["train"]

@@ -8,24 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import support.processes as processes
 from support.launches import free_port
-from support.processes import (
-    LONGER,
-    LONGER_STEPS,
-    THREADS,
-    TRAIN,
-    Program,
-    checkpoint_bytes,
-    close,
-    environment,
-    lines,
-    losses,
-    result,
-)
 
 from jaxddp.data.order import SampleOrder
 
-STEPS, EXAMPLES, BATCH = LONGER_STEPS, 39, 8
+STEPS, EXAMPLES, BATCH = processes.LONGER_STEPS, 39, 8
 
 # Writes the rows of each step, and kills itself at "generation:rank:step", or with the step "start" after it has joined
 # the job.
@@ -72,7 +60,7 @@ def observed(arrays, tmp_path_factory) -> Callable[..., list[str]]:
 
     def command(workdir: Path, ends: str = "", seconds: float = 0.0) -> list[str]:
         (workdir / "rows").mkdir(parents=True, exist_ok=True)
-        words = [*TRAIN, "--data.path", str(arrays), "--workdir", str(workdir), *LONGER]
+        words = [*processes.TRAIN, "--data.path", str(arrays), "--workdir", str(workdir), *processes.LONGER]
         return ["python", str(script), str(workdir / "rows"), ends, str(seconds), *words]
 
     return command
@@ -84,26 +72,26 @@ def lines_without_times(workdir: Path) -> list[dict]:
     return [
         {key: value for key, value in line.items() if not any(word in key for word in timed)}
         for split in ("train", "val")
-        for line in lines(workdir, split)
+        for line in processes.lines(workdir, split)
     ]
 
 
 def are_the_same(workdir: Path, other: Path) -> bool:
     """Return whether two runs are equal bit for bit."""
     return (
-        result(workdir)["status"] == "done"
-        and checkpoint_bytes(workdir) == checkpoint_bytes(other)
+        processes.result(workdir)["status"] == "done"
+        and processes.checkpoint_bytes(workdir) == processes.checkpoint_bytes(other)
         and lines_without_times(workdir) == lines_without_times(other)
     )
 
 
-class Machine(Program):
+class Machine(processes.Program):
     """The launcher of one of several simulated machines."""
 
     def __init__(self, folder: Path, nr: int, place: Sequence[str], command: Sequence[str]):
         options = f"--nr {nr} --processes 1 --grace 2 --logs {folder / 'logs'}".split()
-        words = [sys.executable, "-m", "jaxddp", "launch", *options, *THREADS, *place, "--", *command]
-        super().__init__(words, folder, environment(JAXDDP_JOB_KEY="secret"))
+        words = [sys.executable, "-m", "jaxddp", "launch", *options, *processes.THREADS, *place, "--", *command]
+        super().__init__(words, folder, processes.environment(JAXDDP_JOB_KEY="secret"))
 
     def expect(self, *words: str) -> None:
         self.wait_until(lambda: all(word in self.out + self.err for word in words))
@@ -122,7 +110,7 @@ def test_two_restarted_machines_equal_an_undisturbed_job(observed, undisturbed, 
     first, second = (start(Machine, tmp_path / str(nr), nr, place, command) for nr in (0, 1))
     for each in (first, second):
         each.expect("process 1: killed by SIGKILL; restart 1 of 5 in 1 s")
-    first.wait_until(lambda: len(lines(tmp_path / "run")) >= 18)
+    first.wait_until(lambda: len(processes.lines(tmp_path / "run")) >= 18)
     second.process.send_signal(signal.SIGKILL)
     second.end()
     second = start(Machine, tmp_path / "again", 1, place, command)
@@ -155,11 +143,11 @@ def test_while_machines_leave_and_join_every_example_is_used_once_an_epoch(
     command = observed(workdir, seconds=0.15)
     # Machine 1 starts first, so that machine 0 does not start without it.
     second, first = (start(Machine, tmp_path / str(nr), nr, place, command) for nr in (1, 0))
-    first.wait_until(lambda: len(lines(workdir)) >= 9)
+    first.wait_until(lambda: len(processes.lines(workdir)) >= 9)
     second.process.send_signal(signal.SIGKILL)
     second.end()
     first.expect("restart 1 of 1 in 1 s")
-    first.wait_until(lambda: len(lines(workdir)) >= 14)
+    first.wait_until(lambda: len(processes.lines(workdir)) >= 14)
     third = start(Machine, tmp_path / "again", 1, place, command)
     assert (first.end(), third.end()) == (0, 0), first.out + first.err + third.out + third.err
     assert "2 machines are connected; all processes save, and restart on these machines" in first.err
@@ -177,5 +165,5 @@ def test_while_machines_leave_and_join_every_example_is_used_once_an_epoch(
     stream = [row for step in range(STEPS) for row in seen[step]]
     for begin in range(0, len(stream) - EXAMPLES + 1, EXAMPLES):
         assert sorted(stream[begin : begin + EXAMPLES]) == list(range(EXAMPLES))
-    assert close(losses(workdir), losses(undisturbed))
-    assert list(losses(workdir)) == list(range(1, STEPS + 1)) and result(workdir)["processes"] == 2
+    assert processes.close(processes.losses(workdir), processes.losses(undisturbed))
+    assert list(processes.losses(workdir)) == list(range(1, STEPS + 1)) and processes.result(workdir)["processes"] == 2

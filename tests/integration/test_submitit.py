@@ -6,33 +6,21 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.processes import (
-    ENDLESS,
-    LONGER,
-    REPOSITORY,
-    TRAIN,
-    Program,
-    checkpoint_bytes,
-    checkpoint_steps,
-    close,
-    environment,
-    losses,
-    result,
-)
+import support.processes as processes
 
 pytest.importorskip("submitit", reason="submitit is missing: pip install submitit")
 
 pytestmark = pytest.mark.ci
 
 
-class SubmittedJob(Program):
+class SubmittedJob(processes.Program):
     """The script with two tasks, for which it waits."""
 
     def __init__(self, folder: Path, words: list[str]):
         self.logs = folder / "jobs"
         script_words = ["--cluster", "local", "--tasks", "2", "--folder", str(self.logs)]
-        script = str(REPOSITORY / "launch" / "submitit_job.py")
-        super().__init__([sys.executable, script, *script_words, "--", *words], folder, environment())
+        script = str(processes.REPOSITORY / "launch" / "submitit_job.py")
+        super().__init__([sys.executable, script, *script_words, "--", *words], folder, processes.environment())
         self.workdir = Path(words[words.index("--workdir") + 1])
 
     def printed(self, task: int) -> str:
@@ -57,15 +45,15 @@ def environment_of(pid: int) -> dict[str, str]:
 @pytest.fixture
 def job(start, arrays, tmp_path):
     def started(length: list[str], name: str = "run") -> SubmittedJob:
-        words = [*TRAIN, "--data.path", str(arrays), "--workdir", str(tmp_path / name), *length]
+        words = [*processes.TRAIN, "--data.path", str(arrays), "--workdir", str(tmp_path / name), *length]
         return start(SubmittedJob, tmp_path / f"submitted-{name}", words)
 
     return started
 
 
 def test_a_killed_process_ends_the_other_and_errors_name_both(job):
-    run = job(ENDLESS)
-    run.wait_until(lambda: losses(run.workdir))
+    run = job(processes.ENDLESS)
+    run.wait_until(lambda: processes.losses(run.workdir))
     (process,) = children(run.tasks()[1])
     os.kill(process, signal.SIGKILL)
     assert run.end(within=40) == 1
@@ -77,8 +65,8 @@ def test_a_killed_process_ends_the_other_and_errors_name_both(job):
 def test_two_tasks_train_as_one_and_a_preempted_job_is_queued_again_and_ends_with_the_same_bits(
     job, undisturbed, reference
 ):
-    run = job(LONGER)
-    run.wait_until(lambda: (run.workdir / "checkpoints").is_dir() and checkpoint_steps(run.workdir))
+    run = job(processes.LONGER)
+    run.wait_until(lambda: (run.workdir / "checkpoints").is_dir() and processes.checkpoint_steps(run.workdir))
     # The signal goes to every process of every task, as SLURM sends it.
     tasks = run.tasks()
     for pid in [*(child for task in tasks for child in children(task)), *tasks]:
@@ -87,8 +75,8 @@ def test_two_tasks_train_as_one_and_a_preempted_job_is_queued_again_and_ends_wit
     assert "Requeued job" in run.printed(0) and "resum" in run.printed(0)
     assert "joined: process 0 of 2, coordinator 127.0.0.1:" in run.printed(0)
     assert "(from SUBMITIT_LOCAL_JOB_ID, SUBMITIT_LOCAL_NTASKS, SUBMITIT_LOCAL_GLOBALID" in run.printed(0)
-    end, expected = result(run.workdir), losses(reference)
+    end, expected = processes.result(run.workdir), processes.losses(reference)
     assert (end["status"], end["devices"], end["processes"], end["val"]["count"]) == ("done", 2, 2, 11)
-    assert close({step: losses(run.workdir)[step] for step in expected}, expected)
-    assert losses(run.workdir) == losses(undisturbed)
-    assert checkpoint_bytes(run.workdir) == checkpoint_bytes(undisturbed)
+    assert processes.close({step: processes.losses(run.workdir)[step] for step in expected}, expected)
+    assert processes.losses(run.workdir) == processes.losses(undisturbed)
+    assert processes.checkpoint_bytes(run.workdir) == processes.checkpoint_bytes(undisturbed)
