@@ -43,9 +43,6 @@ def patches_of(images: np.ndarray, size: int) -> np.ndarray:
     return windows.transpose(0, 1, 2, 4, 5, 3).reshape(-1, size * size * images.shape[-1])
 
 
-# --- Whitening ---
-
-
 def test_patch_moments_equal_those_of_all_patches():
     images = random_images(300, 7)
     patches = patches_of(normalized(images), 2)
@@ -93,9 +90,6 @@ def test_other_processes_take_the_kernel_from_the_first_and_read_no_image():
     init = make_init(adapt(NET), optax.sgd(0.1), (32, 32, 3), topology, transform=transform)
     jax.eval_shape(init, jax.random.key(0))
     assert names == ["whitening kernel"]
-
-
-# --- The network ---
 
 
 @pytest.mark.parametrize("features", [3, 8])

@@ -76,9 +76,6 @@ def test_a_gradient_without_inputs_is_ready_at_once():
     assert readiness_order(lambda params: jnp.sin(params["used"]).sum(), params) == ["unused", "used"]
 
 
-# --- Averages ---
-
-
 @functools.cache
 def averaged(devices: int, averaging: Averaging):
     """Return a tree that differs between devices, its average, and the lowered program."""
@@ -162,9 +159,6 @@ def test_with_bfloat16_gradients_are_rounded_and_all_other_values_are_exact(devi
         bound = 2.0**-8 * np.abs(leaf.astype(np.float64)).mean(0)
         assert (np.abs(rounded[0][name] - exact[0][name]) <= devices * bound).all()
     assert any((rounded[0][name] != exact[0][name]).any() for name in grads)
-
-
-# --- In a step ---
 
 
 @functools.cache

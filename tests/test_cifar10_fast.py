@@ -43,9 +43,6 @@ def recipe_of(name: str, data: Path, **changes) -> Recipe:
     return open_recipe(dataclasses.replace(file, config=config))
 
 
-# --- The optimizers ---
-
-
 def optimizer_of(name: str, total: int, **changes):
     """Return the optimizer of a recipe for a run of this many steps, and its learning rate at each step."""
     file = read_recipe(name)
@@ -161,9 +158,6 @@ def test_the_bias_of_the_whitening_convolution_is_frozen_after_three_epochs():
     assert has_update == [(True, True)] * 3 + [(False, True)] * 2
 
 
-# --- The operations of a run ---
-
-
 @pytest.mark.parametrize(
     ("name", "petaflop"),
     [("cifar10_fast", 0.243), ("cifar10_fast_sgd", 0.301), ("cifar10_95", 1.172), ("cifar10_96", 4.22)],
@@ -186,9 +180,6 @@ def test_a_whole_run_takes_a_fraction_of_a_petaflop(name, petaflop):
     assert examples * flops_of(jax.grad(loss)) / 1e15 == pytest.approx(petaflop, abs=5e-4)
     # Validation evaluates six views of 10,000 images.
     assert 60_000 * flops_of(loss) / 1e15 < petaflop / 15
-
-
-# --- Short runs ---
 
 
 @pytest.mark.slow

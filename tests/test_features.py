@@ -34,9 +34,6 @@ def logits_of(run: TrainedRun, features: np.ndarray) -> np.ndarray:
     return features @ np.asarray(head["kernel"]) + np.asarray(head["bias"])
 
 
-# --- In Python ---
-
-
 @pytest.mark.slow
 def test_features_of_every_image_are_in_order_and_equal_on_any_number_of_devices():
     one, four = (random_run(NET, 8, devices=devices) for devices in (1, 4))
@@ -101,9 +98,6 @@ def test_a_layer_that_cannot_be_read_is_refused(model, layer, message):
     with pytest.raises(InputError) as error:
         find_layer(adapt(model), (8, 8, 3), layer)
     assert message in str(error.value)
-
-
-# --- Files ---
 
 
 def write(run: TrainedRun, out: Path, table: Any = TABLE, **options: Any) -> bytes:

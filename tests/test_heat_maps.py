@@ -149,9 +149,6 @@ def test_a_network_without_maps_is_refused(model, message):
     assert message in str(error.value)
 
 
-# --- Pictures ---
-
-
 def test_a_heat_map_is_bright_where_it_is_large_and_dark_without_a_positive_value():
     image, heat = np.full((2, 2, 3), 100, np.uint8), np.array([[0, 1], [0.5, 0]])
     picture = heat_map_over(image, heat)

@@ -62,9 +62,6 @@ def train_with(*listeners: Any, val: Any = VAL, devices: int = 2, **more: Any) -
     return setup, runs.train(setup, PLAN, val=val, listeners=listeners)
 
 
-# --- Failing loggers ---
-
-
 @functools.cache
 def undisturbed() -> tuple[Any, list[Any]]:
     """Return the parameters and the metrics of a run without a failing logger."""
@@ -131,9 +128,6 @@ def test_all_loggers_of_a_config_except_jsonl_are_optional(tmp_path, monkeypatch
         make_loggers(Config().replace(log={"to": ("wandb",)}), tmp_path)
 
 
-# --- Predicted images ---
-
-
 @pytest.mark.parametrize("devices", [2, pytest.param(8, marks=pytest.mark.exhaustive)])
 def test_all_evaluations_have_predictions_of_the_same_images(devices):
     three, eleven = Recorder(3), Recorder(11)
@@ -153,9 +147,6 @@ def test_all_evaluations_have_predictions_of_the_same_images(devices):
     np.testing.assert_array_equal(records[-1].predictions.predicted, expected.argmax(-1))
     np.testing.assert_allclose(records[-1].predictions.probabilities, expected.max(-1), rtol=1e-6)
     assert (records[0].predictions.probabilities != records[1].predictions.probabilities).all()
-
-
-# --- The provenance of a run ---
 
 
 def git(folder: Path, *command: str) -> str:
@@ -190,9 +181,6 @@ def test_a_run_gives_its_loggers_the_content_of_config_json(tmp_path):
     provenance = trackers.provenance(RunStart(0, 10, 8, 100, 4, 2, params=params, config=config))
     expected = {"seed": 3, "recipe.file": "a.py", "recipe.digest": "d", "versions.jax": jax.__version__}
     assert (expected | {"run.devices": 4, "run.parameters": 16}).items() <= provenance.items()
-
-
-# --- The id of a run ---
 
 
 def test_an_id_is_kept_for_a_run_that_resumes(tmp_path):

@@ -87,9 +87,6 @@ def test_too_few_machines_end_the_launchers_with_an_error(machine, coordinator):
     assert "machine 2 could not reach it in 0.3 s" in other.err
 
 
-# --- Machines that join and leave ---
-
-
 @pytest.mark.slow
 @needs_proc
 def test_machines_join_and_leave_a_running_job(machine, coordinator):

@@ -47,9 +47,6 @@ def is_boxed(image: np.ndarray, first: np.ndarray, second: np.ndarray) -> bool:
     return bool(((np.abs(image - first) < 0.01).all(-1) | (np.abs(image - second) < 0.01).all(-1)).all())
 
 
-# --- Pixels and weights ---
-
-
 def test_mixup_is_a_weighted_sum_of_an_image_and_its_neighbour():
     images, mixing = inputs_of(BATCH, "mixup")
     weight = mixing.weight[:, None, None, None]
@@ -88,9 +85,6 @@ def test_with_mixup_and_cutmix_each_pair_uses_one_of_them():
     assert abs((~pair_matches["blended"]).sum() - 100) < 5 * np.sqrt(50)
 
 
-# --- Distributions ---
-
-
 weights_of = jax.jit(jax.vmap(mixup_weight, (0, None)))
 """`mixup_weight` for many keys, as one compiled program for every alpha."""
 
@@ -127,9 +121,6 @@ def test_a_cutmix_box_has_sides_that_follow_from_lambda_and_a_uniform_centre(hei
     assert coverage.min() > 0.05
 
 
-# --- Keys ---
-
-
 # --- Padding ---
 
 
@@ -143,9 +134,6 @@ def test_an_example_whose_partner_is_padding_is_not_mixed(mode):
     assert np.abs(images[2] - batch.image[2]).max() < 1e-3
     other_rows = [row for row in range(SIZE) if row not in (2, 3, 8, 9)]
     assert (mixing.weight[other_rows] == inputs_of(BATCH, mode).mixing.weight[other_rows]).all()
-
-
-# --- The objective ---
 
 
 def objective_of(model, mode: str | None = "both", loss=None, **augment) -> Objective:

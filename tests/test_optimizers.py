@@ -34,9 +34,6 @@ def float64():
         yield
 
 
-# --- Compared with optax on the same gradients ---
-
-
 @pytest.mark.slow
 def test_muon_scales_updates_of_kernels_to_the_usual_size_of_adams_updates():
     """Muon scales updates of kernels to a root mean square of 0.2, a usual value for Adam after its first step."""
@@ -77,9 +74,6 @@ def test_the_longest_matching_layer_prefix_decides(float64):
     assert_equal(updated(config, 2)["head"], updated(config_of(name="adamw", weight_decay=0.2), 2)["head"])
 
 
-# --- Runs ---
-
-
 def make_setup(optimizer, devices: int = 1, net=None, **options):
     net = net or SmallNet(batch_norm=True, sync="data")
     setup = setup_of(net, optimizer, TABLE, devices=devices, seed=5, **options)
@@ -117,9 +111,6 @@ def test_evaluation_of_a_checkpoint_repeats_the_metrics_of_its_validation(tmp_pa
     assert largest_difference(loaded.state.params, state.params) > 1e-4
     predicted = np.asarray(loaded.predict(VAL.images).probabilities).argmax(-1)
     assert (predicted == VAL.labels).mean() == pytest.approx(last["top1"])
-
-
-# --- The average of a schedule-free optimizer ---
 
 
 @pytest.fixture(scope="module")

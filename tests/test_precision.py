@@ -82,9 +82,6 @@ def test_the_precision_is_that_of_the_config_or_the_default_of_the_devices(
     assert experiment.model.module.dtype == initialize(experiment).preprocess.dtype == expected
 
 
-# --- Networks of users ---
-
-
 class Mixed(nn.Module):
     """A network with a batch norm, whose dense layer computes in `dtype`."""
 

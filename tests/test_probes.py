@@ -105,9 +105,6 @@ def test_the_command_prints_the_accuracy_and_what_it_used(tmp_path, capfd):
     assert f"linear: top1 {linear(read_features(train), VAL).top1:.2%} of 60 images" in capfd.readouterr().out
 
 
-# --- Errors ---
-
-
 def other(**changes) -> LabelledFeatures:
     return dataclasses.replace(VAL, **changes)
 

@@ -54,9 +54,6 @@ def traced_steps(directory: Path) -> list[int]:
     return [int(number) for _, number in sorted(steps)]
 
 
-# --- The traced steps ---
-
-
 @given(total=st.integers(1, 60), requested=st.integers(0, 30), longest=st.integers(1, 40), data=st.data())
 def test_the_requested_number_of_steps_is_traced_but_never_the_compiling_one(total, requested, longest, data):
     done = data.draw(st.integers(0, total))
@@ -72,9 +69,6 @@ def test_the_requested_number_of_steps_is_traced_but_never_the_compiling_one(tot
         assert len({step + 1 in traced for step in chunk}) == 1
     unprofiled = make_plan(total, None)
     assert not unprofiled.traced(done)
-
-
-# --- The trace ---
 
 
 def test_the_device_is_idle_when_a_trace_begins_and_ends(tmp_path, monkeypatch):
@@ -142,9 +136,6 @@ def test_an_unwritable_trace_raises_a_one_line_error_and_hides_no_other_error(tm
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="file: cannot be written"):
         run(plan_of(), tmp_path / "file")
-
-
-# --- Command line and Python ---
 
 
 def test_the_opening_lines_name_the_traced_steps():

@@ -129,9 +129,6 @@ def test_two_numbers_that_changed_places_are_found(first, second):
     assert differing_devices(STATE.replace(params={"values": from_device_copies(copies)})) == [1]
 
 
-# --- The message ---
-
-
 def with_versions(versions: list[int]) -> tuple[TrainState, Topology]:
     """Create a state in which each device holds the given version."""
     topology = Topology.create(len(versions))
@@ -162,9 +159,6 @@ def test_the_message_names_step_device_process_and_array_and_gives_advice():
 def test_the_message_names_the_devices_that_differ(versions, expected):
     state, topology = with_versions(versions)
     assert expected.format(*topology.mesh.devices.flat) in message(state, topology)
-
-
-# --- In a run ---
 
 
 class FlipsAt:

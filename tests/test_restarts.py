@@ -20,9 +20,6 @@ SAVED = End(75, "asked to stop")
 KILLED = End(137, "process 1: killed by SIGKILL")
 
 
-# --- Decisions after an end ---
-
-
 def test_restart_delays_double_up_to_a_minute_and_reset_after_a_long_run():
     budget, delays = Budget(2000), []
     for seconds in [*[1.0] * 8, 600.0, 599.0, *[1.0] * 1200]:
@@ -80,9 +77,6 @@ def test_the_ends_of_a_job_give_its_exit_code_or_a_restart(case):
         assert (budget.used, budget.delay) == ((1, 1.0) if failure is KILLED else (0, 0.0))
     if failure is KILLED:
         assert ended.decide(Budget(0), 5.0, elastic="elastic" in options) == 137
-
-
-# --- One machine ---
 
 
 pytestmark = pytest.mark.usefixtures("clean_environment")
@@ -163,9 +157,6 @@ def test_launchers_meet_only_if_necessary(tmp_path):
     assert launch(Launch(nodes="1", restarts=3, processes=1, logs=tmp_path), program("")) == 0
     assert not Launch(restarts=3).launchers_meet and not Launch(nodes="2").launchers_meet
     assert Launch(nodes="2", restarts=1).launchers_meet and Launch(nodes="1:2").launchers_meet
-
-
-# --- Batches ---
 
 
 def counts(nodes: str, processes: int = 1, gpus: int = 0, **changes: dict) -> list[int]:

@@ -109,9 +109,6 @@ def test_a_cached_program_depends_on_its_objects_and_on_jaxs_settings():
     assert program(setup) is not first
 
 
-# --- From Python ---
-
-
 class NNXDense(nnx.Module):
     def __init__(self, rngs):
         self.head = nnx.Linear(192, CLASSES, rngs=rngs)

@@ -17,9 +17,6 @@ from jaxddp.setup.measured_shares import shares_of
 WEIGHTS = st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=9)
 
 
-# --- Division ---
-
-
 @given(WEIGHTS, st.integers(0, 300))
 def test_a_total_is_divided_in_proportion_without_a_rest(weights, more):
     total = len(weights) + more
@@ -54,9 +51,6 @@ def test_a_number_for_each_process_is_divided_among_its_devices():
     assert Shares.parse("1,2,3,2").lengths(64, 4, 2) == (8, 16, 24, 16)
     assert Shares.parse("2").lengths(64, 4, 1) == (16, 16, 16, 16)
     assert Shares.parse("auto").lengths(64, 4, 2) == (16, 16, 16, 16)
-
-
-# --- Slots ---
 
 
 @given(
@@ -94,9 +88,6 @@ def test_a_batch_that_does_not_consist_of_the_slices_is_an_error():
         Shard(2, 2, (3, 1)).of(np.arange(4))
 
 
-# --- Measured shares ---
-
-
 def test_measured_shares_have_three_digits_and_similar_speeds_are_equal():
     assert shares_of([301.44, 99.96], 1, 256) == "3.02,1"
     assert shares_of([109, 100], 2, 256) == "1,1"
@@ -110,9 +101,6 @@ def test_measured_shares_have_three_digits_and_similar_speeds_are_equal():
 def test_a_device_that_is_too_slow_for_an_example_gets_the_smallest_slice():
     text = shares_of([10_000, 1], 2, 64, 2)
     assert Shares.parse(text).lengths(64, 2, 1, 2) == (62, 2)
-
-
-# --- Errors ---
 
 
 def error_of(devices: int = 2, **sections) -> str:

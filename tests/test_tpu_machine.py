@@ -48,9 +48,6 @@ def test_chips_are_counted_without_a_backend(environ, files, expected, tmp_path)
         assert local_chips(environ, write_chips(tmp_path / name, *files, pci_class=pci_class)) == []
 
 
-# --- The TPU is in use, or does not start ---
-
-
 @pytest.fixture
 def lock(tmp_path, monkeypatch) -> Path:
     monkeypatch.setattr(tpu, "LOCK_FILE", tmp_path / "libtpu_lockfile")
@@ -149,9 +146,6 @@ def test_other_numbers_than_those_of_libtpu_are_an_error(devices, chips_of_four_
     assert Topology.create(devices, PlaceOne()).num_devices == 4
 
 
-# --- The launcher ---
-
-
 @pytest.fixture
 def chips(monkeypatch):
     plain_environment(monkeypatch)
@@ -180,9 +174,6 @@ def test_options_that_do_not_fit_the_chips_are_an_error(options, message):
     assert str(error.value).startswith(message)
 
 
-# --- Doctor ---
-
-
 def test_chips_that_jax_does_not_see_are_a_warning(monkeypatch):
     monkeypatch.setattr(checklist, "local_chips", lambda: CHIPS)
     row = checklist.devices(ParallelConfig(), ALONE)
@@ -191,9 +182,6 @@ def test_chips_that_jax_does_not_see_are_a_warning(monkeypatch):
     )
     monkeypatch.setattr(checklist, "installed_version", lambda package: None if package == "libtpu" else "1.0")
     assert "libtpu not installed" in checklist.versions().detail
-
-
-# --- Google evicts the machine ---
 
 
 @pytest.mark.parametrize(("path", "value"), [("maintenance-event", "TERMINATE_ON_HOST_MAINTENANCE")])

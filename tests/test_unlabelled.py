@@ -27,9 +27,6 @@ def table_of(labels) -> ArrayTable:
     return ArrayTable(images, np.array(labels), NAMES)
 
 
-# --- Which examples keep their labels ---
-
-
 @given(st.lists(st.integers(-1, 4), min_size=5, max_size=60), SEEDS, st.data())
 def test_each_class_keeps_the_given_number_of_labels_and_fewer_labels_are_a_subset(labels, seed, data):
     labels += [*range(5)]
@@ -61,9 +58,6 @@ def test_an_error_names_a_class_with_too_few_examples():
         few_labels(table_of([0] * 5 + [1] * 2 + [2, 3, 4] * 3), 3)
     with pytest.raises(InputError, match="there are 0 examples of class 'c'; leave it out, by data.classes$"):
         few_labels(table_of([0, 1, 3, 4]), 1)
-
-
-# --- The orders of both sources ---
 
 
 def test_the_order_of_unlabelled_examples_is_pinned():
@@ -98,9 +92,6 @@ def test_the_fields_of_a_batch_are_known_without_reading_one():
     for shapes, arrays in ((abstract, batch), (abstract.unlabelled, batch.unlabelled)):
         for expected, array in zip(shapes[:5], arrays[:5], strict=True):
             assert (expected.shape, expected.dtype) == (array.shape, array.dtype)
-
-
-# --- Opening both sources ---
 
 
 @pytest.fixture(scope="module")

@@ -32,9 +32,6 @@ def test_without_a_gpu_the_benchmark_prints_one_line_and_exits_with_code_2(tmp_p
     assert done.stderr.startswith("gpu.py: JAX finds no GPU here; ") and done.stderr.count("\n") == 1
 
 
-# --- Children ---
-
-
 def run(tmp_path, program, limit=60.0, cut=False):
     """Run a child. Returns its results and its failure."""
     children, results = Children(tmp_path, tmp_path / "cache", {}), []
@@ -64,9 +61,6 @@ def test_the_reason_of_a_childs_failure_is_reported(tmp_path, program, why):
 def test_a_child_cut_off_by_the_end_of_the_call_is_no_failure(tmp_path):
     with pytest.raises(CutOff):
         run(tmp_path, "import time; time.sleep(60)", limit=0.5, cut=True)
-
-
-# --- The table ---
 
 
 def test_a_table_of_another_device_or_format_is_rejected_in_one_line(tmp_path):
@@ -109,9 +103,6 @@ def test_a_larger_batch_than_one_that_ran_out_of_memory_is_not_started(tmp_path)
     assert call.take(["batches"])
     why = plan.table.failures["batches/torch/max-autotune/512"]
     assert why == "not started: batches/torch/max-autotune/256 ran out of memory"
-
-
-# --- The gate ---
 
 
 def judge_losses(tmp_path, **losses):
@@ -174,9 +165,6 @@ def test_nothing_is_measured_after_a_failed_gate(tmp_path):
     call = Call(plan, Children(tmp_path, tmp_path, {}), "no-such-python", float("inf"))
     assert not call.take(["gate", "batches"])
     assert len(plan.table.measured) == len(wrong) and call.left(["gate", "batches"])
-
-
-# --- Data, traces, variants of the step ---
 
 
 def test_packed_pixels_are_unpacked_bit_for_bit_from_several_files(tmp_path):

@@ -47,9 +47,6 @@ def test_the_networks_have_their_published_parameters_and_the_state_of_adamw():
     assert vit.sharded_state_bytes(4096) == vit.state_bytes
 
 
-# --- Steps ---
-
-
 def test_the_bytes_equal_a_calculation_by_hand():
     """Of 80 MB, a device sends 14 parts of 10 MB within its host, and 6 parts of 2.5 MB to three other hosts."""
     assert sent_bytes(80e6, 32) == pytest.approx((140e6, 15e6))
@@ -60,9 +57,6 @@ def test_the_all_gathers_equal_a_calculation_by_hand():
     assert gather_seconds(3, 8e6, 0.003, lambda size: size * 1e-9) == pytest.approx(0.009 - 0.003)
     # Later parts are gathered during the computation: 2 ms, and then three times 10 ms.
     assert gather_seconds(3, 8e6, 0.030, lambda size: size * 1e-9) == pytest.approx(0.002)
-
-
-# --- Failures ---
 
 
 @pytest.mark.parametrize(

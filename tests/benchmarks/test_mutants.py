@@ -25,9 +25,6 @@ def names_of_tests(path: Path) -> set[str]:
     return names
 
 
-# --- The lists ---
-
-
 @pytest.mark.parametrize("name", LISTS)
 def test_the_line_of_every_mutant_occurs_once_and_its_tests_exist(name):
     chosen = mutants.mutants([name])
@@ -40,8 +37,6 @@ def test_the_line_of_every_mutant_occurs_once_and_its_tests_exist(name):
             path = mutants.ROOT / file
             assert path.is_file() and (not name or name in names_of_tests(path)), f"{mutant}: there is no {test}"
 
-
-# --- Runs on a small made-up package ---
 
 SOURCE = """
 def add(a, b):
