@@ -170,17 +170,23 @@ sys.exit(code)
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("limit", "code", "problem"),
+    ("limit", "command", "code", "problem"),
     [
-        ("-Sn", 0, None),
-        ("-n", 2, r"jaxddp: process [1-7]: cannot be started \(Too many open files\); start fewer processes.*"),
+        ("-Sn", "true", 0, None),
+        # Processes that end at once would free their files for the next.
+        (
+            "-n",
+            "sleep 60",
+            2,
+            r"jaxddp: process [1-7]: cannot be started \(Too many open files\); start fewer processes.*",
+        ),
     ],
 )
-def test_the_launcher_raises_its_limit_of_open_files(limit, code, problem, tmp_path):
+def test_the_launcher_raises_its_limit_of_open_files(limit, command, code, problem, tmp_path):
     limited = ["bash", "-c", f'ulimit {limit} 24 && exec "$@"', "bash"]
     options = ["--processes", "8", "--logs", str(tmp_path)]
     result = subprocess.run(
-        [*limited, sys.executable, "-m", "jaxddp", "launch", *options, "--", "true"],
+        [*limited, sys.executable, "-m", "jaxddp", "launch", *options, "--", *command.split()],
         capture_output=True,
         text=True,
         timeout=HANGING,
