@@ -243,8 +243,10 @@ def test_flatten_joins_keys_with_dots():
 def test_load_finds_every_config_by_name_and_by_path():
     assert config_names() == sorted(file.stem for file in CONFIGS.glob("*.py")) != []
     for name in config_names():
-        assert load(name) == load(CONFIGS / f"{name}.py") == load(str(CONFIGS / f"{name}.py"))
-        assert Config().replace(**json.loads(json.dumps(load(name).to_dict()))) == load(name)
+        config = load(name)
+        assert config == load(CONFIGS / f"{name}.py")
+        assert config == Config().replace(**json.loads(json.dumps(config.to_dict())))
+    assert config == load(str(CONFIGS / f"{name}.py"))
 
 
 @pytest.mark.parametrize(("name", "nearest"), [("cifar11", "cifar10"), ("configs/digit.py", "digits")])

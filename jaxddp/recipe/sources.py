@@ -84,10 +84,12 @@ def modules_in(folder: Path) -> dict[str, Path]:
     """Return the files of the imported modules that an import would find in a folder, by the name of the module."""
     modules, beginning = dict[str, Path](), os.path.join(folder, "")
     for name, module in list(sys.modules.items()):
-        file, stem = getattr(module, "__file__", None), beginning + name.replace(".", os.sep)
         # Compare text: thousands of modules are imported, and `Path` objects are slow.
-        if file in (f"{stem}.py", os.path.join(stem, "__init__.py")) and name.partition(".")[0] != "jaxddp":
-            modules[name] = Path(file)
+        file = str(getattr(module, "__file__", None))
+        if file.startswith(beginning) and name.partition(".")[0] != "jaxddp":
+            stem = beginning + name.replace(".", os.sep)
+            if file in (f"{stem}.py", os.path.join(stem, "__init__.py")):
+                modules[name] = Path(file)
     return modules
 
 
