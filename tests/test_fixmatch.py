@@ -338,7 +338,7 @@ def test_a_loss_that_is_divided_by_weights_is_refused(whole_run):
 # --- Command line ---
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_fixmatch_runs_from_the_command_line(tmp_path, capfd):
     arrays = write_arrays(tmp_path / "set.npz", random_table(60, image=16), random_table(16, seed=1, image=16))
     words = [RECIPE, "--data.path", str(arrays), "--parallel.devices", "2", "--train.duration", "3 steps"]

@@ -112,7 +112,7 @@ def find_uses(path: str, source: str) -> set[str]:
     return uses
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_the_list_has_exactly_the_private_names_in_use():
     paths = {file.relative_to(ROOT).as_posix(): source for file, source in FILES.items()}
     uses = {path: names for path, source in paths.items() if (names := find_uses(path, source))}
