@@ -13,6 +13,7 @@ from support.data import CLASSES, random_batch
 from support.networks import fresh_state, largest_difference, objective_of
 from support.shared import sgd, topology_of
 
+import jaxddp.models.ops.layers as layers
 from jaxddp.augment.preprocess import Preprocess
 from jaxddp.config import Config
 from jaxddp.config.registry import MODELS
@@ -190,7 +191,8 @@ def test_the_last_block_has_the_rate_of_the_networks_source(network, expected, m
         drawn.append((pytest.approx(rate), blocks))
         return branch_factors(rate, blocks, *others)
 
-    monkeypatch.setattr(sys.modules[type(model).__module__], "branch_factors", record)
+    module = sys.modules[type(model).__module__]
+    monkeypatch.setattr(module if hasattr(module, "branch_factors") else layers, "branch_factors", record)
     images, keys = jnp.zeros((1, 224, 224, 3)), jax.random.split(jax.random.key(0), 1)
     jax.eval_shape(lambda key: model.init(key, images, train=True, example_keys=keys), jax.random.key(0))
     assert drawn == [expected]

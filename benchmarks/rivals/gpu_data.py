@@ -107,7 +107,7 @@ def encode(pixels: np.ndarray, quality: int | None = None) -> bytes:
 
 def unpack(sources: Sequence[Path], target: Path) -> None:
     """Decode a packed data set to arrays for `data.path`: uint8[N, H, W, 3], int32[N], and class names."""
-    parts = {}
+    parts, count = {}, 0
     for source in sources:
         with np.load(source) as packed:
             part, count = packed["part"].tolist()
@@ -117,11 +117,10 @@ def unpack(sources: Sequence[Path], target: Path) -> None:
     arrays: dict[str, np.ndarray] = {"class_names": parts[0]["class_names"]}
     for split in SPLITS:
         total = sum(len(packed[f"{split}_labels"]) for packed in parts.values())
-        labels, images = np.empty(total, np.int32), None
-        for part, packed in sorted(parts.items()):
-            decoded = decode(packed[f"{split}_files"], packed[f"{split}_ends"])
-            images = np.empty((total, *decoded.shape[1:]), np.uint8) if images is None else images
-            images[part::count], labels[part::count] = decoded, packed[f"{split}_labels"]
+        decoded = {part: decode(packed[f"{split}_files"], packed[f"{split}_ends"]) for part, packed in parts.items()}
+        labels, images = np.empty(total, np.int32), np.empty((total, *decoded[0].shape[1:]), np.uint8)
+        for part, packed in parts.items():
+            images[part::count], labels[part::count] = decoded[part], packed[f"{split}_labels"]
         arrays |= {f"{split}_images": images, f"{split}_labels": labels}
     save(target, arrays, compressed=False)
 

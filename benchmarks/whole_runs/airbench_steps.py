@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -47,10 +48,11 @@ def unaugmented(options: argparse.Namespace) -> Recipe:
     return open_recipe(dataclasses.replace(file, config=config, hooks=hooks))
 
 
-def named(params: dict) -> dict[str, np.ndarray]:
+def named(params: Any) -> dict[str, Any]:
     """Return parameters with the names and the layout of the script."""
-    result = {}
-    for (module, kind), value in traverse_util.flatten_dict(jax.device_get(params)).items():
+    result, leaves = {}, traverse_util.flatten_dict(jax.tree.map(np.asarray, params))
+    for (module, kind), value in leaves.items():
+        assert isinstance(value, np.ndarray)
         if module == "whiten":
             name = "0"
         elif module == "head":

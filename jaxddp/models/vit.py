@@ -201,8 +201,8 @@ class ViT(Network):
         if size.pre_norm:
             x = nn.LayerNorm(size.epsilon, name="norm_pre", use_fast_variance=False, **self.dtypes)(x)
         if size.positions == "rotary":
-            grid = (side // size.patch for side in images.shape[1:3])
-            angles = layers.rotary_angles(*grid, size.width // size.heads)
+            rows, columns = (side // size.patch for side in images.shape[1:3])
+            angles = layers.rotary_angles(rows, columns, size.width // size.heads)
         for i, block_factors in enumerate(factors):
             x = ViTBlock(size, name=f"blocks_{i}", **self.dtypes)(x, block_factors, angles)
         x = x[:, 0] if size.pool == "token" else x
