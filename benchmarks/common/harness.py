@@ -101,6 +101,13 @@ def run_in_processes(count: int, script: list[str]) -> Figures:
     return result_of(children)
 
 
+def run_jaxddp(*words: object, seconds: float = CHILD_SECONDS) -> str:
+    """Run a command of jaxddp on the CPU, and return its output. Raises: an error of subprocess if it fails."""
+    command = [sys.executable, "-m", "jaxddp", *map(str, words)]
+    environ: dict[str, str] = {**os.environ, "JAX_PLATFORMS": "cpu"}
+    return subprocess.run(command, check=True, timeout=seconds, env=environ, stdout=subprocess.PIPE, text=True).stdout
+
+
 def result_of(children: Sequence[subprocess.Popen[str]]) -> Figures:
     """Wait for the processes of a job. Return the last line that the first one printed, parsed as JSON.
 

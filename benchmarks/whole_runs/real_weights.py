@@ -25,7 +25,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from benchmarks.common.harness import CHILD_SECONDS, Figures, machine
+from benchmarks.common.harness import CHILD_SECONDS, Figures, machine, run_jaxddp
 
 TIMM = "tf_efficientnet_lite0"
 BATCH = 50
@@ -51,13 +51,6 @@ def lay_out(photographs: Path, root: Path) -> list[str]:
     names = [f"{file.stem.partition('_')[0]} {file.stem.partition('_')[2].replace('_', ' ')}" for file in files]
     (root / "LOC_synset_mapping.txt").write_text("\n".join(names) + "\n")
     return synsets
-
-
-def jaxddp(*words: object) -> str:
-    """Run a command of jaxddp, and return its output."""
-    command = [sys.executable, "-m", "jaxddp", *map(str, words)]
-    done = subprocess.run(command, check=True, timeout=CHILD_SECONDS, stdout=subprocess.PIPE, text=True)
-    return done.stdout
 
 
 def shares(logits: np.ndarray) -> np.ndarray:
@@ -114,7 +107,7 @@ class Comparison:
         return [self.options.weights, "--data", data, "--data.interpolation", interpolation, *IMAGES, *more]
 
     def eval(self, interpolation: str, *before: str) -> Figures:
-        output = jaxddp(*before, "eval", *self.words(interpolation, "--eval.metrics", "top1"))
+        output = run_jaxddp(*before, "eval", *self.words(interpolation, "--eval.metrics", "top1"))
         values = dict(line.split(": ", 1) for line in output.splitlines() if ": " in line)
         return {"right": round(float(values["top1"]) * int(values["count"]))}
 
@@ -123,7 +116,7 @@ class Comparison:
         out.unlink(missing_ok=True)
         words = self.words(interpolation, *more)
         words[2] = self.folder / "archive" / _VAL
-        jaxddp(*before, "predict", *words, "--top", len(self.classes), "--out", out)
+        run_jaxddp(*before, "predict", *words, "--top", len(self.classes), "--out", out)
         with out.open(newline="") as file:
             for row, (_, *cells, error) in zip(rows, list(csv.reader(file))[1:], strict=True):
                 assert not error, error
@@ -133,7 +126,7 @@ class Comparison:
 
     def program(self, interpolation: str, form: str) -> Figures:
         out, pixels = self.folder / f"network.{form}", self.reference(interpolation)["pixels"]
-        jaxddp("export", self.options.weights, *IMAGES, "--out", out)
+        run_jaxddp("export", self.options.weights, *IMAGES, "--out", out)
         call = onnx_program(out) if form == "onnx" else stablehlo_program(out)
         batches = [pixels[start : start + BATCH] for start in range(0, len(pixels), BATCH)]
         logits, expected = np.concatenate([call(batch) for batch in batches]), self.reference(interpolation)["logits"]

@@ -90,7 +90,8 @@ def rehearse(recipe: str, options: argparse.Namespace) -> Figures:
     words += ["--log.every", "10%", "--checkpoint.every", "25%", "--eval.every", "100%", "--eval.batch-size", "100"]
     words += ["--log.gradient-norm", "true", "--train.max-bad-steps", "0"]
     command = [sys.executable, "-m", "jaxddp", "train", recipe, *map(str, words)]
-    done = subprocess.run(command, env={**os.environ, "JAX_PLATFORMS": "cpu"}, stderr=subprocess.PIPE, text=True)
+    environ: dict[str, str] = {**os.environ, "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run(command, env=environ, stderr=subprocess.PIPE, text=True, timeout=2 * 3600)
     figures: Figures = {"changed": changed, "exit_code": done.returncode}
     if done.returncode:
         return {**figures, "error": done.stderr.strip().splitlines()[-1]}

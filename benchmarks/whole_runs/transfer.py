@@ -10,22 +10,23 @@ as that of the whole network, and so as many CPU minutes. The same command conti
 """
 
 import argparse
+import functools
 import json
 import os
+import re
 import resource
 import statistics
-import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from benchmarks.common.harness import Figures, machine, parse_with_overrides
+from benchmarks.common.harness import Figures, machine, parse_with_overrides, run_jaxddp
+from jaxddp.reports.tables import Estimate
 
-CHILD_SECONDS = 2 * 3600
+run = functools.partial(run_jaxddp, seconds=2 * 3600)
 PROBE, SCRATCH = "linear probe", "from scratch"
 SCRATCH_RATE, HEAD_RATE, RATE = "0.05", "0.02", "0.005"
 """Peak learning rates for batches of 32 images: from scratch, of the head alone, and of pretrained layers."""
@@ -69,7 +70,7 @@ def draw(number: int, options: argparse.Namespace) -> Path:
 def measure(way: str, number: int, options: argparse.Namespace) -> Figures:
     """Train one way on a draw. Returns the top-1 accuracy, and the CPU seconds of the whole command."""
     folder, before = draw(number, options), cpu_seconds()
-    run = folder.parent / f"{way.replace(' ', '-')}-{number}"
+    workdir = folder.parent / f"{way.replace(' ', '-')}-{number}"
     network = ["--model.name", options.name, "--train.precision", "float32", "--data.interpolation", "bicubic"]
     network += ["--data.image-size", options.side, "--data.resize", options.side, "--data.eval-size", options.side]
     network += ["--data.mean", *["0.498039"] * 3, "--data.std", *["0.501961"] * 3]
@@ -77,18 +78,21 @@ def measure(way: str, number: int, options: argparse.Namespace) -> Figures:
         for split in ("train", "val"):
             out = folder / f"{split}.npz" if split == "train" else folder.parent / "val.npz"
             if split == "train" or not out.exists():
-                call(["features", options.weights, folder, "--split", split, "--out", out, *network])
-        return figures_of(call(["probe", folder / "train.npz", out, "--method", "linear"]), before)
-    words = ["train", "finetune_folder", "--data.path", folder, "--workdir", run, *network, *words_of(way, options)]
+                run("features", options.weights, folder, "--split", split, "--out", out, *network)
+        return figures_of(run("probe", folder / "train.npz", out, "--method", "linear"), before)
+    words = ["train", "finetune_folder", "--data.path", folder, "--workdir", workdir, *network, *words_of(way, options)]
     words += ["--seed", number, "--train.duration", f"{options.epochs} epochs", "--eval.every", "100%"]
     words += ["--log.to", "jsonl", "--checkpoint.every", "1 epoch", *options.overrides]
-    call([*words, "--model.new-layers", ""] if way == SCRATCH else words)
-    return figures_of(call(["eval", run, "--step", "latest"]), before)
+    run(*words, *(["--model.new-layers", ""] if way == SCRATCH else []))
+    return figures_of(run("eval", workdir, "--step", "latest"), before)
 
 
 def figures_of(output: str, before: float) -> Figures:
-    values = dict(line.split(": ", 1) for line in output.splitlines() if ": " in line)
-    return {"top1": float(values["top1"].split()[0]), "cpu_seconds": cpu_seconds() - before}
+    """Return the accuracy in the output of `jaxddp probe` or `jaxddp eval`, and the CPU seconds since `before`."""
+    percent = re.search(r"top-?1 ([\d.]+)%", output)
+    if percent is None:
+        raise ValueError(f"no accuracy in {output!r}")
+    return {"top1": float(percent[1]) / 100, "cpu_seconds": cpu_seconds() - before}
 
 
 def cpu_seconds() -> float:
@@ -96,22 +100,12 @@ def cpu_seconds() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def call(words: Sequence[object]) -> str:
-    """Run a command of jaxddp on the CPU, and return its output."""
-    command = [sys.executable, "-m", "jaxddp", *map(str, words)]
-    environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
-    return subprocess.run(
-        command, check=True, timeout=CHILD_SECONDS, env=environment, stdout=subprocess.PIPE, text=True
-    ).stdout
-
-
 def table(found: dict[str, dict[str, Figures]]) -> str:
     """Format the mean accuracy of each way with its standard error over the draws, and the median CPU time."""
     lines = [f"{'way':<16}{'draws':>6}{'top-1':>18}{'CPU minutes':>14}"]
     for way, of_draws in found.items():
         values, seconds = ([each[key] for each in of_draws.values()] for key in ("top1", "cpu_seconds"))
-        error = statistics.stdev(values) / len(values) ** 0.5 if len(values) > 1 else float("nan")
-        top1 = f"{100 * statistics.mean(values):.2f} ± {100 * error:.2f}%"
+        top1 = str(Estimate.of("top1", values))
         lines.append(f"{way:<16}{len(values):>6}{top1:>18}{statistics.median(seconds) / 60:>14.1f}")
     return "\n".join(lines)
 

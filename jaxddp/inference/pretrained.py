@@ -40,12 +40,10 @@ from jaxddp.setup.resources import ImageShape, TrainingData, join_and_resolve, o
 from jaxddp.setup.user_objects import ObjectSource, objects_of_arguments, objects_of_hooks
 from jaxddp.weights.foreign import Foreign, in_terms_of, renamed
 from jaxddp.weights.match import Shapes, from_published
-from jaxddp.weights.places import find_published, has_library, local_weights
+from jaxddp.weights.places import IMAGENET, find_published, has_library, local_weights
 from jaxddp.weights.state_dict import read
 from jaxddp.workdir.signature import Signature
 
-IMAGENET = 1000
-"""The number of classes of ImageNet-1k."""
 _log = logging.getLogger("jaxddp.experiment")
 
 

@@ -32,7 +32,8 @@ _LIST = Path(__file__).parent / "published.csv"
 _BYTES_OF_PARAMETER = 4
 _DEFAULT = "DEFAULT"
 _SUFFIX = "_weights"
-_IMAGENET = 1000
+IMAGENET = 1000
+"""The number of ImageNet's classes, which published heads have."""
 
 
 def is_local(weights: str) -> bool:
@@ -213,7 +214,7 @@ def recognized(shapes: Mapping[str, tuple[int, ...]]) -> tuple[PublishedWeights,
     """
     count = sum(math.prod(shape) for name, shape in shapes.items() if ".running_" not in name)
     heads = [shape for name, shape in shapes.items() if len(shape) == 2 and _HEAD.fullmatch(name)]
-    counts = {count, *(count + (_IMAGENET - classes) * (features + 1) for classes, features in heads)}
+    counts = {count, *(count + (IMAGENET - classes) * (features + 1) for classes, features in heads)}
     alike = [one for one in published_weights() if bool(heads) == (one.top1 is not None)]
     found = [one for one in alike if any(abs(number / 1e6 - one.parameters) < _ROUNDING for number in counts)]
     return tuple(found) if len({one.network for one in found}) == 1 else ()
