@@ -89,7 +89,14 @@ FAMILIES: dict[str, tuple[str | None, tuple[str, ...]]] = {
         f"regnet_y_{size}": (f"regnet_y_{size}", ())
         for size in ("400mf", "800mf", "1_6gf", "3_2gf", "8gf", "16gf", "32gf")
     },
-    **{name: (name, ()) for name in ("efficientnet_b0", "efficientnet_v2_s", "mobilenet_v3_large")},
+    **{f"efficientnet_{size}": (f"efficientnet_{size}", ()) for size in ("b5", "b6", "b7", "v2_s", "v2_m", "v2_l")},
+    "mobilenet_v3_large": ("mobilenet_v3_large", ()),
+    **{f"efficientnet_b{size}": (f"efficientnet_b{size}", (f"efficientnet_b{size}",)) for size in range(5)},
+    **{f"tf_efficientnet_b{size}": (None, (f"tf_efficientnet_b{size}",)) for size in range(8)},
+    **{f"tf_efficientnet_v2_{size}": (None, (f"tf_efficientnetv2_{size}",)) for size in "sml"},
+    "mobilenet_v2": ("mobilenet_v2", ("mobilenetv2_100",)),
+    **{f"mobilenet_v2_{width}": (None, (f"mobilenetv2_{width}",)) for width in ("050", "140")},
+    **{f"mobilenet_v4_conv_{size}": (None, (f"mobilenetv4_conv_{size}",)) for size in ("small", "medium", "large")},
     **{f"efficientnet_lite{size}": (None, (f"tf_efficientnet_lite{size}",)) for size in range(5)},
     "swin_t": ("swin_t", ("swin_tiny_patch4_window7_224",)),
     "swin_s": ("swin_s", ("swin_small_patch4_window7_224",)),

@@ -167,14 +167,28 @@ def test_published_weights_set_the_network_and_the_images_unless_the_command_doe
 )
 def test_a_file_without_a_recipe_is_recognized_by_its_arrays(tmp_path, network, words, begin, side, mean):
     """The names are the last ones that the network accepts. A head for other classes is no obstacle."""
-    model = model_of(Config().replace(model={"name": network}), 7, objects_of_hooks({}))
-    arrays, file = state_dict_of(model, (32, 32, 3), naming=-2), tmp_path / "w.safetensors"
-    write(file, {name: np.zeros(array.shape, np.float16) for name, array in arrays.items()})
+    file = write_zeros(tmp_path / "w.safetensors", network, naming=-2)
     _, recipe = parse_eval([str(file), "--data", "pictures", *words])
     config = recipe.config
     assert config.model.name == ("efficientnet_lite0" if words else network)
     assert (config.data.image_size, config.data.mean[0]) == (side, mean)
     assert recipe.notice.startswith(f"{file}: {begin}" if begin else "") and bool(recipe.notice) == bool(begin)
+
+
+def test_a_file_whose_arrays_fit_two_networks_needs_a_name(tmp_path):
+    """EfficientNets with TensorFlow's padding have the same arrays. torchvision has none of them."""
+    file = write_zeros(tmp_path / "torchvision.safetensors", "efficientnet_b0", naming=0)
+    assert parse_eval([str(file), "--data", "pictures"])[1].config.model.name == "efficientnet_b0"
+    file = write_zeros(tmp_path / "timm.safetensors", "efficientnet_b0", naming=1)
+    with pytest.raises(InputError, match="the arrays of efficientnet_b0 or tf_efficientnet_b0; give the right one as "):
+        parse_eval([str(file), "--data", "pictures"])
+
+
+def write_zeros(file: Path, network: str, naming: int) -> Path:
+    model = model_of(Config().replace(model={"name": network}), 7, objects_of_hooks({}))
+    arrays = state_dict_of(model, (32, 32, 3), naming=naming)
+    write(file, {name: np.zeros(array.shape, np.float16) for name, array in arrays.items()})
+    return file
 
 
 # --- Fetching ---

@@ -79,7 +79,14 @@ class RegNetSettings:
         return RegNet(ARCHITECTURES[config.model.name], num_classes, **_common(config))
 
 
-@MODELS.add("efficientnet_b0", "efficientnet_v2_s", *(f"efficientnet_lite{size}" for size in range(5)))
+@MODELS.add(
+    *(
+        f"{tf}efficientnet_{size}"
+        for tf in ("", "tf_")
+        for size in (*(f"b{i}" for i in range(8)), "v2_s", "v2_m", "v2_l")
+    ),
+    *(f"efficientnet_lite{size}" for size in range(5)),
+)
 @dataclass(frozen=True)
 class EfficientNetSettings:
     """EfficientNets; see `jaxddp.models.inverted_residual`."""
@@ -99,7 +106,10 @@ class EfficientNetSettings:
         return InvertedResidualNetwork(ARCHITECTURES[config.model.name], num_classes, *rates, **_common(config))
 
 
-@MODELS.add("mobilenet_v3_large")
+@MODELS.add(
+    *("mobilenet_v2", "mobilenet_v2_050", "mobilenet_v2_140", "mobilenet_v3_large"),
+    *(f"mobilenet_v4_conv_{size}" for size in ("small", "medium", "large")),
+)
 @dataclass(frozen=True)
 class MobileNetSettings:
     """MobileNets; see `jaxddp.models.inverted_residual`."""

@@ -1,16 +1,18 @@
 """Networks of inverted residual blocks: EfficientNets and MobileNets, in Flax Linen.
 
 A block first increases the number of features, then convolves each feature separately, and then decreases the number.
-Sources: Sandler et al. 2018, "MobileNetV2: inverted residuals and linear bottlenecks" (arXiv:1801.04381); Howard et al.
-2019, "Searching for MobileNetV3" (arXiv:1905.02244, table 1); Tan and Le 2019, "EfficientNet" (arXiv:1905.11946, table
-1); and Tan and Le 2021, "EfficientNetV2" (arXiv:2104.00298, table 4). Parameters, initial distributions of kernels,
-statistics of batch norms and logits equal those of torchvision's networks of these names, and those of timm's
-tf_efficientnet_lite0 to 4 (Google's "EfficientNet-lite", 2020).
+Sources: Sandler et al. 2018, "MobileNetV2: inverted residuals and linear bottlenecks" (arXiv:1801.04381, table 2);
+Howard et al. 2019, "Searching for MobileNetV3" (arXiv:1905.02244, table 1); Qin et al. 2024, "MobileNetV4"
+(arXiv:2404.10518, tables 11 to 13); Tan and Le 2019, "EfficientNet" (arXiv:1905.11946, table 1); Google's
+"EfficientNet-lite" (2020); and Tan and Le 2021, "EfficientNetV2" (arXiv:2104.00298, table 4). Parameters, initial
+distributions of kernels, statistics of batch norms and logits equal those of torchvision's networks of these names, or
+of timm's if torchvision has none. Networks with the prefix "tf_" have TensorFlow's padding and epsilon, as timm's.
 """
 
 import functools
 import math
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,11 +30,13 @@ class Block:
 
     Attributes:
         inputs, expanded, features: the number of features of the input, between the convolutions, and of the output.
-        kernel: the side of the kernel of the depthwise convolution.
+        kernel: the side of the kernel of the depthwise convolution; 0 for none.
         stride: 1, or 2 to halve the height and the width.
         squeeze: the features of the first layer of the squeeze and excitation; 0 for none.
         activation: the activation of the convolutions before the last.
         fused: one dense convolution replaces the expansion and the depthwise convolution (EfficientNetV2).
+        start: the side of the kernel of a depthwise convolution before the expansion (MobileNetV4); 0 for none.
+        linear: the last convolution has no activation. Otherwise the block is a fused one, and there is no addition.
     """
 
     inputs: int
@@ -43,14 +47,17 @@ class Block:
     squeeze: int
     activation: Activation
     fused: bool = False
+    start: int = 0
+    linear: bool = True
 
     @property
     def layers(self) -> list[str]:
         """Return the names of the layers in their order. A layer's index in this list is its published name."""
         is_expanded = self.expanded != self.inputs
         if self.fused:
-            return ["fused", "project"] if is_expanded else ["fused"]
-        present = {"expand": is_expanded, "depthwise": True, "se": self.squeeze > 0, "project": True}
+            return ["fused", "project"] if is_expanded or not self.linear else ["fused"]
+        present = {"start": self.start > 0, "expand": is_expanded, "depthwise": self.kernel > 0}
+        present |= {"se": self.squeeze > 0, "project": True}
         return [name for name, is_present in present.items() if is_present]
 
 
@@ -64,11 +71,12 @@ class InvertedResidualSizes:
         last: the number of features of the convolution after the blocks.
         activation: the activation of the stem, of the last convolution and of the hidden layer.
         squeeze, gate: the activations of the two layers of squeeze and excitation.
+        namings: functions of the architecture, which return its namings; see `jaxddp.models.network`.
         hidden: the number of features of a layer between the mean over pixels and the head; 0 for none.
+        hidden_norm: this layer has a batch norm in place of a bias.
         epsilon, momentum: those of the batch norms; see `BatchNorm`.
         head_init: the initializer of the head and of the hidden layer.
-        of_tensorflow: whether strided convolutions have TensorFlow's padding "SAME", which depends on the size of the
-            image, and the arrays have the names of timm and of efficientnet_pytorch.
+        same: strided convolutions have TensorFlow's padding "SAME", which depends on the size of the image.
     """
 
     stem: int
@@ -77,11 +85,13 @@ class InvertedResidualSizes:
     activation: Activation
     squeeze: Activation
     gate: Activation
+    namings: "tuple[Callable[[InvertedResidualSizes], Naming], ...]"
     hidden: int = 0
+    hidden_norm: bool = False
     epsilon: float = 1e-5
     momentum: float = 0.9
     head_init: nn.initializers.Initializer = head_init
-    of_tensorflow: bool = False
+    same: bool = False
 
 
 class InvertedResidual(nn.Module):
@@ -106,7 +116,7 @@ class InvertedResidual(nn.Module):
         *first, last = block.layers
         for name in first:
             y = self.layer(name)(y)
-        if block.stride > 1 or block.inputs != block.features:
+        if block.stride > 1 or block.inputs != block.features or not block.linear:
             return self.layer(last)(y)
         if factors is None and last == "project":
             return self.layer(last)(y, residual=x)
@@ -116,6 +126,9 @@ class InvertedResidual(nn.Module):
         """Return a layer by its name in `Block.layers`."""
         block, layer = self.block, functools.partial(ConvNorm, self.conv, self.norm, name=name)
         match name:
+            case "start":
+                stride = 1 if block.kernel else block.stride
+                return layer(block.inputs, block.start, stride, block.inputs)
             case "expand":
                 return layer(block.expanded, activation=block.activation)
             case "depthwise":
@@ -123,7 +136,7 @@ class InvertedResidual(nn.Module):
             case "fused":
                 return layer(block.expanded, block.kernel, block.stride, activation=block.activation)
             case "project":
-                return layer(block.features)
+                return layer(block.features, activation=None if block.linear else block.activation)
         return self.squeeze(block.squeeze, name=name)
 
 
@@ -142,9 +155,8 @@ class InvertedResidualNetwork(Network):
     dropout: float = 0.0
 
     def published_names(self) -> tuple[Naming, ...]:
-        """Return the naming of torchvision, or those of a network of TensorFlow; see `jaxddp.models.network`."""
-        architecture = self.architecture
-        return _tensorflow_namings(architecture) if architecture.of_tensorflow else (_naming(architecture),)
+        """Return the namings; see `jaxddp.models.network`."""
+        return tuple(naming_of(self.architecture) for naming_of in self.architecture.namings)
 
     def blocks(self) -> list[tuple[str, ...]]:
         return [(name,) for name, _ in self.architecture.blocks]
@@ -166,7 +178,7 @@ class InvertedResidualNetwork(Network):
         rate = self.drop_path * (count - 1) / count if train else 0
         factors = branch_factors(rate, count, 1, example_keys)
         settings: dict[str, Any] = {"momentum": architecture.momentum, "epsilon": architecture.epsilon}
-        conv, norm = self.layers(train, same=architecture.of_tensorflow, **settings)
+        conv, norm = self.layers(train, same=architecture.same, **settings)
         gates: dict[str, Any] = {"activation": architecture.squeeze, "gate": architecture.gate}
         squeeze = functools.partial(SqueezeExcitation, **gates, **self.dtypes)
         layer = functools.partial(ConvNorm, conv, norm, activation=architecture.activation)
@@ -175,65 +187,90 @@ class InvertedResidualNetwork(Network):
             x = InvertedResidual(block, conv, norm, squeeze, name=name)(x, block_factors)
         x = layer(architecture.last, name="last_conv")(x)
         settings, x = {"kernel_init": architecture.head_init, **self.wide}, self.mean(x)
-        if architecture.hidden:
+        if architecture.hidden_norm:
+            x = layer(architecture.hidden, name="hidden")(x[:, None, None].astype(self.dtype))[:, 0, 0]
+        elif architecture.hidden:
             x = architecture.activation(self.dense(architecture.hidden, "hidden", **settings)(x))
         if train and self.dropout:
             x = ops.dropout(x, self.dropout, example_keys)
         return self.dense(self.num_classes, "head", **settings)(x)
 
 
-def _naming(architecture: InvertedResidualSizes) -> Naming:
+def _torchvision(architecture: InvertedResidualSizes) -> Naming:
     """Return torchvision's naming, where a layer's index depends on the layers that its block has."""
     places = {name: ".".join(re.findall(r"\d+", name)) for name, _ in architecture.blocks}
-    last = 1 + max(int(place.split(".")[0]) for place in places.values())
     blocks = (
         (f"^{name}/{layer}/", f"features.{places[name]}.block.{index}/")
         for name, block in architecture.blocks
         for index, layer in enumerate(block.layers)
     )
+    last = 1 + max(int(place.split(".")[0]) for place in places.values())
     head = ("classifier.0", "classifier.3") if architecture.hidden else ("", "classifier.1")
-    return naming(
-        ("^stem/", "features.0/"),
-        *blocks,
-        ("^last_conv/", f"features.{last}/"),
-        ("^hidden", head[0]),
-        ("^head", head[1]),
-        ("/conv/", "/0/"),
-        ("/norm/", "/1/"),
-    )
+    return naming(*blocks, *_outer_layers(last, *head))
 
 
-def _tensorflow_namings(architecture: InvertedResidualSizes) -> tuple[Naming, ...]:
-    """Return the namings of timm and of efficientnet_pytorch, which counts the blocks of all stages in one sequence."""
-    outer = ("stem/conv", "stem/norm", "last_conv/conv", "last_conv/norm", "head")
-    timm = dict(zip(outer, ("conv_stem", "bn1", "conv_head", "bn2", "classifier"), strict=True))
-    torch = dict(zip(outer, ("_conv_stem", "_bn0", "_conv_head", "_bn1", "_fc"), strict=True))
-    for index, (name, block) in enumerate(architecture.blocks):
-        stage, place = re.findall(r"\d+", name)
-        pointwise = {"expand": "conv_pw", "depthwise": "conv_dw", "project": "conv_pw" + "l" * (len(block.layers) > 2)}
-        for number, layer in enumerate(block.layers, start=1):
-            ours, theirs = f"{name}/{layer}", f"blocks.{int(stage) - 1}.{place}"
-            timm |= {f"{ours}/conv": f"{theirs}.{pointwise[layer]}", f"{ours}/norm": f"{theirs}.bn{number}"}
-            norm = f"_blocks.{index}._bn{[*pointwise].index(layer)}"
-            torch |= {f"{ours}/conv": f"_blocks.{index}._{layer}_conv", f"{ours}/norm": norm}
-    return tuple(naming(*((f"^{ours}/", f"{theirs}/") for ours, theirs in names.items())) for names in (timm, torch))
+def _torchvision_mobilenet_v2(architecture: InvertedResidualSizes) -> Naming:
+    """Return torchvision's naming of MobileNetV2, where a block's last convolution and its norm are not a group."""
+    rules = []
+    for number, (name, block) in enumerate(architecture.blocks, start=1):
+        theirs, last = f"features.{number}.conv", len(block.layers) - 1
+        rules += [(f"^{name}/project/conv/", f"{theirs}.{last}/"), (f"^{name}/project/norm/", f"{theirs}.{last + 1}/")]
+        rules += [(f"^{name}/{layer}/", f"{theirs}.{index}/") for index, layer in enumerate(block.layers[:last])]
+    return naming(*rules, *_outer_layers(len(architecture.blocks) + 1, "", "classifier.1"))
 
 
-_B0 = (
-    (1, 3, 1, 16, 1, False),
-    (6, 3, 2, 24, 2, False),
-    (6, 5, 2, 40, 2, False),
-    (6, 3, 2, 80, 3, False),
-    (6, 5, 1, 112, 3, False),
-    (6, 5, 2, 192, 4, False),
-    (6, 3, 1, 320, 1, False),
-)
+def _outer_layers(last: int, hidden: str, head: str) -> list[tuple[str, str]]:
+    """Return torchvision's names of the layers outside the blocks, and within a group of a convolution and a norm."""
+    names = {"^stem/": "features.0/", "^last_conv/": f"features.{last}/", "^hidden": hidden, "^head": head}
+    return [*names.items(), ("/conv/", "/0/"), ("/norm/", "/1/")]
 
 
-def _efficientnet(
+def _timm(architecture: InvertedResidualSizes) -> Naming:
+    """Return timm's naming, where the layers of each kind of block have other names."""
+    names = {"stem/conv": "conv_stem", "stem/norm": "bn1", "head": "classifier", "hidden/conv": "conv_head"}
+    names |= {"hidden/norm": "norm_head", "last_conv/conv": "conv_head", "last_conv/norm": "bn2"}
+    is_universal = architecture.hidden_norm
+    for name, block in architecture.blocks:
+        stage, place = map(int, re.findall(r"\d+", name))
+        theirs, convs = f"blocks.{stage - 1}.{place}", [layer for layer in block.layers if layer != "se"]
+        plain = {"expand": "conv_pw", "depthwise": "conv_dw", "fused": "conv_exp" if convs[1:] else "conv"}
+        plain["project"] = "conv_pwl" if convs[0] != "depthwise" else "conv_pw"
+        universal = {"start": "dw_start", "expand": "pw_exp", "depthwise": "dw_mid", "project": "pw_proj"}
+        for number, layer in enumerate(convs, start=1):
+            if not block.linear:
+                conv, norm = (f"blocks.{stage - 1}.{number - 1}.{each}" for each in ("conv", "bn1"))
+            elif is_universal and not block.fused:
+                conv, norm = (f"{theirs}.{universal[layer]}.{each}" for each in ("conv", "bn"))
+            else:
+                conv, norm = f"{theirs}.{plain[layer]}", f"{theirs}.bn{number}"
+            names |= {f"{name}/{layer}/conv": conv, f"{name}/{layer}/norm": norm}
+        names |= {f"{name}/se/fc1": f"{theirs}.se.conv_reduce", f"{name}/se/fc2": f"{theirs}.se.conv_expand"}
+    if is_universal:
+        names |= {"last_conv/conv": f"blocks.{stage}.0.conv", "last_conv/norm": f"blocks.{stage}.0.bn1"}
+    return naming(*((f"^{ours}/", f"{theirs}/") for ours, theirs in names.items()))
+
+
+def _efficientnet_pytorch(architecture: InvertedResidualSizes) -> Naming:
+    """Return the naming of efficientnet_pytorch, which counts the blocks of all stages in one sequence."""
+    names = {"stem/conv": "_conv_stem", "stem/norm": "_bn0", "last_conv/conv": "_conv_head", "last_conv/norm": "_bn1"}
+    names["head"] = "_fc"
+    for index, (name, _) in enumerate(architecture.blocks):
+        theirs = f"_blocks.{index}."
+        for number, layer in enumerate(("expand", "depthwise", "project")):
+            names |= {f"{name}/{layer}/conv": f"{theirs}_{layer}_conv", f"{name}/{layer}/norm": f"{theirs}_bn{number}"}
+        names |= {f"{name}/se/fc1": f"{theirs}_se_reduce", f"{name}/se/fc2": f"{theirs}_se_expand"}
+    return naming(*((f"^{ours}/", f"{theirs}/") for ours, theirs in names.items()))
+
+
+_TF: dict[str, Any] = {"epsilon": 1e-3, "momentum": 0.99, "same": True}
+# torchvision draws the kernels of the heads of EfficientNets uniformly, within 1 / sqrt(classes).
+_UNIFORM: dict[str, Any] = {"head_init": nn.initializers.variance_scaling(1 / 3, "fan_out", "uniform")}
+
+
+def _network(
     stem: int,
     *stages: tuple[int, int, int, int, int, bool],
-    epsilon: float,
+    last: int = 1280,
     activation: Activation = nn.silu,
     squeezes: bool = True,
     **settings: Any,
@@ -254,22 +291,44 @@ def _efficientnet(
             numbers = (inputs, expansion * inputs, features, kernel, 1 if index else stride, squeeze)
             blocks.append((f"stage{number}_{index}", Block(*numbers, activation, is_fused)))
             inputs = features
-    # torchvision draws the head's kernel uniformly, within 1 / sqrt(classes).
-    settings |= {"head_init": nn.initializers.variance_scaling(1 / 3, "fan_out", "uniform"), "epsilon": epsilon}
-    return InvertedResidualSizes(stem, tuple(blocks), 1280, activation, nn.silu, nn.sigmoid, **settings)
+    return InvertedResidualSizes(stem, tuple(blocks), last, activation, nn.silu, nn.sigmoid, **settings)
 
 
-def _efficientnet_lite(width: float, depth: float) -> InvertedResidualSizes:
-    """Return EfficientNet-B0 with its features and blocks multiplied, without squeeze and excitation.
+_B0 = ((1, 3, 1, 16, 1), (6, 3, 2, 24, 2), (6, 5, 2, 40, 2), (6, 3, 2, 80, 3), (6, 5, 1, 112, 3), (6, 5, 2, 192, 4))
+_B0 += ((6, 3, 1, 320, 1),)
 
-    The stem, the last convolution and the number of blocks of the first and the last stage are not multiplied.
+
+def _efficientnet(width: float, depth: float, *, is_lite: bool = False, **settings: Any) -> InvertedResidualSizes:
+    """Return EfficientNet-B0 with its features and blocks multiplied.
+
+    EfficientNet-Lite has no squeeze and excitation. Its stem, its last convolution and the number of blocks of its
+    first and last stage are not multiplied.
     """
     stages = []
-    for number, (*first, features, count, is_fused) in enumerate(_B0):
-        count = count if number in (0, len(_B0) - 1) else math.ceil(depth * count)
-        stages.append((*first, ops.nearest_multiple(width * features), count, is_fused))
-    settings: dict[str, Any] = {"epsilon": 1e-3, "momentum": 0.99, "of_tensorflow": True}
-    return _efficientnet(32, *stages, activation=nn.relu6, squeezes=False, **settings)
+    for number, (*first, features, count) in enumerate(_B0):
+        is_fixed = is_lite and number in (0, len(_B0) - 1)
+        count = count if is_fixed else math.ceil(depth * count)
+        stages.append((*first, ops.nearest_multiple(width * features), count, False))
+    settings |= _UNIFORM
+    if is_lite:
+        return _network(32, *stages, activation=nn.relu6, squeezes=False, **settings)
+    return _network(ops.nearest_multiple(32 * width), *stages, last=4 * stages[-1][3], **settings)
+
+
+def _efficientnet_v2(*rows: tuple[int, int, int, int], **settings: Any) -> InvertedResidualSizes:
+    """Return the network of a table: expansion, stride, features, blocks. The blocks of three stages are fused."""
+    stages = ((expansion, 3, *row, number < 3) for number, (expansion, *row) in enumerate(rows))
+    return _network(rows[0][2], *stages, **_UNIFORM, **settings)
+
+
+def _mobilenet_v2(width: float) -> InvertedResidualSizes:
+    """Return MobileNetV2 with its features multiplied."""
+    rows = (1, 1, 16, 1), (6, 2, 24, 2), (6, 2, 32, 3), (6, 2, 64, 4), (6, 1, 96, 3), (6, 2, 160, 3), (6, 1, 320, 1)
+    stages = (
+        (expansion, 3, stride, ops.nearest_multiple(width * n), count, False) for expansion, stride, n, count in rows
+    )
+    settings: dict[str, Any] = {"activation": nn.relu6, "squeezes": False, "last": max(1280, round(1280 * width))}
+    return _network(round(32 * width / 8) * 8, *stages, namings=(_torchvision_mobilenet_v2, _timm), **settings)
 
 
 def _mobilenet_v3(stem: int, *rows: tuple[int, int, int, bool, bool, int]) -> InvertedResidualSizes:
@@ -280,27 +339,74 @@ def _mobilenet_v3(stem: int, *rows: tuple[int, int, int, bool, bool, int]) -> In
         activation = nn.hard_swish if is_swish else nn.relu
         block = Block(inputs[number - 1], expanded, features, kernel, stride, squeeze, activation)
         blocks.append((f"block{number}", block))
-    gates = nn.hard_swish, nn.relu, nn.hard_sigmoid
-    return InvertedResidualSizes(stem, tuple(blocks), 960, *gates, hidden=1280, epsilon=1e-3, momentum=0.99)
+    settings: dict[str, Any] = {"hidden": 1280, "epsilon": 1e-3, "momentum": 0.99, "namings": (_torchvision,)}
+    return InvertedResidualSizes(stem, tuple(blocks), 960, nn.hard_swish, nn.relu, nn.hard_sigmoid, **settings)
 
 
-ARCHITECTURES = {
-    "efficientnet_b0": _efficientnet(32, *_B0, epsilon=1e-5),
-    "efficientnet_lite0": _efficientnet_lite(1.0, 1.0),
-    "efficientnet_lite1": _efficientnet_lite(1.0, 1.1),
-    "efficientnet_lite2": _efficientnet_lite(1.1, 1.2),
-    "efficientnet_lite3": _efficientnet_lite(1.2, 1.4),
-    "efficientnet_lite4": _efficientnet_lite(1.4, 1.8),
-    "efficientnet_v2_s": _efficientnet(
-        24,
-        (1, 3, 1, 24, 2, True),
-        (4, 3, 2, 48, 4, True),
-        (4, 3, 2, 64, 4, True),
-        (4, 3, 2, 128, 6, False),
-        (6, 3, 1, 160, 9, False),
-        (6, 3, 2, 256, 15, False),
-        epsilon=1e-3,
+def _mobilenet_v4(stem: int, fused: tuple[Block, ...], *stages: tuple[int, str]) -> InvertedResidualSizes:
+    """Return the network of a table: the features of each stage after the fused blocks, and its blocks.
+
+    A block is three digits: the kernels of its two depthwise convolutions, 0 for none, and its expansion. The stride of
+    each stage is 2.
+    """
+    blocks, inputs = [(f"stage{number}_0", block) for number, block in enumerate(fused, start=1)], fused[-1].features
+    for number, (features, words) in enumerate(stages, start=len(fused) + 1):
+        for index, (start, kernel, expansion) in enumerate(map(int, word) for word in words.split()):
+            numbers = (inputs, ops.nearest_multiple(expansion * inputs), features, kernel, 1 if index else 2, 0)
+            blocks.append((f"stage{number}_{index}", Block(*numbers, nn.relu, start=start)))
+            inputs = features
+    gates = nn.relu, nn.relu, nn.sigmoid
+    return InvertedResidualSizes(stem, tuple(blocks), 960, *gates, (_timm,), hidden=1280, hidden_norm=True)
+
+
+def _fused(inputs: int, expanded: int, features: int, **settings: Any) -> Block:
+    return Block(inputs, expanded, features, 3, 2, 0, nn.relu, fused=True, **settings)
+
+
+_V2 = {
+    "s": ((1, 1, 24, 2), (4, 2, 48, 4), (4, 2, 64, 4), (4, 2, 128, 6), (6, 1, 160, 9), (6, 2, 256, 15)),
+    "m": (
+        (1, 1, 24, 3),
+        (4, 2, 48, 5),
+        (4, 2, 80, 5),
+        (4, 2, 160, 7),
+        (6, 1, 176, 14),
+        (6, 2, 304, 18),
+        (6, 1, 512, 5),
     ),
+    "l": (
+        (1, 1, 32, 4),
+        (4, 2, 64, 7),
+        (4, 2, 96, 7),
+        (4, 2, 192, 10),
+        (6, 1, 224, 19),
+        (6, 2, 384, 25),
+        (6, 1, 640, 7),
+    ),
+}
+_SCALES = ((1.0, 1.0), (1.0, 1.1), (1.1, 1.2), (1.2, 1.4), (1.4, 1.8), (1.6, 2.2), (1.8, 2.6), (2.0, 3.1))
+_NAMINGS = (_torchvision, _timm, _efficientnet_pytorch)
+# Only the smaller networks of timm have torchvision's epsilon.
+_SMALL: dict[str, Any] = {"namings": _NAMINGS, "epsilon": 1e-5}
+_LARGE: dict[str, Any] = {"namings": (_torchvision,), "epsilon": 1e-3, "momentum": 0.99}
+ARCHITECTURES = {
+    **{
+        f"efficientnet_b{i}": _efficientnet(*scales, **(_SMALL if i < 5 else _LARGE))
+        for i, scales in enumerate(_SCALES)
+    },
+    **{
+        f"tf_efficientnet_b{i}": _efficientnet(*scales, namings=_NAMINGS[1:], **_TF) for i, scales in enumerate(_SCALES)
+    },
+    **{
+        f"efficientnet_lite{i}": _efficientnet(*scales, is_lite=True, namings=_NAMINGS[1:], **_TF)
+        for i, scales in enumerate(_SCALES[:5])
+    },
+    **{
+        f"efficientnet_v2_{i}": _efficientnet_v2(*rows, namings=(_torchvision,), epsilon=1e-3)
+        for i, rows in _V2.items()
+    },
+    **{f"tf_efficientnet_v2_{i}": _efficientnet_v2(*rows, namings=(_timm,), **_TF) for i, rows in _V2.items()},
+    **{f"mobilenet_v2{name}": _mobilenet_v2(width) for name, width in (("", 1.0), ("_050", 0.5), ("_140", 1.4))},
     "mobilenet_v3_large": _mobilenet_v3(
         16,
         (3, 16, 16, False, False, 1),
@@ -315,5 +421,25 @@ ARCHITECTURES = {
         (3, 672, 112, True, True, 1),
         (5, 672, 160, True, True, 2),
         *[(5, 960, 160, True, True, 1)] * 2,
+    ),
+    "mobilenet_v4_conv_small": _mobilenet_v4(
+        32,
+        (_fused(32, 32, 32, linear=False), _fused(32, 96, 64, linear=False)),
+        (96, "553 032 032 032 032 304"),
+        (128, "336 554 054 053 034 034"),
+    ),
+    "mobilenet_v4_conv_medium": _mobilenet_v4(
+        32,
+        (_fused(32, 128, 48),),
+        (80, "354 332"),
+        (160, "356 334 334 354 334 304 002 304"),
+        (256, "556 554 354 354 004 304 352 554 004 004 502"),
+    ),
+    "mobilenet_v4_conv_large": _mobilenet_v4(
+        24,
+        (_fused(24, 96, 48),),
+        (96, "354 334"),
+        (192, "354 334 334 334 354 534 534 534 534 534 304"),
+        (512, "554 554 554 554 504 534 504 504 534 554 504 504 504"),
     ),
 }

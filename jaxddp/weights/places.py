@@ -205,7 +205,7 @@ _ROUNDING = 0.005001
 
 
 def recognized(shapes: Mapping[str, tuple[int, ...]]) -> tuple[PublishedWeights, ...]:
-    """Return the published weights of the only network with as many parameters as a file; none if several have them.
+    """Return the published weights with as many parameters as a file, and with the file's library if it is known.
 
     The head of a file may have another number of classes than ImageNet's.
 
@@ -217,7 +217,8 @@ def recognized(shapes: Mapping[str, tuple[int, ...]]) -> tuple[PublishedWeights,
     counts = {count, *(count + (IMAGENET - classes) * (features + 1) for classes, features in heads)}
     alike = [one for one in published_weights() if bool(heads) == (one.top1 is not None)]
     found = [one for one in alike if any(abs(number / 1e6 - one.parameters) < _ROUNDING for number in counts)]
-    return tuple(found) if len({one.network for one in found}) == 1 else ()
+    library = "torchvision/" if any(name.startswith("features.") for name in shapes) else ""
+    return tuple(one for one in found if one.name.startswith(library))
 
 
 def _function_of(name: str) -> str:

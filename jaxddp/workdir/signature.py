@@ -18,7 +18,7 @@ from jaxddp.config import DataConfig
 from jaxddp.config.data_section import IMAGE_KEYS, RESIZING_KEYS
 from jaxddp.config.tree import NETWORK_KEYS
 from jaxddp.config.values import checked, flatten, plain
-from jaxddp.core.errors import InputError, Option, counted, shaped, show, some
+from jaxddp.core.errors import InputError, Key, Option, counted, shaped, show, some
 from jaxddp.core.ranges import Range
 from jaxddp.data.arrays import as_pixels, widened
 from jaxddp.data.source import LabelKind, Source, image_dtype, labels_of
@@ -155,15 +155,21 @@ _OF_WEIGHTS = ("image_size", "resize", "eval_crop", "interpolation", "mean", "st
 
 
 def recognized_file(file: RecipeFile, weights: str) -> RecipeFile:
-    """Return a recipe file with the network that a file of weights fits, if exactly one does, by its arrays.
+    """Return a recipe file with the network that has as many parameters as a file of weights, if there is one.
 
     The settings of images are those in which the published weights of this network agree.
+
+    Raises:
+        InputError: several networks have as many.
     """
     path = file_of_folder(files.expanded(weights))
     if not is_local(weights) or not os.path.isfile(path) or os.path.isfile(path.parent / CONFIG_FILE):
         return file
     if not (like := recognized({name: array.shape for name, array in read(path).items()})):
         return file
+    if len(networks := {one.network: None for one in like}) > 1:
+        advice = ("give the right one as ", Key("model.name", like[0].network))
+        raise InputError(f"{weights}: may have the arrays of {' or '.join(networks)}", advice=advice)
     of_all = {key: {getattr(one, key) for one in like} for key in _OF_WEIGHTS}
     images = {key: values.pop() for key, values in of_all.items() if len(values) == 1}
     notice = f"{weights}: has the arrays of {like[0].network}"

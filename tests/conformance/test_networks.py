@@ -161,12 +161,14 @@ def fresh_run(name: str, place: Path) -> TrainedRun:
 
 # --- What others publish ---
 
-SECOND = ("vit_b16", "timm_convnext_tiny", "timm_swin_t")
+SECOND = ("vit_b16", "timm_convnext_tiny", "timm_swin_t", "timm_efficientnet_b0")
+SECOND += ("timm_mobilenet_v2_050", "timm_mobilenet_v2_140")
 """Networks whose arrays are checked under the second of their published namings."""
 NAMED = (
     *("resnet18", "resnet50", "resnext50_32x4d", "resnet50d", "seresnet50", "vit_ti16", "vit_b16", "convnext_tiny"),
     *("timm_convnext_tiny", "regnet_y_400mf", "efficientnet_b0", "efficientnet_v2_s", "mobilenet_v3_large"),
-    *("efficientnet_lite0", "swin_t", "timm_swin_t"),
+    *("efficientnet_lite0", "tf_efficientnet_b0", "timm_efficientnet_b0", "mobilenet_v2", "timm_mobilenet_v2_050"),
+    *("mobilenet_v4_conv_small", "swin_t", "timm_swin_t"),
 )
 """One network for each kind of block and each naming; the others differ only in sizes."""
 BUILT = {
@@ -248,7 +250,7 @@ LARGE += [
     for name in (
         *("resnet50", "resnext50_32x4d", "resnet50d", "seresnet50", "convnext_tiny"),
         *("regnet_y_400mf", "efficientnet_b0", "efficientnet_v2_s", "mobilenet_v3_large", "timm_convnext_tiny"),
-        "efficientnet_lite0",
+        *("efficientnet_lite0", "tf_efficientnet_b0", "mobilenet_v2", "mobilenet_v4_conv_small"),
     )
 ]
 OTHERS = [(name, size, "float64") for name in golden() for size in golden()[name]["logits"]]

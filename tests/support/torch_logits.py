@@ -6,9 +6,9 @@
                                                           loads exported weights strictly and compares with it
     python tests/support/torch_logits.py resnet18 FILE.pth        writes a .pth file of the same weights
 
-The committed files were written with torchvision 0.29.2 and timm 1.0.31: the ResNets with basic blocks and with
-bottlenecks, the ConvNeXts and the ViTs with torch 2.13.0, the EfficientNet-Lites with 2.14.1, and the other networks
-and the positions with 2.15.0.
+The committed files were written with torchvision 0.29 and timm 1.0.31: the ResNets with basic blocks and with
+bottlenecks, the ConvNeXts and the ViTs with torch 2.13.0, the EfficientNet-Lites and the networks after them with
+2.14.1, and the other networks and the positions with 2.15.0.
 """
 
 import functools
@@ -52,6 +52,16 @@ NETWORKS = {
     },
     **{name: ("torchvision", name, (ODD,)) for name in ("efficientnet_b0", "efficientnet_v2_s", "mobilenet_v3_large")},
     **{f"efficientnet_lite{size}": ("timm", f"tf_efficientnet_lite{size}", (ODD,)) for size in range(5)},
+    **{name: ("torchvision", name, ()) for name in ("efficientnet_b2", "efficientnet_b7", "efficientnet_v2_l")},
+    **{f"tf_{name}": ("timm", f"tf_{name}", ()) for name in ("efficientnet_b5", "efficientnet_b6")},
+    "mobilenet_v2": ("torchvision", "mobilenet_v2", (ODD,)),
+    "timm_efficientnet_b0": ("timm", "efficientnet_b0", (ODD,)),
+    "tf_efficientnet_b0": ("timm", "tf_efficientnet_b0", (ODD,)),
+    "tf_efficientnet_v2_m": ("timm", "tf_efficientnetv2_m", ()),
+    "timm_mobilenet_v2_140": ("timm", "mobilenetv2_140", ()),
+    "timm_mobilenet_v2_050": ("timm", "mobilenetv2_050", (ODD,)),
+    **{f"mobilenet_v4_conv_{size}": ("timm", f"mobilenetv4_conv_{size}", ()) for size in ("medium", "large")},
+    "mobilenet_v4_conv_small": ("timm", "mobilenetv4_conv_small", (ODD,)),
     "swin_t": ("torchvision", "swin_t", ("224x224", ODD)),
     "swin_s": ("torchvision", "swin_s", (ODD,)),
     "timm_swin_t": ("timm", "swin_tiny_patch4_window7_224", ("224x224",)),
