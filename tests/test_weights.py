@@ -18,13 +18,14 @@ from support.shared import adapted, sgd
 
 from jaxddp.api import export_weights, prepare_training, train
 from jaxddp.config import ModelConfig
+from jaxddp.config.layers import Layers
 from jaxddp.core.errors import InputError
 from jaxddp.losses import softmax_cross_entropy
 from jaxddp.mesh import Topology
 from jaxddp.models.interface import by_path, shapes_of
 from jaxddp.models.resnet import BASIC, Architecture, build
 from jaxddp.setup.initial_weights import WeightsTarget, initial_weights
-from jaxddp.weights.match import match, namings_of
+from jaxddp.weights.match import dotted_path, match, namings_of
 from jaxddp.weights.state_dict import read, write
 
 SHAPE = (6, 6, 3)
@@ -60,15 +61,22 @@ def test_exported_weights_are_read_back_bit_for_bit(tmp_path, make):
     assert largest_difference(start().state.params, setup.state.params) > 0
 
 
-def test_a_head_for_other_classes_is_newly_initialized(tmp_path, caplog):
-    model = small_resnet(5)
+def test_a_new_head_starts_at_zero(tmp_path, caplog):
+    """It is a head for other classes, or one that the config names. That of a user's network keeps its own values."""
+    named = small_resnet(5)
     write(tmp_path / "w.safetensors", {**state_dict_of(small_resnet(), SHAPE), "extra.weight": np.zeros(3)})
-    arrays = initial_weights(tmp_path / "w.safetensors", WeightsTarget(model, SHAPE, 5), Topology.create(1))
-    assert set(shapes_of(model, SHAPE)) - set(arrays) == {"params/fc/kernel", "params/fc/bias"}
-    assert caplog.messages == [
-        f"{tmp_path / 'w.safetensors'}: 30 of the network's 32 arrays; a new head for 5 classes: params/fc/bias, "
-        "params/fc/kernel; not used: extra.weight"
-    ]
+    write(tmp_path / "same.safetensors", state_dict_of(named, SHAPE))
+    for file, layers, told in (("w", "", "; not used: extra.weight"), ("same", "fc", "")):
+        target = WeightsTarget(named, SHAPE, 5, new_layers=Layers.parse(layers, "model.new_layers"))
+        arrays = initial_weights(tmp_path / f"{file}.safetensors", target, Topology.create(1))
+        zeros = {path: array.shape for path, array in arrays.items() if not array.any()}
+        assert zeros == {"params/fc/kernel": (8, 5), "params/fc/bias": (5,)} and set(arrays) == set(target.shapes)
+        heads = "30 of the network's 32 arrays; a new head for 5 classes: params/fc/bias, params/fc/kernel"
+        assert caplog.messages.pop() == f"{tmp_path / file}.safetensors: {heads}{told}"
+    target = WeightsTarget(adapted(SmallNet(5)), SHAPE, 5, new_layers=Layers.parse("Dense_0", "model.new_layers"))
+    write(tmp_path / "own.safetensors", {dotted_path(path): np.ones(shape) for path, shape in target.shapes.items()})
+    arrays = initial_weights(tmp_path / "own.safetensors", target, Topology.create(1))
+    assert set(target.shapes) - set(arrays) == {"params/Dense_0/kernel", "params/Dense_0/bias"}
 
 
 @pytest.mark.slow
@@ -81,7 +89,7 @@ def test_new_layers_take_no_weights_from_the_file(tmp_path, caplog):
     first, second = (by_path(made.state.params, made.state.model_state) for made in (setup, whole))
     differing = {path.rpartition("/")[0] for path in first if not np.array_equal(first[path], second[path])}
     assert differing == {"params/fc", "params/layer1_0/bn1", "batch_stats/layer1_0/bn1"}
-    assert len(caplog.messages) == 1 and "26 of the network's 32 arrays; new: params/fc/bias, " in caplog.messages[0]
+    assert len(caplog.messages) == 1 and "26 of the network's 32 arrays; new: params/layer1_0/bn1" in caplog.messages[0]
 
 
 def test_weights_that_do_not_fit_are_listed():

@@ -30,7 +30,7 @@ from jaxddp.recipe.sources import CONFIG_FILE
 from jaxddp.setup.recipe import Recipe
 from jaxddp.setup.resources import ImageShape
 from jaxddp.weights.foreign import Foreign, Rename, in_terms_of, renamed
-from jaxddp.weights.match import ImageArrays, Shapes, dotted_path, listed, match, namings_of
+from jaxddp.weights.match import ImageArrays, Shapes, dotted_path, has_published_names, listed, match, namings_of
 from jaxddp.weights.places import WEIGHTS_FILE, local_weights
 from jaxddp.weights.state_dict import read
 from jaxddp.workdir.saved_state import read_run
@@ -48,7 +48,7 @@ class WeightsTarget:
         num_classes: the number of its classes.
         class_ids: the ids of its classes; empty if they are not known.
         image_shape: the shape of its images, [H, W, C], to which arrays are converted.
-        new_layers: layers that keep their initial values.
+        new_layers: layers that keep their initial values, except for a head; see `initial_weights`.
         needs_head: whether a head for other classes is an error.
         rename: a recipe's function from the names in a file to those of the network.
     """
@@ -102,9 +102,9 @@ def initial_weights(
     """Return the arrays of a weights file, or of a run in its work directory, that fit a network, by path.
 
     The head of a run, or of a repository to which a run was pushed, is skipped if its classes differ from the target's.
-    Arrays for images of another size or with other channels are converted to those for images of the target. A line is
-    logged if layers keep their initial values (`new_layers`, or a head for other classes), or arrays of the file are
-    converted or not used.
+    A new head of a network with published names starts at zero. Arrays for images of another size or with other
+    channels are converted to those for images of the target. A line is logged if layers keep their initial values
+    (`new_layers`), the head is new, or arrays of the file are converted or not used.
 
     Args:
         stored: the arrays of the file, if it was read before.
@@ -142,8 +142,12 @@ def initial_weights(
     told = "; ".join(f"{name}: {listed(arrays)}" for name, arrays in differences.items() if arrays)
     if topology.peers.is_first and told:
         _log.info(f"{path}: {len(matched.arrays)} of the network's {counted(len(target.shapes), 'array')}; {told}")
+    # A new head starts at zero, because the initial kernels of EfficientNets for few classes give large logits, which a
+    # fine-tuning does not make up for (Kolesnikov et al. 2020, "Big transfer", arXiv:1912.11370, also starts at zero).
+    # The head of a user's network may need another value, for example if it divides by the norm of its kernel.
+    zeros = matched.head if has_published_names(target.model) else ()
     # The arrays are compared before they are converted, because processors may round conversions differently.
-    return matched.converted()
+    return matched.converted() | {path: np.zeros(target.shapes[path], np.float32) for path in zeros}
 
 
 def state_of_weights(

@@ -192,8 +192,8 @@ class WeightMatch:
 
     Attributes:
         arrays: the arrays by path: all of the network's except those in `new` and `head`.
-        new: the paths of new layers, which keep their initialization.
-        head: the paths of a head for another number of classes, which also keeps its initialization.
+        new: the paths of new layers other than the head, which keep their initialization.
+        head: the paths of a new head, or of a head for another number of classes.
         left_over: the names in the state dict that the network does not use.
         conversions: the conversions that arrays of another shape still need, by path.
     """
@@ -243,7 +243,8 @@ def match(
     converted = {} if images is None else conversions(shapes, others, images)
     unmatched = [path for path, shape in shapes.items() if path not in arrays or arrays[path].shape != shape]
     unmatched = [path for path in unmatched if path not in {*new, *converted}]
-    head = _head(shapes, [path for path in shapes if path not in new] if new_head else unmatched, num_classes)
+    fresh = [path for path in shapes if path not in new] if new_head else unmatched
+    head = _head(shapes, fresh, num_classes) or _head(shapes, new, num_classes)
     if faults := [path for path in unmatched if path not in head]:
         choice = "choose the network of these weights (", Key("model.name"), ", width and stem), or "
         if len(namings) == 1:
@@ -257,7 +258,7 @@ def match(
     used = set(names.values())
     left_over = tuple(sorted(name for name in state_dict if name not in used))
     matched = {path: array for path, array in arrays.items() if path not in {*new, *head}}
-    return WeightMatch(matched, new, head, left_over, converted)
+    return WeightMatch(matched, tuple(path for path in new if path not in head), head, left_over, converted)
 
 
 def _head(shapes: Shapes, paths: Sequence[str], num_classes: int) -> tuple[str, ...]:
