@@ -28,23 +28,24 @@ from jaxddp.reports.tables import Estimate
 
 run = functools.partial(run_jaxddp, seconds=2 * 3600)
 PROBE, SCRATCH = "linear probe", "from scratch"
-SCRATCH_RATE, HEAD_RATE, RATE = "0.05", "0.02", "0.005"
-"""Peak learning rates for batches of 32 images: from scratch, of the head alone, and of pretrained layers."""
+SCRATCH_RATE, HEAD_RATE, RATE = "0.05", "0.004", "0.008"
+"""Peak learning rates for batches of 32 images: from scratch, of the head alone, and of pretrained layers. The last two
+had the best accuracy of 0.0005, 0.002 and 0.008, and of 0.002 and 0.008, in 3 epochs on draw 0 of CIFAR-10."""
 
 
 def words_of(way: str, options: argparse.Namespace) -> list[str]:
     """Return the options of a way of training."""
     # The recipe names the head "fc". A factor of 1 replaces its factor.
-    words, one_rate = ["--model.new-layers", "head"], ["--optimizer.rate-factors", "head=1"]
+    words = ["--model.new-layers", "head", "--optimizer.rate-factors", "head=1", "--optimizer.learning-rate"]
     if way == SCRATCH:
-        return [*words, *one_rate, "--optimizer.learning-rate", SCRATCH_RATE]
-    words += ["--model.weights", options.weights]
+        return [*words, SCRATCH_RATE]
+    weights = ["--model.weights", options.weights]
     match way:
         case "frozen":
-            return [*words, *one_rate, "--model.freeze", "all but head", "--optimizer.learning-rate", HEAD_RATE]
+            return [*words, HEAD_RATE, *weights, "--model.freeze", "all but head"]
         case "last stage":
-            words += ["--model.freeze", f"all but {options.last},head"]
-    return [*words, "--optimizer.learning-rate", RATE, "--optimizer.rate-factors", "head=10"]
+            weights += ["--model.freeze", f"all but {options.last},head"]
+    return [*words, RATE, *weights]
 
 
 WAYS = (PROBE, "frozen", "last stage", "whole network", SCRATCH)
