@@ -235,7 +235,7 @@ def test_the_command_prints_a_table_and_returns_1_after_a_failed_check(tmp_path,
 # --- Two processes ---
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_two_processes_print_one_table(tmp_path):
     launcher = [sys.executable, "-m", "jaxddp", "launch", "--processes", "2", "--logs", str(tmp_path / "logs")]
     command = [*launcher, "--", "doctor", "--workdir", str(tmp_path / "w")]

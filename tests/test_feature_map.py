@@ -98,7 +98,7 @@ def test_features_without_predictions_are_refused(tmp_path, capfd):
     assert line == "jaxddp: --features: needs the checkpoint's network; leave --no-predictions out"
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_a_report_has_the_map_of_each_run_or_the_reason_without(tmp_path, monkeypatch, capfd):
     data = write_arrays(tmp_path / "images.npz", random_table(16, image=16), random_table(12, seed=1, image=16))
     run, out = tmp_path / "run", tmp_path / "report.html"

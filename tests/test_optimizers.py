@@ -86,7 +86,7 @@ def copy_setup(setup):
     return dataclasses.replace(setup, state=jax.tree.map(jnp.copy, setup.state))
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_evaluation_of_a_checkpoint_repeats_the_metrics_of_its_validation(tmp_path, capsys):
     """Evaluation and prediction restore the schedule-free average of the checkpoint."""
     write_arrays(tmp_path / "set.npz", TABLE, VAL)

@@ -129,7 +129,7 @@ def test_the_arrays_of_a_file_and_their_mapping_are_listed(folder, monkeypatch, 
     assert line in capfd.readouterr().out.splitlines()
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_every_command_takes_weights_and_measures_synsets_among_the_classes_of_imagenet(folder, capfd, caplog):
     # The bias of one class makes it the prediction of every image.
     arrays, names = read(folder / "net.safetensors"), imagenet_classes().names

@@ -126,7 +126,7 @@ def test_a_run_starts_from_the_exported_weights_of_another_run(folder, tmp_path,
     assert line.startswith(f"jaxddp: {file}: no such file; give a .safetensors file")
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_a_run_starts_from_another_run(folder, tmp_path, monkeypatch):
     monkeypatch.chdir(folder)
     words = ["--model.weights", "run", "--optimizer.learning-rate", "0", "--train.duration", "1 step", *LEAN]

@@ -91,7 +91,7 @@ def parse_command(config: str, *words: str, command: Any = Train, measures: bool
 # --- The run's own settings ---
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_eval_takes_the_directory_of_a_run_from_anywhere(folder, run, capfd, caplog):
     expected = {name: pytest.approx(value, rel=1e-6) for name, value in last_validation(run).items()} | {"count": 9}
     assert evaluate(["eval", str(run)], capfd).items() >= expected.items()
