@@ -333,7 +333,7 @@ def export_weights(state: TrainState, setup: RunSetup, out: str | Path) -> None:
         InputError: an argument has the wrong type, or the file cannot be written.
     """
     check_state(state, setup)
-    place, arrays = Path(files.check_path(out, "out")), by_path(state.eval_params, state.model_state)
+    place, arrays = Path(files.check_path(out, "out")), by_path(state.eval_params, state.eval_model_state)
     write_weights(place, setup.model, {path: np.asarray(leaf) for path, leaf in arrays.items()}, setup.topology.peers)
 
 
