@@ -44,7 +44,7 @@ from jaxddp.job.environment import find_job
 from jaxddp.losses import sigmoid_cross_entropy, softmax_cross_entropy
 from jaxddp.mesh import Device, Topology
 from jaxddp.metrics import TopK
-from jaxddp.models.adapt import adapt
+from jaxddp.models.adapt import adapt, without_adapters
 from jaxddp.models.families import ResNetSettings
 from jaxddp.models.interface import by_path
 from jaxddp.models.resnet import ResNet, build
@@ -333,7 +333,8 @@ def export_weights(state: TrainState, setup: RunSetup, out: str | Path) -> None:
         InputError: an argument has the wrong type, or the file cannot be written.
     """
     check_state(state, setup)
-    place, arrays = Path(files.check_path(out, "out")), by_path(state.eval_params, state.eval_model_state)
+    params, place = without_adapters(setup.network, state.eval_params), Path(files.check_path(out, "out"))
+    arrays = by_path(params, state.model_state)
     write_weights(place, setup.model, {path: np.asarray(leaf) for path, leaf in arrays.items()}, setup.topology.peers)
 
 
@@ -388,6 +389,7 @@ def show_predictions(
     # A table without labels has no classes.
     if table.class_names:
         check_comparable(table, train, config.data)
+    state = state.map_params(lambda params: without_adapters(setup.network, params))
     more = setup.model, state, setup.preprocess, Signature.of(train, config.data), setup.topology
     trained = TrainedRun(Path(), int(state.step), config, *more)
     return trained.show(table, range(min(count, len(table))), explain=explain)

@@ -29,8 +29,9 @@ def _keys(section: type, *left_out: str) -> list[str]:
     return [each.name for each in dataclasses.fields(section) if each.name not in left_out]
 
 
+_LORA = ["lora", "lora_alpha", "lora_layers"]
 _BY_SECTION = {
-    "model": ["cpu_convolutions", "freeze", "new_layers", "offline", "unfreeze", "weights"],
+    "model": ["cpu_convolutions", "freeze", "new_layers", "offline", "unfreeze", "weights", *_LORA],
     "optimizer": ["clip_norm", "groups", "layer_decay", "rate_factors"],
     "train": _keys(TrainConfig, "batch_size", "duration", "label_smoothing"),
     "checkpoint": _keys(CheckpointConfig, "every", "keep"),

@@ -105,7 +105,7 @@ def built(kind, config: Config) -> typing.Any:
         return str(jax.make_jaxpr(loss)(jnp.ones((2, 3)), jnp.zeros(2, int)))
     if kind is registry.SCHEDULES:
         schedule = make_schedule(config, Steps(20, 2))
-        return [str(schedule(step)) for step in range(21)], repr(configured_parts(config, Steps(20, 2)))
+        return [str(schedule(step)) for step in range(21)], repr(configured_parts(config, 20))
     objective = registry.OBJECTIVES.get(config.objective.name)(config, None)
     fields = dict(vars(objective)) if dataclasses.is_dataclass(objective) else {}
     fields.pop("restore", None)
@@ -158,7 +158,7 @@ OF_OTHER_CHOICES = {
 }
 """For keys of choices: other keys that disable the key, and other keys that enable it."""
 VALUES = {"data.manifest": "a.jsonl", "data.crop_area": (0.5, 1.0), "data.augment.erase_area": (0.1, 0.2)}
-VALUES |= {"data.split_column": "fold", "data.val_fold": "2"}
+VALUES |= {"data.split_column": "fold", "data.val_fold": "2", "model.lora_layers": "body"}
 VALUES |= {"log.project": "a", "log.name": "b", "log.config": ("c=d",)}
 
 

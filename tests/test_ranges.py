@@ -206,6 +206,7 @@ NEEDED = {
     **{"objective.strong_rand_augment": "1", "optimizer.momentum": "0.5", "train.sync_every": "50%"},
     **{"train.outer_optimizer": "nesterov --train.sync-every 50% --parallel.groups 2"},
     **{"optimizer.reference_batch": "8", "train.ema": "0.5", "train.lookahead": "1", "train.stop_after": "1"},
+    "model.lora": "1",
 }
 """Values of the keys that other keys need."""
 

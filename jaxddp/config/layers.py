@@ -11,6 +11,10 @@ from jaxddp.core.ranges import Factor, Range, WeightDecay
 
 T = TypeVar("T")
 _ALL_BUT = "all but "
+HEADS = ("head", "fc")
+"""The names of the heads of built-in networks."""
+ADAPTERS = "lora"
+"""The first part of the names of the adapters of `model.lora`, such as "lora/blocks_0/mlp/fc1/kernel/a"."""
 _SEPARATOR = re.compile("[/._]")
 
 
@@ -19,7 +23,7 @@ class Layers:
     """A selection of layers by prefixes of their names.
 
     Names are compared word by word. Words are separated by "/", "." or "_": "layer1" and "layer1.0" match
-    "layer1_0/conv1/kernel", but do not match "layer10/kernel".
+    "layer1_0/conv1/kernel", but do not match "layer10/kernel". "*" is any one word: "blocks.*.attn".
 
     Attributes:
         prefixes: the prefixes of the selected layers.
@@ -113,8 +117,8 @@ def longest_match(values: Mapping[str, T], name: str, default: T) -> T:
 
 def has_prefix(prefix: str, name: str) -> bool:
     """Return whether a name begins with the words of a prefix."""
-    words = _words(prefix)
-    return _words(name)[: len(words)] == words
+    words, first = _words(prefix), _words(name)
+    return len(words) <= len(first) and all(word in ("*", other) for word, other in zip(words, first, strict=False))
 
 
 def assignments(pairs: Iterable[str], key: str, left_name: str = "LAYER") -> dict[str, str]:

@@ -10,7 +10,7 @@ import jaxddp.config.registry as registry
 import jaxddp.core.ranges as ranges
 from jaxddp.config.data_section import DataConfig
 from jaxddp.config.goal import Goal
-from jaxddp.config.layers import BatchStatistics, Layers, LayerSettings, WeightInit, assignments
+from jaxddp.config.layers import ADAPTERS, HEADS, BatchStatistics, Layers, LayerSettings, WeightInit, assignments
 from jaxddp.config.registry import Requires, SectionOfChoices
 from jaxddp.config.values import Names, check_values, converted, flatten, plain, read, replaced
 from jaxddp.core.duration import Duration
@@ -44,6 +44,13 @@ class ModelConfig(SectionOfChoices):
     unfreeze: Names = ()
     """Layers that are trained only after a part of the run: "layer4=1 epoch,layer3=20%". Their batch norms use the
     running statistics throughout and do not change them."""
+    lora: Annotated[int, ranges.Range(1, 65536)] | None = None
+    """Rank of LoRA's adapters of frozen kernels of attention and dense layers. By default, `freeze` is then "all but
+    head,fc" and the layers of `new_layers` and `unfreeze`."""
+    lora_alpha: Annotated[ranges.Positive, Requires("model.lora")] = 8.0
+    """The adapters are multiplied by `lora_alpha` / `lora`, as in the paper. The default is peft's."""
+    lora_layers: Annotated[str | None, Requires("model.lora")] = None
+    """Layers that get adapters: "blocks.*.attn", or "all but blocks.0". By default, all frozen ones."""
     cpu_convolutions: bool = True
     """On CPUs, compute the depthwise and grouped convolutions (`nn.Conv` with `feature_group_count`) of a recipe's own
     network as sums and products of matrices, which is many times faster. The results are equal to rounding."""
@@ -65,8 +72,16 @@ class ModelConfig(SectionOfChoices):
 
     @cached_property
     def frozen(self) -> Layers:
-        """The parsed `freeze`. Raises: InputError if the text is invalid."""
-        return Layers.parse(self.freeze or "", "model.freeze")
+        """The parsed `freeze`, without adapters. Raises: InputError if the text is invalid."""
+        layers = Layers.parse(self.freeze or "", "model.freeze")
+        if self.lora is not None and self.freeze is None:
+            layers = Layers((*HEADS, *self.fresh_layers.prefixes, *self.unfreeze_times), inverted=True)
+        return replace(layers, prefixes=(*layers.prefixes, ADAPTERS)) if self.lora and layers.inverted else layers
+
+    @cached_property
+    def adapted(self) -> Layers:
+        """The parsed `lora_layers`. Raises: InputError if the text is invalid."""
+        return Layers.parse(self.lora_layers or "", "model.lora_layers")
 
     @cached_property
     def unfreeze_times(self) -> dict[str, Duration]:
@@ -240,9 +255,6 @@ class TrainConfig:
     """Limit the decay at step t to (1 + t)/(10 + t), so that the average soon forgets the initial parameters."""
     ema_every: Annotated[ranges.Period, Requires("train.ema")] = 1
     """Update the average once per this many steps, with the decay raised to the power of this number."""
-    swa: Duration | None = None
-    """Length of the last part of the run whose parameters are averaged, each step with the same weight, such as "25%".
-    The average takes the place of that of `ema`. If None, no average."""
     sync_every: Duration | None = None
     """How often groups of devices (`parallel.groups`) average their parameters, such as "50 steps". In the steps
     between, each group trains its own parameters (local SGD). If None, all devices average the gradients of each
@@ -486,7 +498,7 @@ class Config:
         check_values(self)
         # Parse the values that have a special syntax, to report invalid values before the run starts.
         _ = self.model.batch_statistics, self.model.initialization, self.model.fresh_layers, self.model.frozen
-        _ = self.model.unfreeze_times, self.optimizer.layer_rate_factors, self.log.recorded
+        _ = self.model.adapted, self.model.unfreeze_times, self.optimizer.layer_rate_factors, self.log.recorded
         _ = self.loss.weights, self.checkpoint.goal(averages=False), self.parallel.division
         if "curves" in self.log.to and "jsonl" not in self.log.to:
             given = Key.plain("log.to", ",".join(self.log.to))

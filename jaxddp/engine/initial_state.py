@@ -14,6 +14,7 @@ from jaxddp.engine.parts.part import Part
 from jaxddp.engine.state import EVAL_PARAMS, TrainState, first_difference
 from jaxddp.engine.ways.way import Way
 from jaxddp.mesh import Topology
+from jaxddp.models.adapt import Adapted
 from jaxddp.models.interface import PARAMS, Model, path_of
 
 Transform = Callable[..., tuple[Any, Any]]
@@ -50,10 +51,12 @@ def make_init(
     """
 
     def init(key: jax.Array, weights: Mapping[str, jax.Array] | None = None) -> TrainState:
-        params, model_state = model.init(key, jnp.zeros((1, *image_shape), jnp.float32))
+        network = model.base if isinstance(model, Adapted) else model
+        params, model_state = network.init(key, jnp.zeros((1, *image_shape), jnp.float32))
         if transform is not None:
             params, model_state = _transformed(transform, params, model_state, topology)
         params, model_state = replace_by_weights(params, model_state, weights or {})
+        params = model.with_adapters(params, key) if isinstance(model, Adapted) else params
         arrays_of = {part.name: part.init(params, model_state) for part in parts}
         part_arrays = {name: arrays for name, arrays in arrays_of.items() if arrays is not None}
         if len(eval_parts := [name for name, arrays in part_arrays.items() if EVAL_PARAMS in arrays]) > 1:

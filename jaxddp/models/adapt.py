@@ -7,6 +7,7 @@ import contextlib
 import functools
 import inspect
 import sys
+import zlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeGuard
@@ -18,7 +19,7 @@ import jax.numpy as jnp
 from flax import traverse_util
 from jax.typing import DTypeLike
 
-from jaxddp.config.layers import NO_LAYERS, Layers
+from jaxddp.config.layers import ADAPTERS, NO_LAYERS, Layers
 from jaxddp.core.errors import InputError, Key, kind_of
 from jaxddp.models import interface
 from jaxddp.models.interface import (
@@ -401,6 +402,74 @@ class FunctionModel:
         if not train:
             return logits, model_state
         return logits, updated if self.dtype is None else like(updated, model_state)
+
+
+@dataclass(frozen=True, eq=False)
+class Adapted:
+    """A network that is called with W + scale * A B in place of some of its kernels W.
+
+    These are the low-rank adapters of LoRA (Hu et al. 2021, arXiv:2106.09685). The network itself is not changed.
+
+    Its `params` are those of the network and, in the dict `ADAPTERS`, A and B for each such kernel, by the kernel's
+    path, as in "lora/blocks_0/attn/qkv/kernel/a". B is zero at the start. As in peft, A is uniform in ±1/sqrt(inputs).
+
+    Attributes:
+        base: the network.
+        shapes: the shape [..., inputs, outputs] of each of these kernels as one or more matrices, by the kernel's name.
+        rank: the number of columns of A, [..., inputs, rank], and of rows of B, [..., rank, outputs].
+    """
+
+    base: Model
+    shapes: Mapping[str, tuple[int, ...]]
+    rank: int
+    scale: float
+
+    @property
+    def function(self) -> Callable[..., Any]:
+        """The function whose arguments set the mode."""
+        return getattr(self.base, "function", self.base.apply)
+
+    def init(self, key: jax.Array, example: jax.Array) -> tuple[Tree, Tree]:
+        params, model_state = self.base.init(key, example)
+        return self.with_adapters(params, key), model_state
+
+    def with_adapters(self, params: Tree, key: jax.Array) -> Tree:
+        """Add fresh adapters to the network's parameters. An adapter does not depend on the choice of the others."""
+        leaves, adapters = interface.by_path(params, ()), dict[str, jax.Array]()
+        for name, (*stack, inputs, outputs) in self.shapes.items():
+            own, dtype, bound = (
+                jax.random.fold_in(key, zlib.crc32(name.encode())),
+                leaves[interface.PARAMS + name].dtype,
+                inputs**-0.5,
+            )
+            adapters[f"{name}/a"] = jax.random.uniform(own, (*stack, inputs, self.rank), dtype, -bound, bound)
+            adapters[f"{name}/b"] = jnp.zeros((*stack, self.rank, outputs), dtype)
+        return {**params, ADAPTERS: traverse_util.unflatten_dict(adapters, sep="/")}
+
+    def apply(
+        self, params: Tree, model_state: Tree, images: jax.Array, *, train: bool, key: Keys, example_keys: Keys = None
+    ) -> tuple[jax.Array, Tree]:
+        keywords: dict[str, Any] = {"example_keys": example_keys} if interface.takes_example_keys(self.base) else {}
+        return self.base.apply(merged(params, self.scale), model_state, images, train=train, key=key, **keywords)
+
+
+def merged(params: Tree, scale: float) -> Tree:
+    """Return the parameters of a network alone, with W + scale * A B for each kernel W that has an adapter."""
+    adapters: Any = traverse_util.flatten_dict(params[ADAPTERS], sep="/")
+
+    def add(path: Any, leaf: jax.Array) -> jax.Array:
+        if (name := interface.path_of(path)) + "/a" not in adapters:
+            return leaf
+        product = jnp.matmul(adapters[f"{name}/a"], adapters[f"{name}/b"], precision="highest")
+        return leaf + scale * product.reshape(leaf.shape)
+
+    own = {name: tree for name, tree in params.items() if name != ADAPTERS}
+    return jax.tree_util.tree_map_with_path(add, own)
+
+
+def without_adapters(model: Model, params: Tree) -> Tree:
+    """Return the parameters of a network alone; those of a network that is not `Adapted` are returned unchanged."""
+    return merged(params, model.scale) if isinstance(model, Adapted) else params
 
 
 def has_dropout(model: Model, params: Tree, model_state: Tree, image_shape: tuple[int, int, int]) -> bool:

@@ -61,6 +61,7 @@ def identity(setup: RunSetup) -> dict[str, str]:
     images = jax.ShapeDtypeStruct((setup.config.train.batch_size, *data.image_shape), jnp.float32)
     name = type(getattr(setup.model, "module", setup.model)).__name__
     digests["model"] = name_and_digest(network, state.params, state.model_state, images, key, name=name)
+    digests |= {key: str(getattr(setup.config.model, key)) for key in ("lora", "lora_alpha") if setup.config.model.lora}
     if setup.schedule is not None:
         digests["schedule"] = name_and_digest(setup.schedule, jax.ShapeDtypeStruct((), jnp.int32))
     if setup.augmentation is not None:

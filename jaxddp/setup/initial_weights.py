@@ -2,6 +2,7 @@
 
 import functools
 import logging
+import math
 import os
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,7 +15,7 @@ import numpy as np
 import optax
 
 from jaxddp.config import Config, ModelConfig
-from jaxddp.config.layers import NO_LAYERS, Layers, has_prefix, longest_match
+from jaxddp.config.layers import ADAPTERS, HEADS, NO_LAYERS, Layers, has_prefix, longest_match
 from jaxddp.core.errors import InputError, Key, about, counted
 from jaxddp.core.phases import doing
 from jaxddp.engine.initial_state import Transform, make_init
@@ -23,8 +24,8 @@ from jaxddp.engine.parts.guard import GradientNorm
 from jaxddp.engine.state import TrainState
 from jaxddp.kernels import Kernels
 from jaxddp.mesh import Topology
-from jaxddp.models.adapt import with_frozen_norms
-from jaxddp.models.interface import PARAMS, Model, name_of, parameter_names, shapes_of
+from jaxddp.models.adapt import Adapted, with_frozen_norms
+from jaxddp.models.interface import PARAMS, Model, by_path, name_of, parameter_names, shapes_of, trees_of
 from jaxddp.models.network import Naming
 from jaxddp.recipe.sources import CONFIG_FILE
 from jaxddp.setup.recipe import Recipe
@@ -215,6 +216,42 @@ def fine_tuned(recipe: Recipe, shapes: Shapes) -> Recipe:
     return replace(recipe, optimizer=optimizer, model=model, parts=tuple(parts))
 
 
+def with_adapters(model: Model, config: Config, kernels: Kernels, image_shape: ImageShape) -> Model:
+    """Return a network with adapters for its frozen dense kernels, if `model.lora` is set; otherwise the network.
+
+    Raises: InputError if no such kernel is chosen, or one is smaller than the rank.
+    """
+    if (rank := config.model.lora) is None:
+        return model
+    key, layers, (params, _) = Key("model.lora", rank), config.model.adapted, trees_of(model, image_shape)
+    if not isinstance(params, Mapping) or ADAPTERS in params:
+        raise InputError(key, f": the network's parameters must be a dict without the key {ADAPTERS!r}")
+    shapes = {name: leaf.shape for name, leaf in by_path((), params).items()}
+    frozen = [name for name in shapes if name in config.frozen]
+    if len(frozen) == len(shapes) and config.model.freeze is None:
+        advice = "name the trained layers: ", Key.plain("model.freeze", "all but LAYER")
+        raise InputError(key, f": the network has no layer called {' or '.join(HEADS)}", advice=advice)
+    layers.check(shapes, "model.lora_layers")
+    matrices = dict[str, tuple[int, ...]]()
+    for name in (name for name in frozen if name in layers or not layers):
+        kernel, (*sizes,) = kernels.get(name, shapes[name]), shapes[name]
+        # A convolution of images sums over three axes, and an attention's projection over two at most.
+        if kernel is not None and 0 < len(kernel.inputs) < 3:
+            sides = [math.prod(sizes[axis] for axis in axes) for axes in (kernel.inputs, kernel.outputs)]
+            matrix = (*sizes[: kernel.inputs[0]], *sides)
+            if kernel.inputs < kernel.outputs and math.prod(matrix) == math.prod(sizes) and min(sides) > 1:
+                matrices[name] = matrix
+    if not matrices:
+        given = Key("model.lora_layers", config.model.lora_layers) if layers else key
+        advice = "name other layers, or leave it out"
+        raise InputError(given, ": no frozen layer has a kernel of attention or of a dense layer", advice=advice)
+    name, (*_, inputs, outputs) = min(matrices.items(), key=lambda item: min(item[1][-2:]))
+    if rank > (most := min(inputs, outputs)):
+        advice = f"give at most {most}, or name other layers in ", Key("model.lora_layers")
+        raise InputError(key, f": the kernel {name} is a matrix of {inputs}x{outputs}", advice=advice)
+    return Adapted(model, matrices, rank, config.model.lora_alpha / rank)
+
+
 def _trained(config: Config, shapes: Shapes, kernels: Kernels) -> list[str]:
     """Return the names of the trained parameters. Raises: see `fine_tuned`."""
     names, groups = parameter_names(shapes), config.optimizer.layer_settings
@@ -225,12 +262,17 @@ def _trained(config: Config, shapes: Shapes, kernels: Kernels) -> list[str]:
         "optimizer.rate_factors": config.optimizer.layer_rate_factors.keys() - groups.rates.keys(),
         "optimizer.groups": groups.rates | groups.decays,
     }
-    checked = {"model.freeze": config.model.frozen, "model.new_layers": config.model.fresh_layers}
+    freeze, rank = config.model.freeze, config.model.lora
+    checked = {
+        "model.freeze": config.model.frozen if freeze else NO_LAYERS,
+        "model.new_layers": config.model.fresh_layers,
+    }
     checked |= {key: Layers((*(groups.frozen if "groups" in key else ()), *layers)) for key, layers in keys.items()}
     for key, layers in checked.items():
         layers.check(names, key)
     trained = [name for name in names if name not in config.frozen]
-    freezing_key = Key.plain("model.freeze", config.model.freeze) if config.model.freeze else Key("optimizer.groups")
+    freezing_key = Key("model.lora", rank) if rank else Key("optimizer.groups")
+    freezing_key = Key.plain("model.freeze", freeze) if freeze else freezing_key
     if not trained:
         raise InputError(freezing_key, ": no layer is left to train", advice="leave one out")
     for key, layers in keys.items():
@@ -256,4 +298,5 @@ def _layer_decays(model: Model, names: Iterable[str], decay: float) -> dict[str,
         problem = f": {name_of(module)} does not define the depth of its layers"
         advice = "give it depth and depth_of(path), or leave this out and set ", Key("optimizer.rate_factors")
         raise InputError(Key("optimizer.layer_decay", decay), problem, advice=advice)
-    return {name: decay ** (module.depth - 1 - module.depth_of(PARAMS + name)) for name in names}
+    depths = {name: module.depth_of(PARAMS + name.removeprefix(f"{ADAPTERS}/")) for name in names}
+    return {name: decay ** (module.depth - 1 - depth) for name, depth in depths.items()}

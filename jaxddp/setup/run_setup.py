@@ -7,7 +7,7 @@ import copy
 import dataclasses
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import jax
@@ -28,8 +28,7 @@ from jaxddp.engine.parts.averages import with_average
 from jaxddp.engine.predictions import make_classify
 from jaxddp.engine.programs import Program, TrainStep, gather_batch, loops_are_slow, make_eval_step
 from jaxddp.engine.replicas import SelfTest
-from jaxddp.engine.state import EVAL_MODEL_STATE, TrainState, first_difference
-from jaxddp.engine.statistics import PASSES, STILL, with_own_statistics
+from jaxddp.engine.state import TrainState, first_difference
 from jaxddp.engine.step import Phases
 from jaxddp.engine.ways.way import Way
 from jaxddp.measure.memory import memory_errors
@@ -39,7 +38,7 @@ from jaxddp.models.interface import Model, by_path, trees_of
 from jaxddp.recipe.file import CALLED, RecipeFile
 from jaxddp.recipe.sources import is_built_in
 from jaxddp.setup.feed import LONGEST_CHUNK, eval_batches, limit_batch_size
-from jaxddp.setup.initial_weights import WeightsTarget, configured_weights, fine_tuned
+from jaxddp.setup.initial_weights import WeightsTarget, configured_weights, fine_tuned, with_adapters
 from jaxddp.setup.network_checks import OWN_WEIGHTS, brings_weights, check_frozen_state
 from jaxddp.setup.recipe import Recipe, make_recipe, minimized
 from jaxddp.setup.resources import check_comparable, join_and_resolve, open_resources
@@ -104,7 +103,7 @@ class RunSetup(Recipe):
     The state is replicated on every device. `dataclasses.replace(setup, state=trained)` continues from a trained state.
 
     Attributes:
-        network: the model, adapted to the platform; see `jaxddp.models.adapt.for_platform`.
+        network: the model, adapted to the platform, with adapters; see `jaxddp.models.adapt.for_platform`.
         like: the shape and dtype of each array of the state.
         weights: the initial weights, by path, which replaced freshly initialized arrays.
         programs: the cache of compiled programs.
@@ -197,30 +196,18 @@ class RunSetup(Recipe):
         step, key = self.layout.way.step(self.phases, compiler_options=self.resources.compiler_options), self.key
         return lambda state, batch: step(state, batch, key)
 
-    def compiled_steps(self, *, resident: bool, phases: Phases | None = None) -> Program:
+    def compiled_steps(self, *, resident: bool) -> Program:
         """Return the program of the training steps, on batches or on images that are `resident` on the devices."""
         options = {"resident": resident, "compiler_options": self.resources.compiler_options}
-        return self.programs(self.way.program, phases or self.phases, **options)
+        return self.programs(self.way.program, self.phases, **options)
 
-    def own_statistics(self) -> Callable[[TrainState], TrainState] | None:
-        """Return the function of the last state that `with_own_statistics` is; None if no part needs it."""
-        if not any(EVAL_MODEL_STATE in arrays for arrays in self.like.parts.values()):
-            return None
-        program, chunks = self.program(Phases(self.unmeasured, STILL))
-        begin = max(0, self.layout.plan.total_steps - PASSES)
-        return partial(with_own_statistics, way=self.way, program=program, chunks=partial(chunks, begin))
-
-    def program(self, phases: Phases | None = None) -> tuple[Program, Chunks]:
-        """Return the program of the training steps, and the function that yields its arguments.
-
-        Args:
-            phases: other phases than those of training; each dispatch then has a single step.
-        """
+    def program(self) -> tuple[Program, Chunks]:
+        """Return the program of the training steps, and the function that yields its arguments."""
         key, plan, resident = self.key, self.layout.plan, self.config.data.cache == "device"
-        program = self.compiled_steps(resident=resident, phases=phases)
+        program = self.compiled_steps(resident=resident)
         if not resident:
             return program, lambda done: (Chunk(1, (batch, key)) for batch in self.batches(done, plan.total_steps))
-        longest = self._longest_chunk if self.way.has_loop and phases is None else 1
+        longest = self._longest_chunk if self.way.has_loop else 1
         length, growth = plan.chunk_length(longest), self.feed.growth
         cuts = [] if growth is None else growth.changes(plan.total_steps)
         return program, lambda done: self.feed.resident_chunks(plan.chunks(done, length, cuts), key)
@@ -373,16 +360,18 @@ def initialize(recipe: Recipe, *, fresh: bool = True, programs: CompiledPrograms
     topology.peers.agree(values | settings())
     layout.way.connect()
     recipe = complete_recipe(recipe)
+    network, shape = for_platform(recipe.model, topology.platform), layout.training_data.image_shape
+    network = with_adapters(network, recipe.config, recipe.kernels, shape)
     weights: Mapping[str, np.ndarray] = {}
     if fresh:
-        config, shape, ids = recipe.config.model, layout.training_data.image_shape, recipe.resources.train.class_ids
+        config, ids = recipe.config.model, recipe.resources.train.class_ids
         target = WeightsTarget(recipe.model, shape, len(ids), tuple(ids), config.fresh_layers)
         if recipe.file is not None:
             target = dataclasses.replace(target, rename=recipe.file.rename)
         weights = configured_weights(config, target, topology)
     else:
         recipe = dataclasses.replace(recipe, initialize=None)
-    made = {"network": for_platform(recipe.model, topology.platform), "programs": programs or CompiledPrograms()}
+    made = {"network": network, "programs": programs or CompiledPrograms()}
     none: Any = None
     setup = RunSetup(**vars(recipe), **made, weights=weights, state=none, like=none)
     out_of_memory = memory_errors(lambda: "while the network was initialized", lambda: "choose a smaller network")
@@ -420,7 +409,7 @@ def complete_recipe(recipe: Recipe) -> Recipe:
     Raises: see `fine_tuned`.
     """
     shape = recipe.layout.training_data.image_shape
-    params, model_state = trees_of(recipe.model, shape)
+    params, model_state = trees_of(with_adapters(recipe.model, recipe.config, recipe.kernels, shape), shape)
     recipe = fine_tuned(recipe, {path: leaf.shape for path, leaf in by_path(params, model_state).items()})
     check_frozen_state(recipe.model, recipe.config.frozen_norms, (params, model_state), shape)
     opt_state = jax.eval_shape(recipe.optimizer.init, params)

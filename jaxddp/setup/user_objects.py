@@ -215,11 +215,12 @@ def optimizer_of(
     """
     arguments = at_batch_size(config), rate
     custom = user_object("optimizer", *arguments)
+    # The kernels of built-in networks are known without a trace, by their names. A user's optimizer needs none.
+    is_traced = not type(getattr(model, "module", None)).__module__.startswith("jaxddp.models.")
+    is_traced &= custom is None or config.model.lora is not None
+    arrays = getattr(model, "layer_arrays", None) if is_traced else None
+    kernels = BY_NAME if arrays is None else Kernels.of_layers(arrays(image_shape))
     if custom is None:
-        # The kernels of built-in networks are known without a trace, by their names.
-        is_built_in = type(getattr(model, "module", None)).__module__.startswith("jaxddp.models.")
-        arrays = None if is_built_in else getattr(model, "layer_arrays", None)
-        kernels = BY_NAME if arrays is None else Kernels.of_layers(arrays(image_shape))
         return OPTIMIZERS.get(config.optimizer.name)(*arguments, kernels), kernels, True
     optimizer, where = custom.value, custom.where
     functions = (getattr(optimizer, name, None) for name in ("init", "update"))
@@ -230,7 +231,7 @@ def optimizer_of(
     for layer, decay in config.optimizer.layer_settings.decays.items():
         problem = f": {layer}:decay={decay:g}: {where} gives an object, which has its own decay"
         raise InputError(Key("optimizer.groups"), problem, advice="leave it out")
-    return optimizer, BY_NAME, custom.hook is not None
+    return optimizer, kernels, custom.hook is not None
 
 
 def metrics_of(config: Config, labels: LabelKind, user_object: ObjectSource) -> dict[str, Any]:
@@ -276,7 +277,7 @@ def parts_of(config: Config, steps: Steps, user_object: ObjectSource) -> tuple[P
 
     Raises: InputError if an object is no part, or two parts have the same name.
     """
-    configured, custom = configured_parts(config, steps), user_object("parts", config, steps)
+    configured, custom = configured_parts(config, steps.total), user_object("parts", config, steps)
     if custom is None:
         return configured
     parts = list(custom.value) if isinstance(custom.value, list | tuple) else [custom.value]

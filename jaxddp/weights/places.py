@@ -169,13 +169,8 @@ def has_library(text: str) -> bool:
 @cache
 def published_weights() -> tuple[PublishedWeights, ...]:
     """Return the list. The default weights of a function come before its other weights."""
-    kinds: dict[str, Any] = {
-        "mean": _numbers,
-        "std": _numbers,
-        "top1": lambda text: float(text) if text else None,
-        "parameters": float,
-    }
-    kinds |= {"image_size": int, "resize": int}
+    kinds: dict[str, Any] = {"image_size": int, "resize": int, "mean": _numbers, "std": _numbers, "parameters": float}
+    kinds["top1"] = lambda text: float(text) if text else None
     with _LIST.open(encoding="utf-8", newline="") as file:
         rows = [{key: kinds.get(key, str)(text) for key, text in row.items()} for row in csv.DictReader(file)]
     return tuple(PublishedWeights(**row) for row in rows)
@@ -192,11 +187,11 @@ def find_published(name: str) -> PublishedWeights:
     library, _, function = enum.partition("/")
     key = f"{library}/{_function_of(function + '.')}" if member == _DEFAULT else name
     if key not in known:
-        raise InputError(
-            Key("model.weights", name),
+        problem, advice = (
             f": no weights have this name{nearest(name, known)}",
-            advice="the command `jaxddp weights` lists the names",
+            "the command `jaxddp weights` lists the names",
         )
+        raise InputError(Key("model.weights", name), problem, advice=advice)
     return known[key]
 
 

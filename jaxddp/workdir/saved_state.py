@@ -2,14 +2,17 @@
 
 from pathlib import Path
 
+import jax
 import numpy as np
 
 import jaxddp.core.files as files
+from jaxddp.config.layers import ADAPTERS
 from jaxddp.core.errors import InputError
 from jaxddp.engine.state import TrainState, merged_state
 from jaxddp.mesh import Topology
+from jaxddp.models.adapt import merged
 from jaxddp.models.interface import by_path
-from jaxddp.recipe.file import RecipeFile, read_recipe
+from jaxddp.recipe.file import RecipeFile, read_config, read_recipe
 from jaxddp.recipe.sources import CONFIG_FILE
 from jaxddp.training.checkpoints.integrity import CHECKPOINTS
 from jaxddp.training.checkpoints.manager import Checkpoints
@@ -34,7 +37,8 @@ def recipe_of_run(directory: Path) -> RecipeFile:
 def restore_state(directory: Path, which: str, topology: Topology, advice: str = _ADVICE) -> TrainState:
     """Return the state of a checkpoint (see `agreed_step`) on every device, with plain dicts as trees.
 
-    If the checkpoint has several states (see `TrainState.stacked`), their average is returned.
+    If the checkpoint has several states (see `TrainState.stacked`), their average is returned. Adapters of `model.lora`
+    are merged with their kernels.
 
     Raises: InputError if there is no such checkpoint, or it is damaged.
     """
@@ -43,7 +47,15 @@ def restore_state(directory: Path, which: str, topology: Topology, advice: str =
         raise InputError(f"{directory}: not the work directory of a run: it has no folder {CHECKPOINTS}/; {advice}")
     with Checkpoints(place, topology.peers, read_only=True) as checkpoints:
         state = checkpoints.restore_as_saved(agreed_step(checkpoints, which), topology.replicated)
-        return merged_state(state, topology.replicated)
+        state = merged_state(state, topology.replicated)
+    if not (isinstance(state.params, dict) and ADAPTERS in state.params):
+        return state
+    _, content = read_config(directory / CONFIG_FILE)
+    # A run from Python has these keys among its objects.
+    keys = content.get("model", {}) | content.get("objects", {})
+    scale = float(keys["lora_alpha"]) / int(keys["lora"])
+    merge = jax.jit(lambda params: merged(params, scale), out_shardings=topology.replicated)
+    return state.map_params(merge)
 
 
 def read_run(directory: Path, which: str, topology: Topology) -> tuple[int, dict[str, np.ndarray]]:
@@ -54,7 +66,7 @@ def read_run(directory: Path, which: str, topology: Topology) -> tuple[int, dict
     Raises: InputError if there is no such checkpoint, or it is damaged.
     """
     state = restore_state(directory, which, topology, f"give {FORMS}")
-    arrays = by_path(state.eval_params, state.eval_model_state)
+    arrays = by_path(state.eval_params, state.model_state)
     return int(state.step), {path: np.asarray(leaf) for path, leaf in arrays.items()}
 
 

@@ -97,8 +97,7 @@ def measured_states(state: TrainState, parts: Sequence[Part]) -> dict[str, Train
     """
     if not any(part.beside for part in parts):
         return {VAL: state}
-    averaged = state.with_variables(state.eval_params, state.eval_model_state)
-    return {VAL: state.with_variables(state.params, state.model_state), VAL_EMA: averaged}
+    return {VAL: state.with_params(state.params), VAL_EMA: state.with_params(state.eval_params)}
 
 
 def rate_factor(parts: Sequence[Part], state: TrainState) -> float:
