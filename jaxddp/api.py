@@ -334,7 +334,7 @@ def export_weights(state: TrainState, setup: RunSetup, out: str | Path) -> None:
     """
     check_state(state, setup)
     params, place = without_adapters(setup.network, state.eval_params), Path(files.check_path(out, "out"))
-    arrays = by_path(params, state.model_state)
+    arrays = by_path(params, state.eval_model_state)
     write_weights(place, setup.model, {path: np.asarray(leaf) for path, leaf in arrays.items()}, setup.topology.peers)
 
 

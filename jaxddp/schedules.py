@@ -24,10 +24,11 @@ _BEGIN, _END = 1 / 25, 1 / 250_000
 
 
 class Steps(NamedTuple):
-    """The numbers of steps of a run and of its warm-up."""
+    """The numbers of steps of a run, of its warm-up, and of the last part whose parameters are averaged."""
 
     total: int
     warmup: int
+    averaged: int = 0
 
     @property
     def after_warmup(self) -> int:
@@ -46,7 +47,7 @@ def make_schedule(config: "Config", steps: Steps) -> "optax.Schedule":
         InputError: the schedule's name is unknown, or the warm-up is longer than the run.
     """
 
-    total, warmup = steps
+    total, warmup, _ = steps
     if warmup > total:
         raise InputError(
             Key("optimizer.warmup", config.optimizer.warmup, f'"{config.optimizer.warmup}"'),

@@ -3,23 +3,27 @@
 import dataclasses
 import json
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from support.data import random_table
+from optax.contrib import schedule_free_sgd
+from support.cases import ci_case
+from support.data import CLASSES, random_table
 from support.networks import largest_difference, linear_model
 from support.runs import setup_of
 from support.shared import sgd
 
 import jaxddp
 from jaxddp.core.errors import InputError
-from jaxddp.engine.parts.averages import Lookahead, ParameterAverage
+from jaxddp.engine.parts.averages import LastAverage, Lookahead, ParameterAverage
 from jaxddp.engine.parts.configured import configured_parts
 from jaxddp.engine.parts.guard import Guard
 from jaxddp.engine.parts.part import Part, measured_states
 from jaxddp.engine.state import EVAL_PARAMS, TrainState
 from jaxddp.losses import softmax_cross_entropy
+from jaxddp.schedules import Steps
 
 TABLE, VAL = random_table(50), random_table(23, seed=1)
 
@@ -53,6 +57,70 @@ def test_the_average_equals_that_of_a_numpy_loop(every, warmup):
         np.testing.assert_allclose(next_part_state[EVAL_PARAMS]["w"], average, rtol=1e-5, atol=1e-6)
         assert unchanged is after
         part_state, state = next_part_state, after
+
+
+def test_the_last_average_gives_the_same_weight_to_each_of_the_last_steps():
+    part, trajectory = LastAverage(first=3), np.random.default_rng(0).normal(size=(9, 4)).astype(np.float32)
+    state = TrainState(jnp.int32(0), {"w": jnp.asarray(trajectory[0])}, {}, ())
+    own = part.init(state.params, {})
+    for step, params in enumerate(trajectory[1:], start=1):
+        after = state.replace(step=state.step + 1, params={"w": jnp.asarray(params)})
+        own, state = part.update(own, state, after, None)[0], after
+        first = min(4, step)
+        np.testing.assert_allclose(own[EVAL_PARAMS]["w"], trajectory[first : step + 1].mean(0), rtol=1e-5, atol=1e-6)
+    config = jaxddp.Config().replace(train={"swa": "25%"})
+    assert configured_parts(config, Steps(100, 0, 25))[0] == LastAverage(first=75)
+    with pytest.raises(InputError, match="train.swa and train.ema are given"):
+        configured_parts(config.replace(train={"ema": 0.9}), Steps(100, 0, 25))
+
+
+class Normalized(nn.Module):
+    """A network whose batch statistics depend on a kernel and on the mean color of the images."""
+
+    momentum: float
+
+    @nn.compact
+    def __call__(self, images, train: bool):
+        x = nn.Dense(6, name="first")(images.mean((1, 2)))
+        x = nn.BatchNorm(use_running_average=not train, momentum=self.momentum, use_fast_variance=False)(x)
+        return nn.Dense(CLASSES)(x)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("momentum", "average", "options", "slices"),
+    [
+        (0.99, {"ema": 0.9}, {"devices": 4}, 4),
+        ci_case(0.9, {"swa": "50%"}, {"devices": 2, "accumulate": 2}, 4),
+        ci_case(0.5, {"ema": 0.9}, {"devices": 2, "shard_optimizer": True}, 2),
+        ci_case(0.9, {"swa": "50%"}, {"devices": 2, "data": jaxddp.DataConfig(cache="device")}, 2),
+        ci_case(0.9, {"ema": 0.9}, {"devices": 2, "reproducible": True}, 8),
+        ci_case(0.9, {}, {"devices": 1, "optimizer": schedule_free_sgd(0.5)}, 1),
+    ],
+)
+def test_averaged_parameters_end_with_batch_statistics_of_their_own(momentum, average, options, slices):
+    """They are the means of those of each slice of the last batches. Only the last state has them."""
+    words, batch = {"optimizer": sgd(0.5)} | options, 16
+    optimizer, devices, model = words.pop("optimizer"), words.pop("devices"), Normalized(momentum)
+    words |= {"epochs": 4, "batch_size_per_device": batch // devices, "devices": devices} | average
+    setup = jaxddp.prepare_training(model, TABLE, optimizer=optimizer, augmentation=lambda key, image: image, **words)
+    state, history = jaxddp.train(softmax_cross_entropy, setup, val=VAL, listeners=(), eval_every="1 epoch")
+    total = setup.layout.plan.total_steps
+    found, raw = (each["batch_stats"]["BatchNorm_0"] for each in (state.eval_model_state, state.model_state))
+    first, means, variances = state.eval_params["first"], [], []
+    for batch in setup.batches(max(0, total - 100), total):
+        images = setup.supervised.preprocess(batch, train=True, key=setup.key).images
+        x = np.asarray(images, np.float64).mean((1, 2)) @ first["kernel"] + first["bias"]
+        x = x.reshape(slices, -1, 6)
+        means.append(x.mean(1).mean(0))
+        variances.append(x.var(1).mean(0))
+    np.testing.assert_allclose(found["mean"], np.mean(means, 0), rtol=2e-4, atol=2e-5)
+    np.testing.assert_allclose(found["var"], np.mean(variances, 0), rtol=2e-4, atol=2e-5)
+    assert np.abs(found["mean"] - raw["mean"]).max() > 1e-3
+    earlier = state.replace(step=state.step - 1)
+    assert largest_difference(earlier.eval_model_state, state.model_state) == 0
+    losses = history.val_ema["loss"] if average else history.val["loss"]
+    assert jaxddp.evaluate(state, setup, VAL)["loss"] == pytest.approx(losses[-1], rel=1e-6)
 
 
 @pytest.fixture(scope="module")
@@ -132,7 +200,7 @@ def test_an_average_that_replaces_the_parameters_in_evaluation_is_logged_as_val(
 
 def test_a_config_adds_averages_and_lookahead_in_their_order():
     config = jaxddp.Config().replace(train={"ema": 0.99, "ema_every": 4, "ema_warmup": False, "lookahead": 6})
-    lookahead, average, guard = configured_parts(config, 100)
+    lookahead, average, guard = configured_parts(config, Steps(100, 0))
     assert isinstance(lookahead, Lookahead)
     assert (lookahead.period, lookahead.total_steps, lookahead.decay(3)) == (6, 100, 0.5)
     assert average == ParameterAverage(0.99, every=4, warmup=False) and guard == Guard()

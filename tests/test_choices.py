@@ -105,7 +105,7 @@ def built(kind, config: Config) -> typing.Any:
         return str(jax.make_jaxpr(loss)(jnp.ones((2, 3)), jnp.zeros(2, int)))
     if kind is registry.SCHEDULES:
         schedule = make_schedule(config, Steps(20, 2))
-        return [str(schedule(step)) for step in range(21)], repr(configured_parts(config, 20))
+        return [str(schedule(step)) for step in range(21)], repr(configured_parts(config, Steps(20, 2)))
     objective = registry.OBJECTIVES.get(config.objective.name)(config, None)
     fields = dict(vars(objective)) if dataclasses.is_dataclass(objective) else {}
     fields.pop("restore", None)

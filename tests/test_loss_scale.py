@@ -21,6 +21,7 @@ from jaxddp.core.errors import InputError
 from jaxddp.engine.parts.configured import configured_parts
 from jaxddp.engine.parts.guard import Guard, LossScale
 from jaxddp.models.resnet import BASIC, Architecture, ResNet
+from jaxddp.schedules import Steps
 
 TABLE = random_table(48, image=8)
 
@@ -112,7 +113,7 @@ def test_the_loss_scale_keeps_gradients_that_are_too_small_for_float16():
 
 def test_float16_adds_the_guard_even_if_max_bad_steps_is_0():
     config = Config().replace(train={"precision": "float16", "max_bad_steps": 0, "batch_size": 32})
-    assert configured_parts(config, 10) == (Guard(), LossScale(32))
+    assert configured_parts(config, Steps(10, 0)) == (Guard(), LossScale(32))
 
 
 @pytest.mark.parametrize(("key", "value"), [("batch_size", 0), ("initial", 0), ("factor", 1), ("growth_interval", 0)])

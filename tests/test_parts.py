@@ -115,7 +115,7 @@ def test_a_checkpoint_with_other_parts_raises_an_error_that_names_them(tmp_path)
     checkpoints = Checkpoints(tmp_path / "checkpoints")
     checkpoints.save(1, make_setup(parts=AVERAGE_AND_NORM).state, {})
     checkpoints.wait()
-    with pytest.raises(InputError, match="architecture or optimizer: parts/average/eval_params/.* absent in this run"):
+    with pytest.raises(InputError, match="optimizer: parts/average/eval_model_state/.* absent in this run"):
         checkpoints.restore(1, make_setup().state)
 
 

@@ -25,6 +25,7 @@ from jaxddp.engine.parts.averages import Lookahead, ParameterAverage
 from jaxddp.engine.parts.guard import GradientNorm, Guard, LossScale
 from jaxddp.engine.parts.part import Part
 from jaxddp.engine.replicas import checksums
+from jaxddp.engine.state import EVAL_MODEL_STATE
 from jaxddp.schedules import Steps, make_schedule
 from jaxddp.setup.identity import checksum
 from jaxddp.training.checkpoints.manager import Checkpoints
@@ -83,8 +84,14 @@ ESSENTIAL = ("adamw", "muon")
 @pytest.mark.parametrize("devices", essential_and_rare((4,), 1, 2, 8))
 @pytest.mark.parametrize("optimizer", essential_and_ci(ESSENTIAL, OPTIMIZERS.names()))
 def test_a_run_with_a_sharded_optimizer_equals_one_without(optimizer, devices):
-    difference = largest_difference(trained(True, devices, optimizer), trained(False, 4, optimizer))
-    assert difference < 1e-9
+    states = [trained(True, devices, optimizer), trained(False, 4, optimizer)]
+    if optimizer == "schedule_free":
+        # These statistics are in float32, and are computed from differences of the network's.
+        arrays = [state.parts[optimizer] for state in states]
+        assert largest_difference(*(each[EVAL_MODEL_STATE] for each in arrays)) < 1e-5
+        parts = [{optimizer: {**each, EVAL_MODEL_STATE: {}}} for each in arrays]
+        states = [state.replace(parts=each) for state, each in zip(states, parts, strict=True)]
+    assert largest_difference(*states) < 1e-9
 
 
 PARTS: dict[str, tuple[tuple[Part, ...], dict[str, Any]]] = {

@@ -255,6 +255,9 @@ class TrainConfig:
     """Limit the decay at step t to (1 + t)/(10 + t), so that the average soon forgets the initial parameters."""
     ema_every: Annotated[ranges.Period, Requires("train.ema")] = 1
     """Update the average once per this many steps, with the decay raised to the power of this number."""
+    swa: Duration | None = None
+    """Length of the last part of the run whose parameters are averaged, each step with the same weight, such as "25%".
+    The average takes the place of that of `ema`. If None, no average."""
     sync_every: Duration | None = None
     """How often groups of devices (`parallel.groups`) average their parameters, such as "50 steps". In the steps
     between, each group trains its own parameters (local SGD). If None, all devices average the gradients of each

@@ -30,7 +30,7 @@ def make_predict(objective: Objective, topology: Topology) -> Callable[[TrainSta
 
     def local_predict(state: TrainState, batch: Batch) -> jax.Array:
         images = objective.preprocess(batch, train=False).images
-        return objective.predict(state.eval_params, state.model_state, images)
+        return objective.predict(state.eval_params, state.eval_model_state, images)
 
     return jax.jit(jax.shard_map(local_predict, mesh=topology.mesh, in_specs=(P(), P(AXIS)), out_specs=P(AXIS)))
 
@@ -73,7 +73,7 @@ def make_features(
 
     def local_features(state: TrainState, batch: Batch) -> jax.Array:
         images = preprocess(batch, train=False).images
-        _, value = activation(model, layer, state.eval_params, state.model_state, images)
+        _, value = activation(model, layer, state.eval_params, state.eval_model_state, images)
         value = value.astype(jnp.promote_types(value.dtype, jnp.float32))
         return value.mean(range(1, value.ndim - 1)) if pool == "mean" else value
 
@@ -90,7 +90,7 @@ def make_explain(objective: Objective, layer: LayerCall, topology: Topology) -> 
 
     def local_explain(state: TrainState, batch: Batch) -> tuple[jax.Array, jax.Array, jax.Array]:
         images = objective.preprocess(batch, train=False).images
-        variables = state.eval_params, state.model_state
+        variables = state.eval_params, state.eval_model_state
         logits = objective.predict(*variables, images)
         maps = jax.nn.relu(grad_cam(objective.model, layer, *variables, images, logits.argmax(-1)))
         maps = jax.image.resize(maps.astype(jnp.float32), images.shape[:3], "linear")

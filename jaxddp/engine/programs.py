@@ -60,7 +60,7 @@ def make_eval_step(objective: Objective, topology: Topology, *, resident: bool =
     """
 
     def local_step(state: TrainState, batch: Batch) -> MetricSums:
-        sums, _ = objective(state.eval_params, state.model_state, batch, train=False)
+        sums, _ = objective(state.eval_params, state.eval_model_state, batch, train=False)
         return sums.replace(values=lax.psum(sums.values, AXIS), sets=combine_devices(sums.sets))
 
     def local_batches(state: TrainState, images: jax.Array, columns: Batch) -> MetricSums:

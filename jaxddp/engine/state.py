@@ -1,5 +1,6 @@
 """The training state, a tree of arrays that is replicated on every device."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,9 @@ EVAL_PARAMS = "eval_params"
 """The key of evaluation parameters among a part's arrays. Prediction, export and serving use evaluation parameters
 instead of the trained parameters. Validation measures either the evaluation parameters or both. At most one part of a
 run has evaluation parameters."""
+EVAL_MODEL_STATE, MEASURED_AT = "eval_model_state", "measured_at"
+"""The keys of the model state for these parameters, and of the step for which it was computed, int32[]; -1 for none.
+See `jaxddp.engine.statistics`."""
 DEVICE_GROUPS, NUMBERS = "device_groups", "numbers"
 """The keys of int32[N] in the `parts` of a state that stacks N states; see `TrainState.stacked`."""
 SMALL_LEAF = 1 << 20
@@ -48,6 +52,16 @@ class TrainState(flax.struct.PyTreeNode):
         return next((arrays[EVAL_PARAMS] for arrays in self.parts.values() if EVAL_PARAMS in arrays), self.params)
 
     @property
+    def eval_model_state(self) -> Any:
+        """Return the model state for `eval_params`: that of a part if it was computed at this step, or else
+        `model_state`."""
+        arrays = next((arrays for arrays in self.parts.values() if EVAL_MODEL_STATE in arrays), None)
+        if arrays is None:
+            return self.model_state
+        select = functools.partial(jnp.where, arrays[MEASURED_AT] == self.step)
+        return jax.tree.map(select, arrays[EVAL_MODEL_STATE], self.model_state)
+
+    @property
     def stacked(self) -> int | None:
         """Return the number of states that are stacked in this state, along the first axis of every array.
 
@@ -56,12 +70,19 @@ class TrainState(flax.struct.PyTreeNode):
         """
         return stacked_in(self.parts)
 
-    def with_params(self, params: Any) -> "TrainState":
-        """Return this state with `params` as its parameters and, if it has any, as its evaluation parameters.
+    def with_variables(self, params: Any, model_state: Any) -> "TrainState":
+        """Return this state with other parameters and another model state, also for evaluation, if a part has them.
 
         The tree structure stays the same, so no program is compiled again.
         """
-        return self.map_params(lambda _: params)
+        values = {EVAL_PARAMS: params, EVAL_MODEL_STATE: model_state}
+        parts = {
+            name: {**arrays, **{key: values[key] for key in values.keys() & arrays.keys()}}
+            if EVAL_PARAMS in arrays
+            else arrays
+            for name, arrays in self.parts.items()
+        }
+        return self.replace(params=params, model_state=model_state, parts=parts)
 
     def map_params(self, function: Callable[[Any], Any]) -> "TrainState":
         """Return this state with a function of its parameters, and of its evaluation parameters, if any."""

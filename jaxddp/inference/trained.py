@@ -441,7 +441,7 @@ def fitted(
     Raises: InputError if the arrays do not fit the network.
     """
     trees = trees_of(network, image_shape)
-    arrays, expected_arrays = by_path(saved.eval_params, saved.model_state), by_path(*trees)
+    arrays, expected_arrays = by_path(saved.eval_params, saved.eval_model_state), by_path(*trees)
     for path in sorted(arrays.keys() | expected_arrays.keys()):
         found, expected = (list(tree[path].shape) if path in tree else "absent" for tree in (arrays, expected_arrays))
         if found != expected:

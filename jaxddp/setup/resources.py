@@ -68,8 +68,9 @@ class TrainingData:
 
 
 def steps_of(config: Config, plan: Plan) -> Steps:
-    """Return the lengths of a run and of its warmup, in steps, for the learning rate schedule."""
-    return Steps(plan.total_steps, config.optimizer.warmup.steps(**plan.lengths))
+    """Return the lengths of a run, of its warmup and of its averaged part, in steps."""
+    warmup, averaged = config.optimizer.warmup, config.train.swa
+    return Steps(plan.total_steps, warmup.steps(**plan.lengths), averaged.steps(**plan.lengths) if averaged else 0)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import copy
 import dataclasses
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import jax
@@ -28,7 +28,8 @@ from jaxddp.engine.parts.averages import with_average
 from jaxddp.engine.predictions import make_classify
 from jaxddp.engine.programs import Program, TrainStep, gather_batch, loops_are_slow, make_eval_step
 from jaxddp.engine.replicas import SelfTest
-from jaxddp.engine.state import TrainState, first_difference
+from jaxddp.engine.state import EVAL_MODEL_STATE, TrainState, first_difference
+from jaxddp.engine.statistics import PASSES, STILL, with_own_statistics
 from jaxddp.engine.step import Phases
 from jaxddp.engine.ways.way import Way
 from jaxddp.measure.memory import memory_errors
@@ -196,18 +197,30 @@ class RunSetup(Recipe):
         step, key = self.layout.way.step(self.phases, compiler_options=self.resources.compiler_options), self.key
         return lambda state, batch: step(state, batch, key)
 
-    def compiled_steps(self, *, resident: bool) -> Program:
+    def compiled_steps(self, *, resident: bool, phases: Phases | None = None) -> Program:
         """Return the program of the training steps, on batches or on images that are `resident` on the devices."""
         options = {"resident": resident, "compiler_options": self.resources.compiler_options}
-        return self.programs(self.way.program, self.phases, **options)
+        return self.programs(self.way.program, phases or self.phases, **options)
 
-    def program(self) -> tuple[Program, Chunks]:
-        """Return the program of the training steps, and the function that yields its arguments."""
+    def own_statistics(self) -> Callable[[TrainState], TrainState] | None:
+        """Return the function of the last state that `with_own_statistics` is; None if no part needs it."""
+        if not any(EVAL_MODEL_STATE in arrays for arrays in self.like.parts.values()):
+            return None
+        program, chunks = self.program(Phases(self.unmeasured, STILL))
+        begin = max(0, self.layout.plan.total_steps - PASSES)
+        return partial(with_own_statistics, way=self.way, program=program, chunks=partial(chunks, begin))
+
+    def program(self, phases: Phases | None = None) -> tuple[Program, Chunks]:
+        """Return the program of the training steps, and the function that yields its arguments.
+
+        Args:
+            phases: other phases than those of training; each dispatch then has a single step.
+        """
         key, plan, resident = self.key, self.layout.plan, self.config.data.cache == "device"
-        program = self.compiled_steps(resident=resident)
+        program = self.compiled_steps(resident=resident, phases=phases)
         if not resident:
             return program, lambda done: (Chunk(1, (batch, key)) for batch in self.batches(done, plan.total_steps))
-        longest = self._longest_chunk if self.way.has_loop else 1
+        longest = self._longest_chunk if self.way.has_loop and phases is None else 1
         length, growth = plan.chunk_length(longest), self.feed.growth
         cuts = [] if growth is None else growth.changes(plan.total_steps)
         return program, lambda done: self.feed.resident_chunks(plan.chunks(done, length, cuts), key)

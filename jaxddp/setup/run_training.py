@@ -195,6 +195,7 @@ def make_run(setup: RunSetup, listeners: Sequence[Any] = (), evaluators: Sequenc
         division=setup.layout.division,
         parts=setup.parts,
         follow=setup.programs(setup.way.follow, setup.parts),
+        own_statistics=setup.own_statistics(),
         # As one program: a schedule has a dozen operations, each of which would be compiled and run alone.
         learning_rate=setup.learning_rate and jax.jit(setup.learning_rate),
         growth=setup.feed.growing(plan.total_steps),

@@ -277,7 +277,7 @@ def parts_of(config: Config, steps: Steps, user_object: ObjectSource) -> tuple[P
 
     Raises: InputError if an object is no part, or two parts have the same name.
     """
-    configured, custom = configured_parts(config, steps.total), user_object("parts", config, steps)
+    configured, custom = configured_parts(config, steps), user_object("parts", config, steps)
     if custom is None:
         return configured
     parts = list(custom.value) if isinstance(custom.value, list | tuple) else [custom.value]

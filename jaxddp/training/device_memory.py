@@ -52,7 +52,7 @@ class Memory:
         division = Division(len(feed[-1].row), topology.num_devices)
         # JAX keeps the executable for the call. The program uses, and its memory counts, only a part of the state.
         needs = Needs.of(compile_with_cost(step, state, *feed)[1], (), topology)
-        report = MemoryReport.of(needs, topology, (state.eval_params, state.model_state, feed))
+        report = MemoryReport.of(needs, topology, (state.eval_params, state.eval_model_state, feed))
         self._validation = replace(agreed_fit(division, report, topology.peers), section="eval")
         self._is_validation_checked = True
         self._validation.check()

@@ -69,6 +69,9 @@ def fit(run: Run) -> TrainState:
                 done += chunk.steps
                 at_step(done)
                 traced.done(done, state)
+                if plan.is_last(done) and run.own_statistics:
+                    with loop.clock.paused(), phase("device", "computing statistics of the averaged parameters"):
+                        state = run.own_statistics(state)
                 loop.record_and_save(done, state)  # 3, 4
                 measured = loop.validate(done, state)  # 5
                 state = loop.apply_validation(done, state, measured)  # 6

@@ -56,6 +56,8 @@ class Run:
         division: the division of each batch among devices and microbatches.
         parts: the optional parts of the step.
         follow: passes the metrics of a validation to the parts.
+        own_statistics: gives the averaged parameters of the last state batch statistics of their own; None if there is
+            no average, or it needs none.
         learning_rate: maps a step, from 0, to the learning rate, for the log; None if unknown.
         growth: the image sizes; None if all images have one size.
         self_test: tests the averaged gradient before the first step; None for no such test.
@@ -87,6 +89,7 @@ class Run:
     division: Division
     parts: Sequence[Part] = ()
     follow: Follow = lambda state, metrics: state
+    own_statistics: Callable[[TrainState], TrainState] | None = None
     learning_rate: Callable[[int], Any] | None = None
     growth: ImageGrowth | None = None
     self_test: SelfTest | None = None

@@ -66,7 +66,7 @@ def read_run(directory: Path, which: str, topology: Topology) -> tuple[int, dict
     Raises: InputError if there is no such checkpoint, or it is damaged.
     """
     state = restore_state(directory, which, topology, f"give {FORMS}")
-    arrays = by_path(state.eval_params, state.model_state)
+    arrays = by_path(state.eval_params, state.eval_model_state)
     return int(state.step), {path: np.asarray(leaf) for path, leaf in arrays.items()}
 
 

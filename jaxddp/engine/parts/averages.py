@@ -13,7 +13,7 @@ from jaxddp.core.errors import InputError, Key
 from jaxddp.core.ranges import Decay, Period
 from jaxddp.engine.optimizer import compute_average, is_schedule_free
 from jaxddp.engine.parts.part import Part
-from jaxddp.engine.state import EVAL_PARAMS, TrainState
+from jaxddp.engine.state import EVAL_MODEL_STATE, EVAL_PARAMS, MEASURED_AT, TrainState
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,8 @@ class ParameterAverage(Part):
     average is updated after each K-th step with the decay to the power of K. So the average covers the same number of
     steps for every K. (torchvision's references and pycls multiply 1 - decay by K, which is equal to first order.)
 
-    Evaluation of the average uses the model state of the trained parameters, such as batch norm statistics.
+    Until the last step, an evaluation of the average uses the model state of the trained parameters, such as batch norm
+    statistics. After it, see `jaxddp.engine.statistics`.
 
     Attributes:
         decay: the decay of one step, 0 <= decay < 1.
@@ -46,20 +47,47 @@ class ParameterAverage(Part):
         check_values(self, "ParameterAverage: ")
 
     def init(self, params: Any, model_state: Any) -> Any:
-        # Copy, because a donated state must not hold a buffer twice.
-        return {EVAL_PARAMS: jax.tree.map(jnp.copy, params)}
+        return _evaluated(params, model_state)
+
+    def decay_at(self, step: jax.Array) -> jax.Array:
+        """Return the decay of an update in a step, float32[], from 0."""
+        decay = jnp.minimum(self.decay, (1 + step) / (10 + step)) if self.warmup else jnp.float32(self.decay)
+        return decay**self.every if self.every > 1 else decay
 
     def update(self, own: Any, before: TrainState, after: TrainState, grads: Any) -> tuple[Any, TrainState]:
-        step = before.step.astype(jnp.float32)
-        decay = jnp.minimum(self.decay, (1 + step) / (10 + step)) if self.warmup else jnp.float32(self.decay)
-        if self.every > 1:
-            decay = decay**self.every
+        decay = self.decay_at(before.step.astype(jnp.float32))
 
         def average(old: jax.Array, new: jax.Array) -> jax.Array:
             moved = old + (1 - decay).astype(new.dtype) * (new - old)
             return moved if self.every == 1 else jnp.where(after.step % self.every == 0, moved, old)
 
-        return {EVAL_PARAMS: jax.tree.map(average, own[EVAL_PARAMS], after.params)}, after
+        return {**own, EVAL_PARAMS: jax.tree.map(average, own[EVAL_PARAMS], after.params)}, after
+
+
+@dataclass(frozen=True)
+class LastAverage(ParameterAverage):
+    """The mean of the parameters after each of the last steps; before these steps, the trained parameters.
+
+    Source: Izmailov et al. 2018 (SWA, arXiv:1803.05407), where the rate of these steps is constant or cyclical.
+
+    Attributes:
+        first: the first averaged step, from 0.
+    """
+
+    decay: Decay = 0.0
+    first: int = 0
+
+    def decay_at(self, step: jax.Array) -> jax.Array:
+        return 1 - 1 / jnp.maximum(step - self.first + 1, 1)
+
+
+def _evaluated(params: Any, model_state: Any) -> dict[str, Any]:
+    """Return the arrays of a part for evaluation, at step 0."""
+    own = {EVAL_PARAMS: params}
+    if jax.tree.leaves(model_state):
+        own |= {EVAL_MODEL_STATE: model_state, MEASURED_AT: jnp.full((), -1, jnp.int32)}
+    # Copy, because a donated state must not hold a buffer twice.
+    return jax.tree.map(jnp.copy, own)
 
 
 @dataclass(frozen=True)
@@ -115,11 +143,10 @@ class ScheduleFreeAverage(Part):
     name: str = "schedule_free"
 
     def init(self, params: Any, model_state: Any) -> Any:
-        # Copy, because a donated state must not hold a buffer twice.
-        return {EVAL_PARAMS: jax.tree.map(jnp.copy, params)}
+        return _evaluated(params, model_state)
 
     def update(self, own: Any, before: TrainState, after: TrainState, grads: Any) -> tuple[Any, TrainState]:
-        return {EVAL_PARAMS: compute_average(after.opt_state, after.params)}, after
+        return {**own, EVAL_PARAMS: compute_average(after.opt_state, after.params)}, after
 
 
 def with_average(parts: Sequence[Part], opt_state: Any) -> tuple[Part, ...]:

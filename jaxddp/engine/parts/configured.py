@@ -12,10 +12,12 @@ import optax
 from jaxddp.config import Config
 from jaxddp.config.registry import SCHEDULES
 from jaxddp.config.values import check_values
+from jaxddp.core.errors import InputError, Key
 from jaxddp.core.ranges import HeldOut, Period, Share
-from jaxddp.engine.parts.averages import Lookahead, ParameterAverage
+from jaxddp.engine.parts.averages import LastAverage, Lookahead, ParameterAverage
 from jaxddp.engine.parts.guard import GradientNorm, Guard, LossScale
 from jaxddp.engine.parts.part import Part
+from jaxddp.schedules import Steps
 
 _THRESHOLD = 1e-4
 
@@ -65,8 +67,8 @@ class Plateau(Part):
         return {"rule": rule}
 
 
-def configured_parts(config: Config, total_steps: int) -> tuple[Part, ...]:
-    """Create the optional parts of the step that a config enables, for a run of `total_steps` steps.
+def configured_parts(config: Config, steps: Steps) -> tuple[Part, ...]:
+    """Create the optional parts of the step that a config enables.
 
     The moving average comes after Lookahead, so that it averages the result of Lookahead. The guard comes after both,
     so that it can restore their arrays. `jaxddp.setup.user_objects.parts_of` adds the parts that a user provides.
@@ -75,9 +77,13 @@ def configured_parts(config: Config, total_steps: int) -> tuple[Part, ...]:
     if clip is not None or config.log.gradient_norm:
         parts.append(GradientNorm(clip))
     if settings.lookahead is not None:
-        parts.append(Lookahead(settings.lookahead, optax.constant_schedule(settings.lookahead_decay), total_steps))
+        parts.append(Lookahead(settings.lookahead, optax.constant_schedule(settings.lookahead_decay), steps.total))
     if settings.ema is not None:
         parts.append(ParameterAverage(settings.ema, every=settings.ema_every, warmup=settings.ema_warmup))
+    if settings.swa is not None:
+        if settings.ema is not None:
+            raise InputError(Key("train.swa"), " and ", Key("train.ema"), " are given", advice="leave one of them out")
+        parts.append(LastAverage(first=max(0, steps.total - steps.averaged)))
     if config.optimizer.schedule == "plateau":
         plateau = SCHEDULES.settings(config.optimizer)
         parts.append(Plateau(plateau.plateau_factor, plateau.plateau_patience, plateau.end_factor))

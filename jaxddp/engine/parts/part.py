@@ -97,7 +97,8 @@ def measured_states(state: TrainState, parts: Sequence[Part]) -> dict[str, Train
     """
     if not any(part.beside for part in parts):
         return {VAL: state}
-    return {VAL: state.with_params(state.params), VAL_EMA: state.with_params(state.eval_params)}
+    averaged = state.with_variables(state.eval_params, state.eval_model_state)
+    return {VAL: state.with_variables(state.params, state.model_state), VAL_EMA: averaged}
 
 
 def rate_factor(parts: Sequence[Part], state: TrainState) -> float:

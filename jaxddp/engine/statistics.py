@@ -1,0 +1,98 @@
+"""Batch statistics of averaged parameters, from forward passes over training batches.
+
+The statistics of the trained parameters do not fit an average of parameters (Izmailov et al. 2018, "Averaging weights
+leads to wider optima", arXiv:1803.05407, section 3.2).
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from jaxddp.engine.programs import Program
+from jaxddp.engine.state import DEVICE_GROUPS, EVAL_MODEL_STATE, EVAL_PARAMS, MEASURED_AT, TrainState
+from jaxddp.engine.ways.way import Way
+
+PASSES = 100
+"""The largest number of passes: with batches of 128 images, the relative error of a variance is about 1%."""
+STILL = optax.set_to_zero()
+"""The optimizer of the passes. It ignores the gradients, so XLA computes none."""
+_MOST_KEPT, _TOLERANCE = 0.9999, 1e-2
+
+
+def with_own_statistics(
+    state: TrainState, way: Way, program: Program, chunks: Callable[[], Iterable[Any]]
+) -> TrainState:
+    """Return a state whose evaluation parameters have batch statistics of their own.
+
+    A network updates its statistics as kept * old + (1 - kept) * (those of the batch), where `kept` is known to the
+    network alone. Each pass starts from the state's statistics, and one pass also from twice as large ones: the
+    difference of its results is kept * old. So the mean of the batches' statistics follows from the mean of the
+    results, for any network. Arrays with another rule, and those of frozen norms, keep the state's values.
+
+    Args:
+        program: the program of a training step with the optimizer `STILL` and without parts.
+        chunks: returns the `jaxddp.training.run.Chunk`s of the passes, each of one step.
+    """
+    (name,) = (name for name, arrays in state.parts.items() if EVAL_MODEL_STATE in arrays)
+    own, start = state.parts[name], state.model_state
+    shared = {key: arrays for key, arrays in state.parts.items() if key == DEVICE_GROUPS}
+    # A program consumes its state.
+    step, params, shared = _scaled((state.step, own[EVAL_PARAMS], shared))
+    if state.stacked is not None:
+        # The average of the groups is evaluated.
+        shardings = jax.tree.map(lambda leaf: leaf.sharding, params)
+        params = jax.jit(lambda tree: jax.tree.map(_equal, tree), out_shardings=shardings)(params)
+    probe = TrainState(step, params, start, STILL.init(None), shared)
+    results, total, count = [], None, 0
+    for chunk in chunks():
+        for factor in (1.0,) if results else (2.0, 1.0):
+            begun = probe.replace(step=_scaled(state.step), model_state=_scaled(start, factor))
+            probe, _ = program(begun, *chunk.feed)
+            results = [*results, probe.model_state][:2]
+        total = probe.model_state if total is None else _added(total, probe.model_state)
+        count += 1
+        jax.block_until_ready(total)
+    arrays = {"start": start, "results": results, "total": total, "at": own[MEASURED_AT]}
+    values = way.topology.replicate({"count": np.float32(count), "step": np.int32(state.step)})
+    own = {**own, **way.jit_between(_solved)(arrays, values)}
+    return state.replace(parts={**state.parts, name: own})
+
+
+@jax.jit
+def _scaled(tree: Any, factor: float = 1.0) -> Any:
+    """Return a copy of a tree, whose floats are multiplied by a factor."""
+    return jax.tree.map(lambda leaf: leaf * factor if _is_float(leaf) else jnp.copy(leaf), tree)
+
+
+@jax.jit
+def _added(tree: Any, other: Any) -> Any:
+    return jax.tree.map(lambda one, two: one + two if _is_float(one) else two, tree, other)
+
+
+def _equal(stacked: jax.Array) -> jax.Array:
+    """Return stacked arrays that are all equal to their mean."""
+    return jnp.broadcast_to(stacked.mean(0), stacked.shape)
+
+
+def _solved(arrays: Any, values: Any) -> Any:
+    """Return the arrays that `with_own_statistics` adds to those of the part."""
+
+    def batch_mean(start: jax.Array, twice: jax.Array, once: jax.Array, total: jax.Array) -> jax.Array:
+        if not _is_float(start):
+            return start
+        left, squared = twice - once, jnp.sum(start * start)
+        kept = jnp.where(squared > 0, jnp.sum(left * start) / squared, 0)
+        is_linear = jnp.sum((left - kept * start) ** 2) <= _TOLERANCE**2 * squared
+        mean = (total / values["count"].astype(total.dtype) - kept * start) / (1 - kept)
+        return jnp.where(is_linear & (kept >= -_TOLERANCE) & (kept < _MOST_KEPT), mean, start).astype(start.dtype)
+
+    found = jax.tree.map(batch_mean, arrays["start"], *arrays["results"], arrays["total"])
+    return {EVAL_MODEL_STATE: found, MEASURED_AT: values["step"] + 0 * arrays["at"]}
+
+
+def _is_float(leaf: jax.Array) -> bool:
+    return jnp.issubdtype(leaf.dtype, jnp.floating)
