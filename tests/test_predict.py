@@ -221,6 +221,11 @@ def test_an_error_is_in_the_row_of_its_image_also_after_the_first_batch(tmp_path
     assert faults == {"3": "row 3 is cut short", "69": "row 69 is cut short"}
 
 
+@pytest.mark.parametrize(("least", "name"), [(0.2, "a"), (0.21, "unknown")])
+def test_a_class_is_unknown_below_the_least_confidence_and_not_at_it(tmp_path, least, name):
+    assert {row["class"] for row in predict_rows(fake_run(), tmp_path / "out.csv", min_confidence=least)} == {name}
+
+
 @pytest.mark.parametrize(("step", "seed", "top", "repeated"), [(6, 0, 5, 0), (7, 0, 5, 1), (6, 1, 5, 1), (6, 0, 4, 1)])
 def test_an_unfinished_prediction_is_identified_by_step_images_and_class_count(
     tmp_path, caplog, step, seed, top, repeated
@@ -371,6 +376,7 @@ def test_a_run_predicts_the_same_for_arrays_and_files(run, pictures):
         ("{run} {val} --out {val} --format csv", "{val}: is one of the images; give another"),
         ("{run} {val} --out {run} --format csv", "{run}: is a folder; give the name of a file"),
         ("{run} {val} --out no/where/a.csv", "no/where/a.csv: cannot be written"),
+        ("{run} {val} --out a --format kaggle --min-confidence 0.9", "--min-confidence: does not apply to kaggle"),
         ("{run} {val} --guard-formulas --out a.jsonl", "--guard-formulas: applies to csv only, and a.jsonl is jsonl"),
     ],
 )

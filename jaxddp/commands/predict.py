@@ -13,7 +13,7 @@ from jaxddp.command_line.terminal import IMPORTING
 from jaxddp.config import ParallelConfig
 from jaxddp.core.errors import InputError, counted
 from jaxddp.core.phases import counting_images, doing
-from jaxddp.core.ranges import CpuDevices, Devices, Range
+from jaxddp.core.ranges import CpuDevices, Devices, Range, Share
 from jaxddp.inference.predictions import PredictionFormat, format_of
 
 if TYPE_CHECKING:
@@ -47,6 +47,8 @@ class _PredictOptions:
     format: PredictionFormat | None = None
     """csv, jsonl or parquet: a row for each image. kaggle: the submission file of the ImageNet localization challenge,
     with the whole image as every box. By default the extension of FILE names the format."""
+    min_confidence: Share | None = None
+    """Write "unknown" as the class of an image whose most probable class has a smaller probability."""
     guard_formulas: bool = False
     """In csv, write an apostrophe before an id, a class or an error that begins with =, +, -, @, a tab or a line break.
     Without this option a spreadsheet reads such values as formulas."""
@@ -77,6 +79,8 @@ def run(arguments: list[str]) -> None:
     form = options.format or format_of(options.out, PredictionFormat, ", or give --format")
     if options.guard_formulas and form != "csv":
         raise InputError(f"--guard-formulas: applies to csv only, and {options.out} is {form}; leave it out")
+    if options.min_confidence is not None and form == "kaggle":
+        raise InputError("--min-confidence: does not apply to kaggle; leave it out")
     check_output(options.out, images)
     with doing(IMPORTING):
         from jaxddp.data.opening import open_inputs
@@ -89,7 +93,7 @@ def run(arguments: list[str]) -> None:
         recipe = recipe_of_run(place) if isinstance(place, Path) else place
         table = open_inputs(images, recipe.config.data)
     trained = trained_network(place, getattr(options, "step", ""), topology, table)
-    more = {"top": options.top, "guard_formulas": options.guard_formulas, "explain": options.explain}
+    more = {name: getattr(options, name) for name in ("top", "min_confidence", "guard_formulas", "explain")}
     with counting_images("classifying images", len(table)) as progress:
         errors = write_predictions(trained, table, options.out, form, **more, progress=progress)
     if topology.peers.is_first:

@@ -177,6 +177,7 @@ def write_predictions(
     form: predictions.PredictionFormat,
     *,
     top: int = 5,
+    min_confidence: float | None = None,
     guard_formulas: bool = False,
     explain: Path | None = None,
     progress: OnProgress = lambda done, errors: None,
@@ -189,6 +190,7 @@ def write_predictions(
     Args:
         out: the file with a row for each image.
         top: the number of most probable classes of an image that are written; all classes if there are fewer.
+        min_confidence: the class of an image is "unknown" if its probability is smaller.
         guard_formulas: whether to write an apostrophe before text that a spreadsheet would read as a formula.
         explain: a folder for a picture of each image with a heat map for its most probable class; see `heat_map_path`.
         progress: see `OnProgress`.
@@ -201,11 +203,12 @@ def write_predictions(
     if form == "parquet":
         predictions.parquet_library()
     options = {"out": out, "top": top, "format": form, "explain": explain, "guard-formulas": guard_formulas}
+    options["min-confidence"] = min_confidence
     peers.agree({f"--{name}": str(value) for name, value in options.items()})
     top = min(top, len(run.class_ids))
     columns = predictions.column_names(top)
 
-    def rows_of(batch: BatchOutputs) -> Iterator[predictions.OutputRow]:
+    def rows_of(batch: BatchOutputs) -> Iterable[predictions.OutputRow]:
         ids = [str(table.record(row).id) for row in range(batch.start, batch.start + batch.size)]
         faults = {row - batch.start: error for row, error in batch.errors.items()}
         probabilities = batch.values
@@ -214,7 +217,8 @@ def write_predictions(
             for row, (image_id, *picture) in enumerate(zip(ids, images, maps, strict=True)):
                 if row not in faults:
                     _write_heat_map(heat_map_path(explain, len(table), batch.start + row, image_id), *picture)
-        return predictions.Predictions(ids, probabilities, run.class_ids, run.class_names, faults).rows(top)
+        found = predictions.Predictions(ids, probabilities, run.class_ids, run.class_names, faults).rows(top)
+        return found if min_confidence is None else (predictions.unless_surer(row, min_confidence) for row in found)
 
     def write(file: BinaryIO, rows: Iterator[predictions.OutputRow]) -> None:
         guarded = ({column: as_text(cell) for column, cell in row.items()} for row in rows)
@@ -222,7 +226,7 @@ def write_predictions(
 
     if explain is not None:
         peers.from_first("the folder", lambda: str(files.create(explain)))
-    header = {"top": top, "explain": str(explain and explain.absolute())}
+    header = {"top": top, "min_confidence": min_confidence, "explain": str(explain and explain.absolute())}
     outputs = run.stream if explain is None else run.explained_stream
     return RowFile(run, table, out, header, columns).complete(outputs, rows_of, write, progress)
 

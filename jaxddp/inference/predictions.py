@@ -37,6 +37,12 @@ def column_names(top: int) -> list[str]:
     return ["id", *of_classes, "error"]
 
 
+def unless_surer(row: OutputRow, least: float) -> OutputRow:
+    """Return the row with the class "unknown" if the probability of its class is below `least`."""
+    probability = row["probability"]
+    return {**row, "class": "unknown"} if isinstance(probability, float) and probability < least else row
+
+
 @dataclass(frozen=True)
 class Predictions:
     """The predictions of N images out of K classes.
