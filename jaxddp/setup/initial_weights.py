@@ -234,12 +234,12 @@ def with_adapters(model: Model, config: Config, kernels: Kernels, image_shape: I
     layers.check(shapes, "model.lora_layers")
     matrices = dict[str, tuple[int, ...]]()
     for name in (name for name in frozen if name in layers or not layers):
-        kernel, (*sizes,) = kernels.get(name, shapes[name]), shapes[name]
+        kernel, shape = kernels.get(name, shapes[name]), shapes[name]
         # A convolution of images sums over three axes, and an attention's projection over two at most.
         if kernel is not None and 0 < len(kernel.inputs) < 3:
-            sides = [math.prod(sizes[axis] for axis in axes) for axes in (kernel.inputs, kernel.outputs)]
-            matrix = (*sizes[: kernel.inputs[0]], *sides)
-            if kernel.inputs < kernel.outputs and math.prod(matrix) == math.prod(sizes) and min(sides) > 1:
+            sides = [math.prod(shape[axis] for axis in axes) for axes in (kernel.inputs, kernel.outputs)]
+            matrix = (*shape[: kernel.inputs[0]], *sides)
+            if kernel.inputs < kernel.outputs and math.prod(matrix) == math.prod(shape) and min(sides) > 1:
                 matrices[name] = matrix
     if not matrices:
         given = Key("model.lora_layers", config.model.lora_layers) if layers else key
