@@ -125,9 +125,9 @@ def errors_name_arguments(names: Mapping[str, str] = _NAMES) -> Iterator[None]:
         raise
 
 
-_TABLE = "the table is used as it is; open_data has arguments for classes and val_share, and table.take(N) returns"
+_TABLE = "the table is used as it is; open_data has arguments for classes, share and fold, and table.take(N) returns"
 _FROM_PYTHON = {
-    **dict.fromkeys(("limit", "classes", "val_share"), f"{_TABLE} fewer examples"),
+    **dict.fromkeys(("limit", "classes", "val_share", "fold"), f"{_TABLE} fewer examples"),
     "labels_per_class": "give the table that jaxddp.data.opening.few_labels makes",
     "unlabelled": "give a table as unlabelled",
     "verify": "give the table that open_data(PATH, manifest=FILE) opens",

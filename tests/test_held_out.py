@@ -96,6 +96,11 @@ def test_data_that_cannot_be_divided_raise_a_one_line_error(tmp_path: Path):
         f"data.val_share=0.1: {both} has its own validation split; leave data.val_share out, "
         "which is for data without this split"
     )
+    for fold in ("3/3", "0/1", "1", "-1/3", "0/x"):
+        with pytest.raises(InputError, match="data.fold='.*': expected a fold and the number of folds, 0/5 to 4/5"):
+            DataConfig(fold=fold)
+    with pytest.raises(InputError, match="data.fold='0/3': takes the place of data.val_share; give one"):
+        DataConfig(fold="0/3", val_share=0.1)
     root = write(tmp_path / "train", "car/1.png", "train/steam/1.png", "train/steam/2.png")
     assert refusal(DataConfig(path=str(root), val_share=0.3)) == (
         f"{root / 'car'}: images beside train/, which is taken for the training split; move them into a class folder "
@@ -111,6 +116,10 @@ def test_a_folder_of_classes_is_divided_for_validation(tmp_path: Path):
     assert sorted(ids(train) + ids(val)) == sorted(name.removesuffix(".png") for name in NAMES)
     assert ids(train) == sorted(ids(train)) and ids(val) == sorted(ids(val))
     assert train.class_ids == val.class_ids == ("ant", "bee") and val.labels.tolist() == [0, 0, 1, 1]
+    parts = [open_splits(DataConfig(path=str(root), fold=f"{number}/3")) for number in range(3)]
+    assert all(sorted(ids(part["train"]) + ids(part["val"])) == sorted(ids(train) + ids(val)) for part in parts)
+    assert sorted(name for part in parts for name in ids(part["val"])) == sorted(ids(train) + ids(val))
+    assert [np.bincount(part["val"].labels).tolist() for part in parts] == [[2, 2]] * 3
 
 
 def with_groups(groups: list[int], labels: list[int]) -> Any:
@@ -164,7 +173,7 @@ def test_folds_are_a_table_that_opens_and_a_group_in_both_splits_is_an_error(tmp
     assert main(["data", "split", "b.csv", "--group-column", "patient", "--folds", "3", "--out", "set/c.csv"]) == 0
     assert Path("set/c.csv").read_text().startswith("path,label,patient,fold\nant/0.png,ant,p1,")
     assert main(["data", "split", "b.csv", "--group-column", "patient", "--folds", "9"]) == 2
-    assert "--folds 9: there are only 5 groups; give at most" in capfd.readouterr().err
+    assert "9 folds: there are only 5 groups; give at most" in capfd.readouterr().err
     train, val = jaxddp.open_data("b.csv", 0.5, group_column="patient")
     assert (len(train), len(val)) == (6, 6)
     with pytest.raises(InputError, match="open_data: unknown argument 'group'; there are: columns"):

@@ -2,16 +2,17 @@
 
 import csv
 import json
-import os
 import re
 import shutil
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
+import optax
 import pyarrow.parquet
 import pytest
 from PIL import Image
@@ -26,12 +27,13 @@ from jaxddp.cli import main
 from jaxddp.core.errors import InputError
 from jaxddp.core.files import try_lock
 from jaxddp.data.formats.ilsvrc import TEST_CSV
-from jaxddp.data.opening import open_inputs
+from jaxddp.data.opening import open_inputs, open_splits
 from jaxddp.data.order import EvalOrder
-from jaxddp.engine.state import TrainState
+from jaxddp.inference.exports import averaged
 from jaxddp.inference.output_files import write_predictions
-from jaxddp.inference.trained import BatchOutputs, TrainedRun, images_at_once, restore_run
-from jaxddp.mesh import Topology
+from jaxddp.inference.trained import BatchOutputs, Ensemble, TrainedRun, images_at_once, restore_run
+from jaxddp.mesh import AXIS, Topology
+from jaxddp.workdir.saved_state import recipe_of_run
 from jaxddp.workdir.signature import SIGNATURE_FILE
 
 COUNT = 150
@@ -123,16 +125,6 @@ def test_cells_that_a_spreadsheet_would_compute_are_escaped_on_request(run, pict
     assert [row | {"id": ""} for row in guarded] == [row | {"id": ""} for row in plain]
 
 
-@pytest.mark.ci
-def test_an_unusable_file_may_have_a_name_that_is_not_utf8(run, pictures, tmp_path):
-    photos = tmp_path / "photos"
-    photos.mkdir()
-    shutil.copy(next((pictures / "val").rglob("*.jpg")), photos / "b.jpg")
-    Path(os.fsdecode(os.fsencode(photos) + b"/caf\xe9.jpg")).touch()
-    contents = [predict_to_file(run, [photos], tmp_path / f"out.{form}", form=form) for form in FORMATS]
-    assert [row["error"].rpartition(": ")[2] for row in rows_of(contents[0])] == ["", "the image is empty"]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("devices", essential_and_rare((3,), 2, 8))
 def test_any_number_of_devices_writes_the_same_bytes(
@@ -172,24 +164,68 @@ def test_a_second_prediction_to_the_same_file_is_rejected(run, pictures, tmp_pat
     assert not out.exists()
 
 
-@pytest.mark.ci
-def test_if_images_are_lost_prediction_ends_and_a_new_prediction_continues(run, pictures, val_predictions, tmp_path):
-    folder, moved, out = tmp_path / "val", tmp_path / "away", tmp_path / "out.csv"
-    shutil.copytree(pictures / "val", folder)
-    # The folder must have more images than the stream reads ahead.
-    for copy in range(4):
-        shutil.copytree(folder / "a", folder / f"z{copy}")
-    count = len(open_inputs([folder]))
-    with pytest.raises(InputError, match="and no image is left that can be used"):
-        write_to(out, run, open_inputs([folder]), progress=lambda *_: moved.exists() or folder.rename(moved))
-    assert not out.exists()
-    moved.rename(folder)
-    rows = rows_of(predict_to_file(run, [folder], out))
-    assert len(rows) == count == len({row["id"] for row in rows}) and not any(row["error"] for row in rows)
-
-
 def test_the_prediction_batch_size_depends_only_on_the_number_of_images():
     assert [images_at_once(count) for count in (1, 2, 3, 33, 64, 65, 10**6)] == [1, 2, 4, 64, 64, 64, 64]
+
+
+# --- Several runs ---
+
+
+def test_the_probabilities_of_several_runs_are_averaged_by_weight(run, workdir, pictures, tmp_path):
+    other = replace(run, state=run.state.replace(params=jax.tree.map(lambda leaf: -3 * leaf, run.state.params)))
+    files = [*(pictures / "val").rglob("*.jpg")][:20]
+    first, second = (each.predict(files).probabilities.astype(np.float64) for each in (run, other))
+    mean = Ensemble.of([run, other]).predict(files).probabilities
+    assert np.abs(first - second).max() > 0.1 and np.abs(mean - (first + second) / 2).max() < 1e-7
+    mean = Ensemble.of([run, other], [1, 3]).predict(files).probabilities
+    assert np.abs(mean - (first + 3 * second) / 4).max() < 1e-7
+    for classes, fault in (("bacde", "has the same classes in another order"), ("abcdz", "has other classes")):
+        changed = replace(run, directory=Path("B"), signature=replace(run.signature, class_ids=tuple(classes)))
+        with pytest.raises(InputError, match=rf"B: {fault} \({classes[0]}, .*give runs with the classes of {workdir}"):
+            Ensemble.of([run, changed])
+
+
+@pytest.mark.slow
+def test_the_mean_of_parameters_has_batch_statistics_of_its_own(run, workdir, pictures, tmp_path, capfd):
+    out = tmp_path / "soup"
+    assert main(["export", "--average", str(workdir), str(workdir), "--out", str(out), "--format", "hub"]) == 0
+    assert "arrays of mean of step 6 of" in capfd.readouterr().out
+    soup = averaged([workdir, workdir], "best")
+    assert all(map(np.array_equal, jax.tree.leaves(soup.state.params), jax.tree.leaves(run.state.params)))
+    files = [*(pictures / "train").rglob("*.jpg")]
+    batch = next(iter(open_inputs(files).eval_batches(EvalOrder(20, 20), run.signature.data(run.config.data))))
+
+    def moved(model_state: Any) -> float:
+        """Return how far a training step would move the running statistics, relative to them."""
+        images, key = run.preprocess(batch, train=False).images[None], jax.random.key(0)
+        apply = partial(run.model.apply, run.state.params, model_state, train=True, key=key)
+        after = jax.tree.map(lambda leaf: leaf[0], jax.vmap(apply, axis_name=AXIS)(images)[1])
+        return optax.tree.norm(jax.tree.map(jax.numpy.subtract, after, model_state)) / optax.tree.norm(after)
+
+    assert moved(soup.state.model_state) < 0.3 * moved(run.state.model_state)
+    plain = ["export", str(workdir), str(workdir), "--out", "a.onnx"]
+    assert fails(plain, capfd) == "jaxddp: export: 2 runs; give one run, or --average and several runs"
+
+
+@pytest.mark.ci
+def test_a_sweep_of_folds_predicts_each_training_image_once_and_its_runs_predict_together(pictures, tmp_path, capfd):
+    options = ["--train.duration", "2 steps", "--eval.every", "2 steps", "--folds", "2", "--eval.metrics", "top1,f1"]
+    words = ["sweep", *train_words(pictures / "train", tmp_path / "sweep", *LEAN, *options)[1:]]
+    predict = ["predict", str(tmp_path / "sweep"), str(pictures / "val"), "--out", str(tmp_path / "mean.csv")]
+    assert main([*words, "--index", "0"]) == main([*words, "--index", "1"]) == main(words) == main(predict) == 0
+    shown = capfd.readouterr().out
+    rows = rows_of((tmp_path / "sweep/out_of_fold.csv").read_bytes())
+    runs = [tmp_path / f"sweep/fold={fold}-of-2" for fold in "01"]
+    ids = [open_splits(recipe_of_run(each).config.data)["val"].id.tolist() for each in runs]
+    assert [(row["id"].encode(), int(row["fold"])) for row in rows] == [(id, n) for n in (0, 1) for id in ids[n]]
+    assert len({row["id"] for row in rows}) == 20 and all(row["label"] == row["id"][0] for row in rows)
+    hits = np.array([row["class"] == row["label"] for row in rows])
+    folds = [100 * hits[[row["fold"] == fold for row in rows]].mean() for fold in "01"]
+    over_folds = rf"{np.mean(folds):.2f} ± {abs(folds[0] - folds[1]) / 2:.2f}%"
+    assert re.search(rf"top1 +{100 * hits.mean():.2f}% +{over_folds}", shown) and " f1_micro " in shown
+    assert f"mean.csv: {COUNT} images, mean of step 2 of {runs[0]}, step 2 of {runs[1]}" in shown
+    (runs[1] / "result.json").unlink()
+    assert "fold=1-of-2 of its 2 runs not finished; the command" in fails(predict, capfd)
 
 
 # --- Predictions of a fake run ---
@@ -204,9 +240,9 @@ def fake_run(step: int = 6, bad_rows: tuple[int, ...] = ()) -> Any:
             errors = {row: f"row {row} is cut short" for row in rows if row in bad_rows}
             yield BatchOutputs(start, np.full((len(rows), 5), 0.2, np.float32), errors)
 
-    names, state = tuple("abcde"), TrainState(jnp.zeros((), jnp.int32), {}, {}, ())
-    of_run = {"topology": Topology.create(1), "directory": Path("run"), "state": state}
-    return SimpleNamespace(step=step, stream=stream, class_ids=names, class_names=names, **of_run)
+    names = tuple("abcde")
+    of_run = {"topology": Topology.create(1), "identity": {"run": "run", "step": step}}
+    return SimpleNamespace(stream=stream, class_ids=names, class_names=names, **of_run)
 
 
 def predict_rows(run: Any, out: Path, count: int = 70, seed: int = 0, **options) -> list[dict[str, str]]:
@@ -377,6 +413,7 @@ def test_a_run_predicts_the_same_for_arrays_and_files(run, pictures):
         ("{run} {val} --out {run} --format csv", "{run}: is a folder; give the name of a file"),
         ("{run} {val} --out no/where/a.csv", "no/where/a.csv: cannot be written"),
         ("{run} {val} --out a --format kaggle --min-confidence 0.9", "--min-confidence: does not apply to kaggle"),
+        ("{run} {run} {val} --out a.csv --weights 1", "--weights 1: give a weight for each of 2 runs, not all 0"),
         ("{run} {val} --guard-formulas --out a.jsonl", "--guard-formulas: applies to csv only, and a.jsonl is jsonl"),
     ],
 )

@@ -134,12 +134,13 @@ def test_a_trial_has_the_words_of_the_user_with_one_value_for_each_option():
 
 def test_the_commands_of_the_trials_are_listed(capfd, tmp_path):
     folder = str(tmp_path / "my sweep")
-    command = ["sweep", "digits", "--epochs", "1,2", "--data", "d", "--workdir", folder, "--list"]
+    command = ["sweep", "digits", "--epochs", "1,2", "--folds", "2", "--data", "d", "--workdir", folder, "--list"]
     assert main(command) == 0
-    lines = capfd.readouterr().out.splitlines()
-    assert lines == [
-        f"jaxddp train digits --epochs 1 --data d --workdir '{folder}/duration=1-epoch'",
-        f"jaxddp train digits --epochs 2 --data d --workdir '{folder}/duration=2-epochs'",
+    assert capfd.readouterr().out.splitlines() == [
+        f"jaxddp train digits --epochs {count} --data d --data.fold {fold}/2 --workdir "
+        f"'{folder}/duration={count}-epoch{'s' * (count > 1)}__fold={fold}-of-2'"
+        for count in (1, 2)
+        for fold in (0, 1)
     ]
     assert not (tmp_path / "my sweep").exists()
 
@@ -164,6 +165,7 @@ SEARCH = ["--search", "optuna", "--trials", "2"]
             ["--checkpoint.best", "val loss", "--checkpoint.best", "val top1"],
             "--checkpoint.best: the trials of a sweep are compared by it; give one value",
         ),
+        (["--folds", "2", *SEARCH], "--search: compares trials, and folds belong together; leave --search or the"),
         (["--seed", "0:2", "--prune"], "--prune: has no effect without --search optuna"),
         (["--seed", "0:2", "--search", "optuna"], "--search: give the number of trials with --trials N"),
         (
@@ -201,9 +203,3 @@ def test_a_damaged_file_and_a_run_in_its_place_are_refused(capfd, tmp_path):
         assert f"{tmp_path}/sweep.json: is not the file of a sweep" in fails(command, capfd)
     (tmp_path / "metrics.jsonl").touch()
     assert f"{tmp_path}: is the work directory of a run; give another --workdir" in fails(command, capfd)
-
-
-def test_the_help_names_every_option(capsys):
-    assert main(["sweep", "--help"]) == main(["sweep", "digits", "--help"]) == 0
-    shown: Any = capsys.readouterr().out
-    assert all(f"--{name}" in shown for name in ("jobs", "search", "trials", "prune", "list", "index", "restarts"))

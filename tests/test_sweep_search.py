@@ -138,16 +138,6 @@ def test_a_search_ends_without_validations_and_needs_optuna(tmp_path, monkeypatc
     assert not (tmp_path / "other").exists()
 
 
-def test_trials_outside_the_present_intervals_are_not_used(tmp_path):
-    first = queue(tmp_path, 3)
-    for _ in range(3):
-        train(first, next_of(first))
-    assert queue(tmp_path, 3).next() is None
-    narrow = queue(tmp_path, 1, {**SPACES, RATE: Interval(5, 6)})
-    assert len(narrow.earlier) == 3
-    assert 5 <= float(next_of(narrow).values[RATE]) <= 6
-
-
 @pytest.mark.parametrize("lowest", [False, True])
 def test_a_trial_that_is_worse_than_the_median_is_pruned(lowest, tmp_path):
     sign, search = -1 if lowest else 1, Search(SPACES, lowest)

@@ -8,9 +8,10 @@ import tyro
 
 from jaxddp.command_line.parse import OfRun, parse_network
 from jaxddp.command_line.terminal import IMPORTING
-from jaxddp.core.errors import InputError
+from jaxddp.core.errors import InputError, counted
 from jaxddp.core.phases import doing
 from jaxddp.inference.predictions import format_of
+from jaxddp.sweeps.folder import runs_and_images
 
 ExportFormat = Literal["safetensors", "stablehlo", "onnx", "hub"]
 
@@ -31,6 +32,11 @@ class Export(_ExportOptions, OfRun):
     """Write the network of a run or of weights as a file of weights, as a program from pixels to logits, or as a
     folder."""
 
+    others: tyro.conf.Positional[tuple[str, ...]] = ()
+    """With --average: further runs of the same network and classes. A sweep of folds or seeds stands for its runs."""
+    average: bool = False
+    """Average the parameters of all runs, and compute the batch statistics from the training images of the first."""
+
 
 def run(arguments: list[str]) -> None:
     """Run the command. Raises: InputError."""
@@ -41,16 +47,26 @@ def run(arguments: list[str]) -> None:
         from jaxddp.inference.pretrained import trained_network
         from jaxddp.mesh import Topology
 
-    step = getattr(options, "step", "")
-    if isinstance(place, Path) and form in ("hub", "safetensors"):
-        print((exports.write_folder if form == "hub" else exports.export_run)(place, step, options.out))
+    step, network = getattr(options, "step", ""), None
+    # On a CPU, onnxruntime supports few operations in bfloat16.
+    precision = "float32" if form in ("onnx", "safetensors") else None
+    if isinstance(place, Path):
+        (place, *others), words = runs_and_images(place, options.others)
+        if words or bool(others) is not options.average:
+            given = words[0] if words else counted(len(others) + 1, "run")
+            raise InputError(f"export: {given}", advice="give one run, or --average and several runs")
+        if others:
+            network = exports.averaged([place, *others], step, precision)
+    if isinstance(place, Path) and form == "hub":
+        print(exports.write_folder(place, step, options.out, network))
+        return
+    if isinstance(place, Path) and form == "safetensors" and network is None:
+        print(exports.export_run(place, step, options.out))
         return
     if form == "hub":
         advice = "write safetensors, stablehlo or onnx, or give the work directory of a run"
         raise InputError(f"--format hub: a folder to publish has the settings and the curves of a run; {advice}")
-    # On a CPU, onnxruntime supports few operations in bfloat16.
-    precision = "float32" if form in ("onnx", "safetensors") else None
-    network = trained_network(place, step, Topology.create(1), precision=precision)
+    network = network or trained_network(place, step, Topology.create(1), precision=precision)
     if form == "safetensors":
         print(exports.export_weights_of(network, options.out))
         return

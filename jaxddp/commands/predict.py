@@ -13,8 +13,9 @@ from jaxddp.command_line.terminal import IMPORTING
 from jaxddp.config import ParallelConfig
 from jaxddp.core.errors import InputError, counted
 from jaxddp.core.phases import counting_images, doing
-from jaxddp.core.ranges import CpuDevices, Devices, Range, Share
+from jaxddp.core.ranges import CpuDevices, Devices, Factor, Range, Share
 from jaxddp.inference.predictions import PredictionFormat, format_of
+from jaxddp.sweeps.folder import runs_and_images
 
 if TYPE_CHECKING:
     from jaxddp.mesh import Topology
@@ -38,10 +39,13 @@ def check_output(out: Path, images: Iterable[str]) -> None:
 @dataclass(frozen=True)
 class _PredictOptions:
     images: tyro.conf.Positional[tuple[str, ...]] = ()
-    """A folder, files, a table (with the run's data.columns), or a directory with LOC_sample_submission.csv. Also as
-    --data IMAGES."""
+    """Further runs, whose probabilities are averaged with those of the first; a sweep of folds or seeds stands for its
+    runs. Then the images: a folder, files, a table (with the run's data.columns), or a directory with
+    LOC_sample_submission.csv. Also as --data IMAGES."""
     out: Path = tyro.MISSING
     """The file to write."""
+    weights: tuple[Factor, ...] = ()
+    """With several runs, the weight of each in the mean of their probabilities. By default, all are equal."""
     top: Annotated[int, Range(1, 100_000)] = 5
     """The number of classes for each image, the most probable first; all classes if there are fewer."""
     format: PredictionFormat | None = None
@@ -63,7 +67,7 @@ class _PredictOptions:
 
 @dataclass(frozen=True)
 class PredictImages(_PredictOptions, OfRun):
-    """Classify images with the network of a run or of weights, on all devices.
+    """Classify images with the network of a run or of weights, or with several runs, on all devices.
 
     If the command is interrupted, the same command continues.
     """
@@ -75,7 +79,13 @@ class PredictImages(_PredictOptions, OfRun):
 def run(arguments: list[str]) -> None:
     """Run the command. Raises: InputError."""
     options, place = parse_network(PredictImages, "jaxddp predict", arguments)
-    images = images_of(options, options.images)
+    places, words = [place], options.images
+    if isinstance(place, Path):
+        places, words = runs_and_images(place, words)
+    if options.weights and (len(options.weights) != len(places) or not any(options.weights)):
+        given = " ".join(f"{weight:g}" for weight in options.weights)
+        raise InputError(f"--weights {given}: give a weight for each of {counted(len(places), 'run')}, not all 0")
+    images = images_of(options, words)
     form = options.format or format_of(options.out, PredictionFormat, ", or give --format")
     if options.guard_formulas and form != "csv":
         raise InputError(f"--guard-formulas: applies to csv only, and {options.out} is {form}; leave it out")
@@ -85,14 +95,14 @@ def run(arguments: list[str]) -> None:
     with doing(IMPORTING):
         from jaxddp.data.opening import open_inputs
         from jaxddp.inference.output_files import write_predictions
-        from jaxddp.inference.pretrained import trained_network
+        from jaxddp.inference.pretrained import ensemble
         from jaxddp.workdir.saved_state import recipe_of_run
 
         topology = topology_of(options)
     with doing("looking for the images"):
-        recipe = recipe_of_run(place) if isinstance(place, Path) else place
+        recipe = recipe_of_run(places[0]) if isinstance(places[0], Path) else places[0]
         table = open_inputs(images, recipe.config.data)
-    trained = trained_network(place, getattr(options, "step", ""), topology, table)
+    trained = ensemble(places, getattr(options, "step", ""), topology, table, options.weights)
     more = {name: getattr(options, name) for name in ("top", "min_confidence", "guard_formulas", "explain")}
     with counting_images("classifying images", len(table)) as progress:
         errors = write_predictions(trained, table, options.out, form, **more, progress=progress)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from jaxddp.command_line.parse import parse, parse_recipe, workdir_of
-from jaxddp.command_line.terminal import print_table
+from jaxddp.command_line.terminal import IMPORTING, print_table
 from jaxddp.command_line.words import by_key, config_and_words, format_option, is_flag, options_of
 from jaxddp.commands.train import Train
 from jaxddp.commands.train import run as train
@@ -20,11 +20,11 @@ from jaxddp.core.log import say
 from jaxddp.core.phases import doing
 from jaxddp.core.ranges import Range, Seed
 from jaxddp.recipe.sources import is_built_in, recipe_path
-from jaxddp.reports.tables import is_run
-from jaxddp.sweeps.folder import RESULTS, SweepFolder, report, seed_table, table, write_results
+from jaxddp.reports.tables import Estimate, is_run, number
+from jaxddp.sweeps.folder import RESULTS, SweepFolder, folds_of, report, seed_table, table, write_results
 from jaxddp.sweeps.queues import GridQueue, Search, SearchQueue
 from jaxddp.sweeps.runner import Runner, describe, slots
-from jaxddp.sweeps.trials import MOST_TRIALS, Template, Trial, space_of, trial_name
+from jaxddp.sweeps.trials import FOLD, MOST_TRIALS, Template, Trial, space_of, trial_name
 
 _GOAL = "checkpoint.best"
 
@@ -42,6 +42,9 @@ class Sweep:
 
     workdir: Path = Path("runs/CONFIG-sweep")
     """The folder of the sweep. Each trial has its work directory in it."""
+    folds: Annotated[int, Range(2, 1000)] | None = None
+    """Train one run for each fold of the training data, as data.fold, and write the predictions of the images that each
+    run did not see."""
     jobs: Annotated[int, Range(1, 10_000)] = 1
     """Number of trials that run side by side. The GPUs, or without GPUs the cores, are divided among them."""
     search: Literal["optuna"] | None = None
@@ -76,6 +79,8 @@ def run(arguments: list[str]) -> int:
     own, template = _split(name, rest)
     path = recipe_path(name)
     options = parse(Sweep, Sweep(workdir=Path("runs") / f"{workdir_of(path).name}-sweep"), f"jaxddp sweep {name}", own)
+    if options.folds is not None:
+        template = template.with_folds(options.folds)
     _check(options, template)
     folder = SweepFolder(options.workdir, path.stem if is_built_in(path) else str(path.absolute()))
     folder.read()  # Another config is reported before the trials are checked.
@@ -101,12 +106,12 @@ def _split(name: str, rest: Sequence[str]) -> tuple[list[str], Template]:
         if key in keys and (equals or len(values) == 1):
             texts[key].append(value if equals else values[0])
     spaces = {key: space for key in texts if (space := space_of(key, keys[key], texts[key])) is not None}
-    for number, (key, words) in enumerate(others):
+    for place, (key, words) in enumerate(others):
         option, equals, _ = words[0].partition("=")
         if key in spaces:
             template.setdefault(key, ((format_option(key) if is_flag(keys[key]) else option) + equals,))
         else:
-            template[f"#{number}"] = tuple(words)
+            template[f"#{place}"] = tuple(words)
     return own, Template(name, template, spaces)
 
 
@@ -123,6 +128,8 @@ def _check(options: Sweep, template: Template) -> None:
         for key in ("trials", "search_seed", "prune"):
             if getattr(options, key) != getattr(Sweep, key):
                 raise InputError(f"{format_option(key)}: has no effect without --search optuna")
+    elif FOLD in template.spaces:
+        raise InputError("--search: compares trials, and folds belong together; leave --search or the folds out")
     elif options.trials is None:
         raise InputError("--search: give the number of trials with --trials N")
     elif options.list or options.index is not None:
@@ -204,4 +211,14 @@ def _run(options: Sweep, queue: GridQueue) -> int:
         print(f"{report(options.workdir, rows)}\n{options.workdir / RESULTS}: {counted(len(rows), 'trial')}")
     if unfinished := queue.unfinished():
         say(f"jaxddp sweep: not finished: {some([trial.name for trial in unfinished])}; the same command continues")
+    elif recipes := folds_of([row.trial for row in rows if row.trial.name not in queue.earlier]):
+        with doing(IMPORTING):
+            from jaxddp.inference.output_files import write_out_of_fold
+        for name, trials in recipes.items():
+            out = options.workdir / f"out_of_fold{name}.csv"
+            whole, folds = write_out_of_fold([options.workdir / trial.name for trial in trials], out)
+            means = {key: Estimate.of(key, [each[key] for each in folds]) for key in whole}
+            cells = [(key, number(key, value), str(means[key])) for key, value in whole.items()]
+            print_table(("metric", "out of fold", "mean over folds"), cells)
+            print(out)
     return code

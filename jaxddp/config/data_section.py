@@ -136,6 +136,9 @@ class DataConfig:
     val_share: HeldOut | None = None
     """If the data have no validation split: the fraction of each class that is held out for validation. A hash of the
     file names chooses the images."""
+    fold: str | None = None
+    """In place of `val_share`, the fold that is held out for validation, such as 0/5: the first of five folds. A class
+    is spread over the folds, and a group is in one fold."""
     classes: str | None = None
     """Classes to use: a range ("0:200") or a list of class ids ("n01440764,n01443537"). If None, all."""
     limit: Count | None = None
@@ -214,6 +217,8 @@ class DataConfig:
         check_values(self, "data.")
         _check_area("data.crop_area", self.crop_area)
         _ = self.named_columns
+        if self.fold_of and self.val_share is not None:
+            raise InputError(Key("data.fold", self.fold), ": takes the place of ", Key("data.val_share"), "; give one")
 
     @cached_property
     def named_columns(self) -> dict[str, tuple[str, ...]]:
@@ -223,6 +228,23 @@ class DataConfig:
         if sum(map(len, named.values())) < len(pairs) or "" in sum(named.values(), ()) or len(named["image"]) > 1:
             raise InputError(Key("data.columns", self.columns), ": expected image=NAME,label=NAME, or one of the two")
         return {role: names for role, names in named.items() if names}
+
+    @cached_property
+    def fold_of(self) -> tuple[int, int] | None:
+        """The numbers of `fold`, such as (0, 5); None if it is not set. Raises: InputError if the text is invalid."""
+        if self.fold is None:
+            return None
+        number, _, count = self.fold.partition("/")
+        if number.isdecimal() and count.isdecimal() and int(number) < int(count) != 1:
+            return int(number), int(count)
+        raise InputError(Key("data.fold", self.fold), ": expected a fold and the number of folds, 0/5 to 4/5 for five")
+
+    @property
+    def held_out(self) -> Key | None:
+        """The key that holds images out for validation, with its value; None if there is none."""
+        if self.val_share is None:
+            return None if self.fold is None else Key("data.fold", self.fold)
+        return Key("data.val_share", self.val_share, f"{self.val_share:g}")
 
     def of_process(self, index: int) -> "DataConfig":
         """Return the config with the number of a process in place of {process}, if each process has its own data."""

@@ -62,6 +62,11 @@ def held_out(table: ExampleTable, share: float, where: str) -> dict[Split, Examp
     return _divided(table, is_held_out)
 
 
+def one_fold(table: ExampleTable, number: int, count: int) -> dict[Split, ExampleTable]:
+    """Divide a table into "val", one of its folds, and "train", each in the order of the rows. Raises: see `folds`."""
+    return _divided(table, folds(table, count) == number)
+
+
 def _divided(table: ExampleTable, is_held_out: np.ndarray) -> dict[Split, ExampleTable]:
     return {"train": table.rows(np.flatnonzero(~is_held_out)), "val": table.rows(np.flatnonzero(is_held_out))}
 
@@ -195,7 +200,7 @@ def folds(table: ExampleTable, number: int) -> np.ndarray:
     all_groups = None if table.group is None else _each_group(table, labels)
     if len(all_groups or table) < number:
         parts = counted(len(all_groups or table), "image" if all_groups is None else "group")
-        raise InputError(f"--folds {number}: there are only {parts}; give at most that many")
+        raise InputError(f"{number} folds: there are only {parts}; give at most that many folds")
     if all_groups is None:
         fold[np.lexsort((table.id, _digests(table.id), labels))] = np.arange(len(table)) % number
         return fold

@@ -21,7 +21,7 @@ from jaxddp.config.data_section import TABLE_KEYS
 from jaxddp.config.registry import FORMATS
 from jaxddp.core.errors import InputError, Key, Option, about, counted, show
 from jaxddp.core.phases import doing
-from jaxddp.data.division import GROUPS, check_groups, grouped, held_out
+from jaxddp.data.division import GROUPS, check_groups, grouped, held_out, one_fold
 from jaxddp.data.faults import Refuse, find_repeats, pass_faults_to, raise_fault
 from jaxddp.data.format import Format, Match, Place
 from jaxddp.data.formats.csv_listing import has_labels, is_csv, read_paths
@@ -132,7 +132,7 @@ def _open_labelled(place: Place, split: Split | None = None) -> SourceTable:
     """Open one split, without the other one if that is possible; by default, as `open_validation_split`."""
     data_format, found = _recognized(place)
     is_divided = data_format.divided(found)
-    if place.data.val_share is not None:
+    if place.data.held_out is not None:
         return open_full_splits(place.data)[split or "val"]
     if split == "val" and not is_divided:
         raise InputError(f"--split val: {place.address} has no validation split; leave it out for all images")
@@ -167,9 +167,8 @@ def open_splits(data: DataConfig, refuse: Refuse = raise_fault, *, undivided: bo
     data_format, place = _recognized(dataclasses.replace(_place(data), refuse=refuse))
     where = place.local or place.address
     if data_format.divided(place):
-        if data.val_share is not None:
-            key = Key("data.val_share", data.val_share, f"{data.val_share:g}")
-            advice = ("leave ", Key("data.val_share"), " out, which is for data without this split")
+        if (key := data.held_out) is not None:
+            advice = ("leave ", Key(key.name), " out, which is for data without this split")
             raise InputError(key, f": {where} has its own validation split", advice=advice)
         opened: dict[str, SourceTable] = {}
         for split in SPLITS:
@@ -183,14 +182,16 @@ def open_splits(data: DataConfig, refuse: Refuse = raise_fault, *, undivided: bo
             check_groups(train, val, str(where))
         _warn_of_one_class(opened)
         return _with_equal_labels(opened)
-    if data.val_share is None and undivided:
+    if data.held_out is None and undivided:
         return {"all": _open(data_format, place, "train")}
-    if data.val_share is None:
+    if data.held_out is None:
         advice = ("give ", Key("data.val_share"), ", such as 0.1 to hold out a tenth of each class")
         raise InputError(f"{where}: has no validation split", advice=advice)
     whole = cast(ExampleTable, grouped(_open(data_format, place, "train"), data.group_column))
     _warn_of_one_class({"train": whole})
-    return _with_equal_labels({**held_out(whole, data.val_share, str(where))})
+    if data.fold_of is not None:
+        return _with_equal_labels({**one_fold(whole, *data.fold_of)})
+    return _with_equal_labels({**held_out(whole, cast(float, data.val_share), str(where))})
 
 
 def _warn_of_one_class(splits: Mapping[str, SourceTable]) -> None:
@@ -235,7 +236,7 @@ def open_one_split(paths: Sequence[str], data: DataConfig, split: Split | None =
     (path, *others), is_own = paths, False
     if data.path is not None and not others:
         is_own = os.path.realpath(files.expanded(path)) == os.path.realpath(files.expanded(data.path))
-    place = _place(data) if is_own else _whole_place(path, dataclasses.replace(data, val_share=None))
+    place = _place(data) if is_own else _whole_place(path, dataclasses.replace(data, val_share=None, fold=None))
     is_labelled = not is_csv(Path(path)) or has_labels(files.expanded(path).absolute(), place.data)
     # A folder of class folders matches no other format.
     if others or not is_labelled or not (is_own or _is_data_set(place) or [*_matches(place)] == ["folders"]):

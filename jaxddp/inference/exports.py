@@ -16,7 +16,7 @@ import re
 import shutil
 import tempfile
 import types
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
@@ -27,14 +27,16 @@ import jax.numpy as jnp
 import numpy as np
 import yaml
 
-from jaxddp.config import goal, registry
+from jaxddp.augment.preprocess import Preprocess
+from jaxddp.config import goal, registry, tree
 from jaxddp.config.values import checked, flatten
-from jaxddp.core import errors, files, libraries
+from jaxddp.core import errors, files, libraries, phases
 from jaxddp.core.errors import InputError, JaxddpError, counted, first_line, not_installed, some
 from jaxddp.core.peers import ALONE, Peers
+from jaxddp.data import opening, order
 from jaxddp.data.batch import Batch
-from jaxddp.inference.trained import TrainedRun
-from jaxddp.mesh import Topology
+from jaxddp.inference.trained import Ensemble, TrainedRun, fitted, restore_run
+from jaxddp.mesh import AXIS, Topology
 from jaxddp.models.interface import Model, by_path
 from jaxddp.recipe.file import RUN_ID
 from jaxddp.recipe.sources import CONFIG_FILE
@@ -56,8 +58,9 @@ Logits = Callable[[Any], jax.Array]
 _NUM_TEST_IMAGES = 3
 _TOLERANCE = 1e-4
 """The maximum difference between logits. It is relative to the largest logit if the largest logit is above 1."""
-_ANY_CLASSES = 2
-"""An arbitrary number of classes. The names of a network's arrays do not depend on it."""
+_PASSES, _ANY_CLASSES = 100, 2
+"""The number of training batches that give batch statistics, and an arbitrary number of classes, on which the names of
+a network's arrays do not depend."""
 
 
 def export_program(run: TrainedRun, out: str | Path, form: str | None = None) -> str:
@@ -250,14 +253,48 @@ def export_run(directory: Path, which: str, out: Path) -> str:
     return f"{out}: {counted(write_weights(out, model, arrays), 'array')} of step {step} of {directory}"
 
 
+def averaged(directories: Sequence[Path], which: str, precision: tree.Precision | None = None) -> TrainedRun:
+    """Return the network with the mean of the parameters of several runs, a model soup (arXiv:2203.05482).
+
+    Its batch statistics are those of the training images of the first run.
+
+    Raises: InputError if a run or the data cannot be read, or the networks or the classes differ.
+    """
+    topology, config = Topology.create(1), recipe_of_run(directories[0]).config
+    members = [restore_run(directory, which, topology, precision=precision) for directory in directories]
+    soup, shape = Ensemble.of(members), members[0].signature.image_shape
+    states = [fitted(soup.model, member.state, shape, member.directory) for member in members]
+    trees = ((state.params, state.model_state) for state in states)
+    params, start = jax.tree.map(lambda *leaves: np.mean(leaves, 0, np.float64).astype(leaves[0].dtype), *trees)
+    key, preprocess = jax.random.key(config.seed), Preprocess.of(soup.config, config.data.augment)
+
+    def after(model_state: Any, batch: Batch) -> Any:
+        images = preprocess(batch, train=True, key=key).images
+        updated = soup.model.apply(params, model_state, images, train=True, key=key)[1]
+        return jax.tree.map(lambda leaf: jax.lax.pmax(leaf, AXIS), updated)  # Of one device.
+
+    step = jax.jit(jax.shard_map(after, mesh=topology.mesh, in_specs=(jax.P(), jax.P(AXIS)), out_specs=jax.P()))
+    if jax.tree.leaves(start):
+        with phases.doing("computing batch statistics"):
+            train = opening.open_full_splits(config.data)["train"]
+            rows = order.SampleOrder(len(train), min(config.train.batch_size, len(train)), config.seed)
+            for batch in train.train_batches(rows, config.data, range(_PASSES)):
+                start = step(start, topology.place(batch))
+    return dataclasses.replace(soup, state=soup.state.replace(params=params, model_state=start))
+
+
 def export_weights_of(network: TrainedRun, out: Path) -> str:
     """Write the weights of a network without a run as .safetensors, and return a summary line.
 
     Raises: see `write_weights`.
     """
+    return f"{out}: {counted(write_weights(out, network.model, arrays_of(network)), 'array')} of {network.origin}"
+
+
+def arrays_of(network: TrainedRun) -> dict[str, np.ndarray]:
+    """Return the arrays of a network by path, such as "params/conv1/kernel"."""
     arrays = by_path(network.state.params, network.state.model_state)
-    count = write_weights(out, network.model, {path: np.asarray(leaf) for path, leaf in arrays.items()})
-    return f"{out}: {counted(count, 'array')} of {network.origin}"
+    return {path: np.asarray(leaf) for path, leaf in arrays.items()}
 
 
 def write_weights(out: Path, model: Model, arrays: dict[str, np.ndarray], peers: Peers = ALONE) -> int:
@@ -306,12 +343,15 @@ def push_run(directory: Path, which: str, place: HubFile, *, private: bool) -> s
     return f"{place}: {written}; {url}"
 
 
-def write_folder(directory: Path, which: str, folder: Path) -> str:
+def write_folder(directory: Path, which: str, folder: Path, network: TrainedRun | None = None) -> str:
     """Write the files that `push_run` uploads into a new folder, and return a line for the user.
+
+    Args:
+        network: a network whose weights take the place of those of the run.
 
     Raises: InputError, also if the folder exists and is not empty, or cannot be created.
     """
-    run = PublishedRun(directory, which, folder.resolve())
+    run = PublishedRun(directory, which, folder.resolve(), network)
     if any(files.create(folder).iterdir()):
         raise InputError(f"{folder}: is not empty; give a new folder")
     try:
@@ -333,12 +373,16 @@ class PublishedRun:
         InputError: there is no such checkpoint, or the run's config does not name its network.
     """
 
-    def __init__(self, directory: Path, which: str, place: HubFile | Path):
+    def __init__(self, directory: Path, which: str, place: HubFile | Path, network: TrainedRun | None = None):
         self.directory, self.place = directory, place
         self.step, self.model, self.arrays = weights_of_run(directory, which)
         file, checkpoints = recipe_of_run(directory), directory / CHECKPOINTS
         self.config, self.hooks, self.signature = file.config, sorted(file.hooks), Signature.read(directory)
-        self.measured = ValidationFile(checkpoints, Integrity(checkpoints)).by_step.get(self.step, {})
+        self.measured, self.origin = {}, f"step {self.step} of {directory}"
+        if network is None:
+            self.measured = ValidationFile(checkpoints, Integrity(checkpoints)).by_step.get(self.step, {})
+        else:
+            self.arrays, self.origin = arrays_of(network), network.origin
         # The metrics of the published parameters, which may be averages of the trained ones.
         self.metrics = {name: value for name, value in goal.of_exported(self.measured).items() if value is not None}
         self.title = place.name if isinstance(place, Path) else place.repo.partition("/")[2]
@@ -362,7 +406,7 @@ class PublishedRun:
             shutil.copyfile(self.directory / CURVES, folder / CURVES)
         files.replace(folder / CARD_FILE, self._card().encode())
         count = write_weights(folder / WEIGHTS_FILE, self.model, self.arrays)
-        return f"{counted(count, 'array')} of step {self.step} of {self.directory}"
+        return f"{counted(count, 'array')} of {self.origin}"
 
     def _public_config(self) -> dict[str, Any]:
         """Return the content of config.json without paths, and without the network if Python code defines it."""

@@ -17,23 +17,31 @@ import re
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO, cast
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 from PIL import Image
 
-import jaxddp.inference.predictions as predictions
 from jaxddp.config.values import flatten
 from jaxddp.core import files
 from jaxddp.core.errors import InputError, as_text, counted
-from jaxddp.core.phases import moved
+from jaxddp.core.phases import doing, moved
+from jaxddp.data.batch import Batch
+from jaxddp.data.opening import open_full_splits
 from jaxddp.data.source import SourceTable, labels_of
 from jaxddp.data.table import ExampleTable
+from jaxddp.engine import objective
 from jaxddp.engine.predictions import Pool
-from jaxddp.inference.trained import BatchOutputs, TrainedRun, images_at_once
-from jaxddp.setup.identity import checksums
+from jaxddp.inference import predictions, trained
+from jaxddp.mesh import Topology
+from jaxddp.setup import resources, user_objects
+from jaxddp.training import evaluation
 from jaxddp.training.checkpoints.integrity import MAY_CHANGE
+from jaxddp.workdir.saved_state import recipe_of_run
 
+_SMALLEST = float(np.finfo(np.float32).tiny)
 _STORED = np.dtype("<f4")
 _NOT_FINITE = "the features are not finite"
 _UNSAFE = re.compile(r"[^A-Za-z0-9_-]+")
@@ -58,18 +66,22 @@ class RowFile:
     """
 
     def __init__(
-        self, run: TrainedRun, table: SourceTable, out: Path, header: Mapping[str, object], columns: Sequence[str]
+        self,
+        run: trained.TrainedRun,
+        table: SourceTable,
+        out: Path,
+        header: Mapping[str, object],
+        columns: Sequence[str],
     ):
         self.out = Path(run.topology.peers.from_first("the file", lambda: str(files.check_out(out))))
         self.path = self.out.with_name(f"{self.out.name}.partial")
-        identity = {"run": str(run.directory.resolve()), "step": run.step, "images": table.fingerprint}
-        self._header = _line({**identity, **header, **checksums(run.state), "version": 1})
+        self._header = _line({**run.identity, "images": table.fingerprint, **header, "version": 1})
         self._peers, self._table, self._columns = run.topology.peers, table, {*columns}
 
     def complete(
         self,
-        outputs: Callable[[SourceTable, int], Iterable[BatchOutputs]],
-        rows_of: Callable[[BatchOutputs], Iterable[predictions.OutputRow]],
+        outputs: Callable[[SourceTable, int], Iterable[trained.BatchOutputs]],
+        rows_of: Callable[[trained.BatchOutputs], Iterable[predictions.OutputRow]],
         write: Callable[[BinaryIO, Iterator[predictions.OutputRow]], None],
         progress: OnProgress,
     ) -> int:
@@ -83,7 +95,7 @@ class RowFile:
         Raises:
             InputError: the file cannot be written, or the processes have different images.
         """
-        peers, count, at_once = self._peers, len(self._table), images_at_once(len(self._table))
+        peers, count, at_once = self._peers, len(self._table), trained.images_at_once(len(self._table))
         with contextlib.ExitStack() as stack:
 
             def begin() -> str:
@@ -171,7 +183,7 @@ def _line(row: Mapping[str, object]) -> bytes:
 
 
 def write_predictions(
-    run: TrainedRun,
+    run: trained.TrainedRun,
     table: ExampleTable,
     out: Path,
     form: predictions.PredictionFormat,
@@ -208,7 +220,7 @@ def write_predictions(
     top = min(top, len(run.class_ids))
     columns = predictions.column_names(top)
 
-    def rows_of(batch: BatchOutputs) -> Iterable[predictions.OutputRow]:
+    def rows_of(batch: trained.BatchOutputs) -> Iterable[predictions.OutputRow]:
         ids = [str(table.record(row).id) for row in range(batch.start, batch.start + batch.size)]
         faults = {row - batch.start: error for row, error in batch.errors.items()}
         probabilities = batch.values
@@ -232,7 +244,7 @@ def write_predictions(
 
 
 def write_features(
-    run: TrainedRun,
+    run: trained.TrainedRun,
     table: SourceTable,
     out: Path,
     form: predictions.FeatureFormat,
@@ -258,7 +270,7 @@ def write_features(
     run.topology.peers.agree({"--out": str(out), "--format": form, "--layer": str(layer), "--pool": pool})
     shape = run.feature_shape(layer, pool)
 
-    def rows_of(batch: BatchOutputs) -> Iterator[predictions.OutputRow]:
+    def rows_of(batch: trained.BatchOutputs) -> Iterator[predictions.OutputRow]:
         values = np.ascontiguousarray(batch.values, _STORED).reshape(batch.size, -1)
         for row, features in enumerate(values, batch.start):
             error = batch.errors.get(row) or (None if np.isfinite(features).all() else _NOT_FINITE)
@@ -280,6 +292,62 @@ def write_features(
     return RowFile(run, table, out, header, ("features", "error")).complete(
         lambda rest, at_once: run.feature_stream(rest, layer, pool, at_once), rows_of, write, progress
     )
+
+
+def write_out_of_fold(runs: Sequence[Path], out: Path) -> tuple[dict[str, float], list[dict[str, float]]]:
+    """Write a CSV file with the prediction of each training example by the run whose fold it is in.
+
+    The columns are those of `jaxddp predict`, with the label and the fold. The best checkpoint of each run predicts.
+
+    Args:
+        runs: the work directories of the runs of all folds, in their order.
+
+    Returns:
+        The metrics of the runs over all these predictions, and over those of each fold.
+
+    Raises:
+        InputError: a run, its data or the file cannot be read or written, or the classes of two runs differ.
+    """
+    topology, rows, parts = Topology.create(), list[predictions.OutputRow](), list[tuple[np.ndarray, np.ndarray]]()
+    recipes, members = (
+        [recipe_of_run(run) for run in runs],
+        [trained.restore_run(run, "best", topology) for run in runs],
+    )
+    trained.check_same_classes(members)
+    splits = [open_full_splits(recipe.config.data) for recipe in recipes]
+    for fold, (member, split) in enumerate(zip(members, splits, strict=True)):
+        with doing(f"predicting the images of fold {fold}"):
+            found, labels = member.predict(split["val"]), labels_of(split["val"])
+        for row, cells in enumerate(found.rows()):
+            rows.append({**cells, "label": ";".join(labels.ids[k] for k in labels.of(row)), "fold": fold})
+        usable = np.isfinite(found.probabilities).all(1)
+        parts.append((found.probabilities[usable], labels.values[usable]))
+    files.replace(out, lambda file: predictions.write_prediction_rows(file, "csv", [*rows[0]], rows, splits[0]["val"]))
+    config, user_object = recipes[0].config, user_objects.objects_of_hooks(recipes[0].hooks)
+    data = resources.TrainingData.of(splits[0]["train"], config.data)
+    _, loss = user_objects.losses_of(config, data, user_object)
+    metrics = user_objects.metrics_of(config, data.labels, user_object)
+    *measured, whole = (
+        metrics_of_probabilities(loss, metrics, *part)
+        for part in (*parts, map(np.concatenate, zip(*parts, strict=True)))
+    )
+    return whole, measured
+
+
+def metrics_of_probabilities(
+    loss: objective.ExampleLoss, metrics: Mapping[str, Any], probabilities: np.ndarray, labels: np.ndarray
+) -> dict[str, float]:
+    """Return the loss and the metrics for probabilities, float32[N, K], whose logarithms are the logits."""
+    logits = jnp.log(jnp.maximum(probabilities, _SMALLEST))
+    if loss.labels.several:
+        logits -= jnp.log(jnp.maximum(1 - probabilities, _SMALLEST))
+    ones, zeros = jnp.ones(len(labels)), jnp.zeros(len(labels), jnp.int32)
+    batch = Batch(None, jnp.asarray(labels), ones, zeros, zeros)
+    measured = objective.Objective(cast(Any, None), loss, cast(Any, None), metrics)
+    sums, sets = measured.sums(measured.columns(logits, batch, None), batch), evaluation.SetSums()
+    contributions = objective.compute_contributions(metrics, logits, objective.targets(batch.label, logits), ones)
+    sets.add(jax.tree.map(lambda each: each[None], contributions))
+    return {**sums.means(), **objective.finish_metrics(metrics, sets.results())}
 
 
 def heat_map_path(folder: Path, count: int, row: int, image_id: str) -> Path:

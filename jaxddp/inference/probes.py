@@ -67,24 +67,22 @@ def linear(train: LabelledFeatures, val: LabelledFeatures) -> Probe:
     _check_comparable(train, val)
     if len(np.unique(train.labels)) < 2 or len(train.labels) < 1 / _HELD_OUT:
         raise InputError(f"{train.path}: a linear probe needs at least 10 images, of at least 2 classes")
-    sklearn = _sklearn()
-    counts = np.bincount(train.labels)
+    sklearn, counts = _sklearn(), np.bincount(train.labels)
     held_out = round(_HELD_OUT * len(train.labels))
     # A stratified part needs an image of each class, and leaves one.
-    stratify = train.labels if counts[counts > 0].min() > 1 and held_out >= (counts > 0).sum() else None
-    split = sklearn.model_selection.train_test_split
-    rows, held = split(np.arange(len(train.labels)), test_size=held_out, random_state=_SEED, stratify=stratify)
+    is_stratified = counts[counts > 0].min() > 1 and held_out >= (counts > 0).sum()
+    select = sklearn.model_selection
+    division = (select.StratifiedShuffleSplit if is_stratified else select.ShuffleSplit)(
+        1, test_size=held_out, random_state=_SEED
+    )
+    regression = sklearn.linear_model.LogisticRegression(max_iter=_MOST_ITERATIONS)
+    classifier = sklearn.pipeline.make_pipeline(sklearn.preprocessing.StandardScaler(), regression)
+    search = select.GridSearchCV(classifier, {"logisticregression__C": STRENGTHS}, cv=division)
     with warnings.catch_warnings():
         # A regression that has not converged is a valid, slightly different classifier.
         warnings.simplefilter("ignore", sklearn.exceptions.ConvergenceWarning)
-        scores = [
-            _regression(sklearn, strength)
-            .fit(train.features[rows], train.labels[rows])
-            .score(train.features[held], train.labels[held])
-            for strength in STRENGTHS
-        ]
-        strength = STRENGTHS[int(np.argmax(scores))]
-        predictions = _regression(sklearn, strength).fit(train.features, train.labels).predict(val.features)
+        predictions = search.fit(train.features, train.labels).predict(val.features)
+    strength = search.best_params_["logisticregression__C"]
     return _probe(predictions, val, f"C {strength:g}, chosen on {counted(held_out, 'held-out training image')}")
 
 
@@ -101,11 +99,6 @@ def _check_comparable(train: LabelledFeatures, val: LabelledFeatures) -> None:
             )
     if train.class_ids != val.class_ids:
         raise InputError(f"{val.path}: has other classes than {train.path}; give two splits of one data set")
-
-
-def _regression(sklearn: Any, strength: float) -> Any:
-    regression = sklearn.linear_model.LogisticRegression(C=strength, max_iter=_MOST_ITERATIONS)
-    return sklearn.pipeline.make_pipeline(sklearn.preprocessing.StandardScaler(), regression)
 
 
 def _probe(predictions: np.ndarray, val: LabelledFeatures, settings: str) -> Probe:

@@ -9,7 +9,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -25,7 +25,7 @@ from jaxddp.config.goal import flat
 from jaxddp.config.tree import Precision
 from jaxddp.config.values import checked
 from jaxddp.core import files
-from jaxddp.core.errors import InputError, counted, show
+from jaxddp.core.errors import InputError, counted, show, some
 from jaxddp.core.phases import doing, phase
 from jaxddp.data.arrays import ArrayTable
 from jaxddp.data.opening import chosen_images, open_inputs
@@ -43,6 +43,7 @@ from jaxddp.models.adapt import adapt, for_platform
 from jaxddp.models.interface import Model, by_path, trees_of
 from jaxddp.recipe.file import RecipeFile
 from jaxddp.setup import feed, network_checks, run_setup
+from jaxddp.setup.identity import checksums
 from jaxddp.setup.recipe import check_normalization, model_of
 from jaxddp.setup.resources import TrainingData, join_and_resolve, open_validation, steps_of
 from jaxddp.setup.user_objects import ObjectSource, losses_of, metrics_of, objects_of_hooks, parts_of
@@ -213,6 +214,11 @@ class TrainedRun:
         """The checkpoint, or the weights, for messages."""
         weights = self.config.model.weights or self.directory
         return f"step {self.step} of {self.directory}" if self.step else str(weights)
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """JSON values that differ between two networks."""
+        return {"run": str(self.directory.resolve()), "step": self.step, **checksums(self.state)}
 
     @property
     def class_ids(self) -> tuple[str, ...]:
@@ -396,6 +402,66 @@ class TrainedRun:
             shape = layer.shape[-1:] if pool == "mean" else layer.shape
             self._feature_programs[name, pool] = program, jax.ShapeDtypeStruct(shape, jnp.float32)
         return self._feature_programs[name, pool]
+
+
+@dataclass(frozen=True)
+class Ensemble(TrainedRun):
+    """Networks with the same classes, as one whose probabilities are the weighted mean of theirs.
+
+    Each network reads the images as in its own evaluation, with its `eval.views`. All attributes but these are those of
+    the first network.
+
+    Attributes:
+        members: the networks.
+        shares: their weights in the mean, which add up to 1.
+    """
+
+    members: Sequence[TrainedRun] = ()
+    shares: Sequence[float] = ()
+
+    @classmethod
+    def of(cls, members: Sequence[TrainedRun], weights: Sequence[float] = ()) -> TrainedRun:
+        """Return the ensemble of some networks, or the network itself if there is only one.
+
+        Args:
+            weights: the weight of each network, not all 0; none for equal weights.
+
+        Raises: InputError if the classes differ.
+        """
+        check_same_classes(members)
+        if len(members) == 1:
+            return members[0]
+        weights = weights or [1.0] * len(members)
+        of_first = {each.name: getattr(members[0], each.name) for each in fields(TrainedRun) if each.init}
+        return cls(**of_first, members=members, shares=[weight / sum(weights) for weight in weights])
+
+    @property
+    def origin(self) -> str:
+        return f"mean of {', '.join(member.origin for member in self.members)}"
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        return {"members": [member.identity for member in self.members], "shares": [*self.shares]}
+
+    def stream(self, source: Source, at_once: int | None = None) -> Iterator[BatchOutputs]:
+        for batches in zip(*(member.stream(source, at_once) for member in self.members), strict=True):
+            parts = zip(self.shares, batches, strict=True)
+            mean = sum(share * batch.values.astype(np.float64) for share, batch in parts)
+            yield batches[0]._replace(values=np.asarray(mean, np.float32))
+
+
+def check_same_classes(members: Sequence[TrainedRun]) -> None:
+    """Raise `InputError` if the networks do not have the same classes in the same order."""
+    first = members[0]
+    for other in members[1:]:
+        if other.signature.multi_label != first.signature.multi_label:
+            fault = "its images have one label, and those of the other several, or the reverse"
+        elif other.class_ids != first.class_ids:
+            same = sorted(other.class_ids) == sorted(first.class_ids)
+            fault = f"has {'the same classes in another order' if same else 'other classes'} ({some(other.class_ids)})"
+        else:
+            continue
+        raise InputError(f"{other.directory}: {fault}", advice=f"give runs with the classes of {first.directory}")
 
 
 def restore_run(

@@ -225,8 +225,9 @@ def describe(setup: RunSetup, jaxpr: Any) -> Description:
             name += f", {share:.0%} of its products in {dtype}" if index else f" in {dtype}"
     sources = setup.resources.train, val
     data, validation = ("" if each is None else getattr(own_part(each), "reading", "") for each in sources)
-    if (share := setup.config.data.val_share) is not None and val is not None:
-        validation = f"{share:.0%} held out"
+    if val is not None and setup.config.data.held_out is not None:
+        fold, share = setup.config.data.fold, setup.config.data.val_share
+        validation = f"fold {fold}" if share is None else f"{share:.0%} held out"
     # The examples of arrays have numbers in place of paths.
     if val is not None and not validation and "/" in (first := val.name(0)):
         validation = f"the first is {first}"

@@ -9,6 +9,7 @@ import csv
 import io
 import json
 import math
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
@@ -16,10 +17,10 @@ from typing import BinaryIO, NamedTuple
 import numpy as np
 
 from jaxddp.core import files
-from jaxddp.core.errors import InputError, Option, as_text, duration, show
+from jaxddp.core.errors import InputError, Option, as_text, counted, duration, show, some
 from jaxddp.reports.compose import write_report
 from jaxddp.reports.tables import NOTHING, Best, Estimate, RunFiles, is_run, json_object, number, read_runs, seed_groups
-from jaxddp.sweeps.trials import Trial, short_names
+from jaxddp.sweeps.trials import FOLD, Trial, all_folds, short_names, trial_name
 from jaxddp.training.listeners.jsonl import RESULT
 from jaxddp.workdir.lock import is_locked
 
@@ -32,13 +33,13 @@ class SweepFolder:
     """The folder of a sweep of one config. Its file has the trials of all commands in the order of their creation.
 
     Args:
-        config: the absolute path of the config's file, or the name of a built-in config.
+        config: the absolute path of the config's file, or the name of a built-in config; None to read any sweep.
 
     Attributes:
         claims: the locked files of the trials that this process has claimed, by their names.
     """
 
-    def __init__(self, directory: Path, config: str):
+    def __init__(self, directory: Path, config: str | None = None):
         self.directory, self.path, self._config = directory, directory / SWEEP_FILE, config
         self.claims = dict[str, BinaryIO]()
 
@@ -74,7 +75,7 @@ class SweepFolder:
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             problem = f"{self.path}: is not the file of a sweep ({error})"
             raise InputError(problem, advice=("restore it, or ", _ANOTHER)) from None
-        if config != self._config:
+        if self._config not in (None, config):
             raise InputError(f"{self.path}: is a sweep of {config}, not of {self._config}", advice=_ANOTHER)
         return {trial.name: trial for trial in trials}
 
@@ -149,6 +150,48 @@ class TrialResult(NamedTuple):
         """The status of the run; "pruned" or "failed" if the sweep ended it; "not started"."""
         status = self.run.status if self.run else "not started"
         return status if status in ("not started", "running", "done", "stopped") else self.trial.ended or status
+
+
+def runs_and_images(place: Path, words: Sequence[str]) -> tuple[list[Path], list[str]]:
+    """Return the runs that a command names, and its other words: those after the last run or sweep.
+
+    Raises: see `runs_of`.
+    """
+    runs, words = runs_of(place), [*words]
+    while words and (is_run(Path(words[0])) or Path(words[0], SWEEP_FILE).is_file()):
+        runs += runs_of(Path(words.pop(0)))
+    return runs, words
+
+
+def runs_of(directory: Path) -> list[Path]:
+    """Return the runs of a sweep, which must differ only in the fold and the seed; or the run itself.
+
+    Raises: InputError, also if a run has not finished.
+    """
+    if not (directory / SWEEP_FILE).is_file():
+        return [directory]
+    folder = SweepFolder(directory)
+    trials = [*folder.read().values()]
+    if others := sorted({key for trial in trials for key in trial.values} - {FOLD, _SEED}):
+        fault = f"{directory}: is a sweep that also varies {others[0]}"
+        raise InputError(fault, advice="name the runs of one recipe")
+    if unfinished := [trial.name for trial in trials if not folder.is_finished(trial)]:
+        fault = f"{directory}: {some(unfinished)} of its {counted(len(trials), 'run')} not finished"
+        raise InputError(fault, advice="the command of the sweep continues it")
+    return [directory / trial.name for trial in trials]
+
+
+def folds_of(trials: Sequence[Trial]) -> dict[str, list[Trial]]:
+    """Return the trials of all folds, in their order, by "-NAME" of their other values, or "" if there are none.
+
+    Values with which a fold has no trial are left out.
+    """
+    together = defaultdict[str, list[Trial]](list)
+    for trial in sorted(trials, key=lambda trial: int(trial.values.get(FOLD, "0").partition("/")[0])):
+        others = {key: value for key, value in trial.values.items() if key != FOLD}
+        together[f"-{trial_name(others)}" if others else ""].append(trial)
+    complete = lambda group: [trial.values.get(FOLD) for trial in group] == all_folds(len(group))  # noqa: E731
+    return {name: group for name, group in together.items() if complete(group)}
 
 
 def table(results: Sequence[TrialResult]) -> tuple[list[str], list[list[str]]]:

@@ -9,22 +9,25 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_origin
 
 from jaxddp.config.registry import NAMES
 from jaxddp.config.values import bare, read
-from jaxddp.core.errors import InputError, Key
+from jaxddp.core.errors import InputError, Key, format_option
 from jaxddp.core.ranges import real_number, whole_number
 
-MOST_TRIALS = 10_000
+MOST_TRIALS, FOLD = 10_000, "data.fold"
 _INTEGERS, _INTERVAL = re.compile(r"(\d+):(\d+)"), re.compile(r"(.+?)\.\.(.+?)(:log)?")
 _UNSAFE = re.compile(r"[^A-Za-z0-9._+-]+")
-_DURATION, _LIKE_DURATION = (re.compile(rf"[\d.]{{1,20}}{between}(epochs?|steps?|examples?)") for between in " -")
+_UNITS = "(?:epochs?|steps?|examples?)"
+_READABLE = re.compile(rf"[\d.]{{1,20}} {_UNITS}|\d{{1,20}}/\d{{1,20}}")
+_LIKE_READABLE = re.compile(rf"[\d.]{{1,20}}-{_UNITS}|\d{{1,20}}-of-\d{{1,20}}")
+"""Durations and folds, and the file names for them."""
 _LONGEST_VALUE, _LONGEST_NAME = 40, 150
 _SPLIT_TEXTS = {"optimizer.schedule", "model.batch_norm", "model.weight_init", "model.weights", *NAMES}
-_SPLIT_TEXTS |= {"data.path", "data.name", "objective.teacher"}
+_SPLIT_TEXTS |= {"data.path", "data.name", "data.fold", "objective.teacher"}
 """The keys of type text whose values contain no commas."""
 
 
@@ -186,6 +189,11 @@ class Template:
             words += [entry[0] + value[0]] if value and entry[0].endswith("=") else [*entry, *value]
         return words
 
+    def with_folds(self, count: int) -> "Template":
+        """Return a template that also varies the fold."""
+        spaces = {**self.spaces, FOLD: Choices(tuple(all_folds(count)))}
+        return replace(self, entries={**self.entries, FOLD: (format_option(FOLD),)}, spaces=spaces)
+
     def grid(self) -> Iterator[dict[str, str]]:
         """Yield every combination of the values. The last key varies fastest.
 
@@ -199,6 +207,11 @@ class Template:
         if (number := math.prod(map(len, lists))) > MOST_TRIALS:
             raise InputError(f"the grid has {number:,} trials; a sweep has at most {MOST_TRIALS:,}")
         return (dict(zip(self.spaces, words, strict=True)) for words in itertools.product(*lists))
+
+
+def all_folds(count: int) -> list[str]:
+    """Return the values of `data.fold` for this many folds."""
+    return [f"{number}/{count}" for number in range(count)]
 
 
 def trial_name(values: Mapping[str, Any]) -> str:
@@ -223,10 +236,10 @@ def short_names(keys: Sequence[str]) -> dict[str, str]:
 def _text(value: Any) -> str:
     """Return a value as a part of a file name. If this changes the text, a digest of the text is added."""
     text = str(value)
-    if _DURATION.fullmatch(text):
-        return text.replace(" ", "-")
+    if _READABLE.fullmatch(text):
+        return text.replace(" ", "-").replace("/", "-of-")
     safe = _UNSAFE.sub("-", text)
-    if safe == text and len(text) <= _LONGEST_VALUE and not _LIKE_DURATION.fullmatch(text):
+    if safe == text and len(text) <= _LONGEST_VALUE and not _LIKE_READABLE.fullmatch(text):
         return text
     # The end of a path tells more than its beginning.
     return f"{safe[-_LONGEST_VALUE:].strip('-')}-{_digest(text)}"

@@ -41,12 +41,8 @@ from jaxddp.workdir.lock import is_locked
 _RESTORE_ADVICE = ("restore it, or start in another ", Option("workdir"))
 _RECIPE_ADVICE = ("a resumed run keeps its recipe: set it back, or start in another ", Option("workdir"))
 EVALUATION_KEYS = [*(f"model.{key}" for key in NETWORK_KEYS), *(f"data.{key}" for key in (*IMAGE_KEYS, "classes"))]
-EVALUATION_KEYS += [
-    "data.val_share",
-    *(f"loss.{field.name}" for field in dataclasses.fields(LossConfig)),
-    "train.ema",
-    "train.swa",
-]
+EVALUATION_KEYS += ["data.val_share", "data.fold", "train.ema", "train.swa"]
+EVALUATION_KEYS += [f"loss.{field.name}" for field in dataclasses.fields(LossConfig)]
 """The keys that must be equal in an evaluation and its run: those of the network, the images, the classes and the loss.
 Other keys are not compared, because an evaluation makes no optimizer and no training batch."""
 _log = logging.getLogger("jaxddp.experiment")

@@ -275,13 +275,13 @@ def _classes(listing: Listing, names: Sequence[str]) -> list[str]:
 def division(listing: Listing, data: DataConfig) -> tuple[str, dict[Split, list[str]]] | None:
     """Return the column that divides the rows, and its values in each split; None if no column does.
 
-    A column called split does so if all its values are names of splits and `data.val_share` is not set.
+    A column called split does so if all its values are names of splits and no images are held out.
 
     Raises: InputError if the config's column or value is missing, or values are no names of splits.
     """
     if data.split_column is not None:
         column = listing.column("split_column", data.split_column)
-    elif data.val_share is not None or (column := find_column(listing.header, [_DIVIDER])) is None:
+    elif data.held_out is not None or (column := find_column(listing.header, [_DIVIDER])) is None:
         return None
     values = sorted({cell.strip() for _, cell in listing.rows([column], lambda fault: None)})
     of = {split: [value for value in values if value.casefold() in names] for split, names in SPLITS.items()}
