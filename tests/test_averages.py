@@ -117,8 +117,7 @@ def test_averaged_parameters_end_with_batch_statistics_of_their_own(momentum, av
     np.testing.assert_allclose(found["mean"], np.mean(means, 0), rtol=2e-4, atol=2e-5)
     np.testing.assert_allclose(found["var"], np.mean(variances, 0), rtol=2e-4, atol=2e-5)
     assert np.abs(found["mean"] - raw["mean"]).max() > 1e-3
-    earlier = state.replace(step=state.step - 1)
-    assert largest_difference(earlier.eval_model_state, state.model_state) == 0
+    assert largest_difference(state.replace(step=state.step - 1).eval_model_state, state.model_state) == 0
     losses = history.val_ema["loss"] if average else history.val["loss"]
     assert jaxddp.evaluate(state, setup, VAL)["loss"] == pytest.approx(losses[-1], rel=1e-6)
 

@@ -126,17 +126,6 @@ def test_a_run_starts_from_the_exported_weights_of_another_run(folder, tmp_path,
     assert line.startswith(f"jaxddp: {file}: no such file; give a .safetensors file")
 
 
-@pytest.mark.ci
-def test_a_run_starts_from_another_run(folder, tmp_path, monkeypatch):
-    monkeypatch.chdir(folder)
-    words = ["--model.weights", "run", "--optimizer.learning-rate", "0", "--train.duration", "1 step", *LEAN]
-    assert main(["train", "mine.py", "--workdir", str(tmp_path / "w"), *words]) == 0
-    step, ours = read_run(Path("run"), "best", Topology.create(1))
-    _, theirs = read_run(tmp_path / "w", "latest", Topology.create(1))
-    assert len(ours) == 32 and step == best_of(Path("run"))[0]
-    assert all(np.array_equal(theirs[path], ours[path]) for path in ours if path.startswith("params/"))
-
-
 @pytest.mark.slow
 def test_a_run_with_other_classes_starts_with_a_new_head(folder, caplog):
     run, shape = folder / "run", (6, 6, 3)

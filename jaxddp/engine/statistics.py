@@ -46,7 +46,7 @@ def with_own_statistics(
         # The average of the groups is evaluated.
         shardings = jax.tree.map(lambda leaf: leaf.sharding, params)
         params = jax.jit(lambda tree: jax.tree.map(_equal, tree), out_shardings=shardings)(params)
-    probe = TrainState(step, params, start, STILL.init(None), shared)
+    probe = TrainState(step, params, start, STILL.init({}), shared)
     results, total, count = [], None, 0
     for chunk in chunks():
         for factor in (1.0,) if results else (2.0, 1.0):

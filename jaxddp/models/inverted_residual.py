@@ -229,7 +229,7 @@ def _timm(architecture: InvertedResidualSizes) -> Naming:
     """Return timm's naming, where the layers of each kind of block have other names."""
     names = {"stem/conv": "conv_stem", "stem/norm": "bn1", "head": "classifier", "hidden/conv": "conv_head"}
     names |= {"hidden/norm": "norm_head", "last_conv/conv": "conv_head", "last_conv/norm": "bn2"}
-    is_universal = architecture.hidden_norm
+    is_universal, last = architecture.hidden_norm, architecture.blocks[-1][0].partition("_")[0].removeprefix("stage")
     for name, block in architecture.blocks:
         stage, place = map(int, re.findall(r"\d+", name))
         theirs, convs = f"blocks.{stage - 1}.{place}", [layer for layer in block.layers if layer != "se"]
@@ -246,7 +246,7 @@ def _timm(architecture: InvertedResidualSizes) -> Naming:
             names |= {f"{name}/{layer}/conv": conv, f"{name}/{layer}/norm": norm}
         names |= {f"{name}/se/fc1": f"{theirs}.se.conv_reduce", f"{name}/se/fc2": f"{theirs}.se.conv_expand"}
     if is_universal:
-        names |= {"last_conv/conv": f"blocks.{stage}.0.conv", "last_conv/norm": f"blocks.{stage}.0.bn1"}
+        names |= {"last_conv/conv": f"blocks.{last}.0.conv", "last_conv/norm": f"blocks.{last}.0.bn1"}
     return naming(*((f"^{ours}/", f"{theirs}/") for ours, theirs in names.items()))
 
 
@@ -317,7 +317,7 @@ def _efficientnet(width: float, depth: float, *, is_lite: bool = False, **settin
 
 def _efficientnet_v2(*rows: tuple[int, int, int, int], **settings: Any) -> InvertedResidualSizes:
     """Return the network of a table: expansion, stride, features, blocks. The blocks of three stages are fused."""
-    stages = ((expansion, 3, *row, number < 3) for number, (expansion, *row) in enumerate(rows))
+    stages = [(first, 3, stride, n, count, number < 3) for number, (first, stride, n, count) in enumerate(rows)]
     return _network(rows[0][2], *stages, **_UNIFORM, **settings)
 
 
