@@ -26,12 +26,7 @@ _MOST_KEPT, _TOLERANCE = 0.9999, 1e-2
 def with_own_statistics(
     state: TrainState, way: Way, program: Program, chunks: Callable[[], Iterable[Any]]
 ) -> TrainState:
-    """Return a state whose evaluation parameters have batch statistics of their own.
-
-    A network updates its statistics as kept * old + (1 - kept) * (those of the batch), where `kept` is known to the
-    network alone. Each pass starts from the state's statistics, and one pass also from twice as large ones: the
-    difference of its results is kept * old. So the mean of the batches' statistics follows from the mean of the
-    results, for any network. Arrays with another rule, and those of frozen norms, keep the state's values.
+    """Return a state whose evaluation parameters have batch statistics of their own; see `mean_statistics`.
 
     Args:
         program: the program of a training step with the optimizer `STILL` and without parts.
@@ -47,19 +42,42 @@ def with_own_statistics(
         shardings = jax.tree.map(lambda leaf: leaf.sharding, params)
         params = jax.jit(lambda tree: jax.tree.map(_equal, tree), out_shardings=shardings)(params)
     probe = TrainState(step, params, start, STILL.init({}), shared)
+
+    def updated(model_state: Any, chunk: Any) -> Any:
+        nonlocal probe
+        probe, _ = program(probe.replace(step=_scaled(state.step), model_state=model_state), *chunk.feed)
+        return probe.model_state
+
+    own = {**own, EVAL_MODEL_STATE: mean_statistics(start, updated, chunks(), way.jit_between(_solved))}
+    own[MEASURED_AT] = way.jit_between(lambda at, step: step + 0 * at)(own[MEASURED_AT], _scaled(state.step))
+    return state.replace(parts={**state.parts, name: own})
+
+
+def mean_statistics(
+    start: Any,
+    update: Callable[[Any, Any], Any],
+    batches: Iterable[Any],
+    solve: Callable[[Any, Any], Any] | None = None,
+) -> Any:
+    """Return the mean of the statistics of batches, for the network that updates statistics.
+
+    A network updates them as kept * old + (1 - kept) * (those of the batch), where `kept` is known to the network
+    alone. Each update begins with the same statistics, and one also with twice as large ones: the difference of its
+    results is kept * old. So the mean of the batches' statistics follows from the mean of the results, for any network.
+    Arrays with another rule, and those of frozen norms, keep the values of `start`.
+
+    Args:
+        update: a function of the statistics, which it may consume, and of a batch, which returns the next statistics.
+        solve: compiles `_solved` for the places of the arrays.
+    """
     results, total, count = [], None, 0
-    for chunk in chunks():
+    for batch in batches:
         for factor in (1.0,) if results else (2.0, 1.0):
-            begun = probe.replace(step=_scaled(state.step), model_state=_scaled(start, factor))
-            probe, _ = program(begun, *chunk.feed)
-            results = [*results, probe.model_state][:2]
-        total = probe.model_state if total is None else _added(total, probe.model_state)
+            results = [*results, found := update(_scaled(start, factor), batch)][:2]
+        total = found if total is None else _added(total, found)
         count += 1
         jax.block_until_ready(total)
-    arrays = {"start": start, "results": results, "total": total, "at": own[MEASURED_AT]}
-    values = way.topology.replicate({"count": np.float32(count), "step": np.int32(state.step)})
-    own = {**own, **way.jit_between(_solved)(arrays, values)}
-    return state.replace(parts={**state.parts, name: own})
+    return (solve or jax.jit(_solved))({"start": start, "results": results, "total": total}, np.float32(count))
 
 
 @jax.jit
@@ -78,8 +96,8 @@ def _equal(stacked: jax.Array) -> jax.Array:
     return jnp.broadcast_to(stacked.mean(0), stacked.shape)
 
 
-def _solved(arrays: Any, values: Any) -> Any:
-    """Return the arrays that `with_own_statistics` adds to those of the part."""
+def _solved(arrays: Any, count: jax.Array) -> Any:
+    """Return the result of `mean_statistics`."""
 
     def batch_mean(start: jax.Array, twice: jax.Array, once: jax.Array, total: jax.Array) -> jax.Array:
         if not _is_float(start):
@@ -87,11 +105,10 @@ def _solved(arrays: Any, values: Any) -> Any:
         left, squared = twice - once, jnp.sum(start * start)
         kept = jnp.where(squared > 0, jnp.sum(left * start) / squared, 0)
         is_linear = jnp.sum((left - kept * start) ** 2) <= _TOLERANCE**2 * squared
-        mean = (total / values["count"].astype(total.dtype) - kept * start) / (1 - kept)
+        mean = (total / count.astype(total.dtype) - kept * start) / (1 - kept)
         return jnp.where(is_linear & (kept >= -_TOLERANCE) & (kept < _MOST_KEPT), mean, start).astype(start.dtype)
 
-    found = jax.tree.map(batch_mean, arrays["start"], *arrays["results"], arrays["total"])
-    return {EVAL_MODEL_STATE: found, MEASURED_AT: values["step"] + 0 * arrays["at"]}
+    return jax.tree.map(batch_mean, arrays["start"], *arrays["results"], arrays["total"])
 
 
 def _is_float(leaf: jax.Array) -> bool:

@@ -35,6 +35,7 @@ from jaxddp.core.errors import InputError, JaxddpError, counted, first_line, not
 from jaxddp.core.peers import ALONE, Peers
 from jaxddp.data import opening, order
 from jaxddp.data.batch import Batch
+from jaxddp.engine import statistics
 from jaxddp.inference.trained import Ensemble, TrainedRun, fitted, restore_run
 from jaxddp.mesh import AXIS, Topology
 from jaxddp.models.interface import Model, by_path
@@ -58,9 +59,8 @@ Logits = Callable[[Any], jax.Array]
 _NUM_TEST_IMAGES = 3
 _TOLERANCE = 1e-4
 """The maximum difference between logits. It is relative to the largest logit if the largest logit is above 1."""
-_PASSES, _ANY_CLASSES = 100, 2
-"""The number of training batches that give batch statistics, and an arbitrary number of classes, on which the names of
-a network's arrays do not depend."""
+_ANY_CLASSES = 2
+"""An arbitrary number of classes. The names of a network's arrays do not depend on it."""
 
 
 def export_program(run: TrainedRun, out: str | Path, form: str | None = None) -> str:
@@ -278,8 +278,8 @@ def averaged(directories: Sequence[Path], which: str, precision: tree.Precision 
         with phases.doing("computing batch statistics"):
             train = opening.open_full_splits(config.data)["train"]
             rows = order.SampleOrder(len(train), min(config.train.batch_size, len(train)), config.seed)
-            for batch in train.train_batches(rows, config.data, range(_PASSES)):
-                start = step(start, topology.place(batch))
+            batches = map(topology.place, train.train_batches(rows, config.data, range(statistics.PASSES)))
+            start = statistics.mean_statistics(start, step, batches)
     return dataclasses.replace(soup, state=soup.state.replace(params=params, model_state=start))
 
 
