@@ -72,8 +72,9 @@ def mean_statistics(
     """
     results, total, count = [], None, 0
     for batch in batches:
-        for factor in (1.0,) if results else (2.0, 1.0):
-            results = [*results, found := update(_scaled(start, factor), batch)][:2]
+        results = results or [update(_scaled(start, 2.0), batch)]
+        found = update(_scaled(start), batch)
+        results = [*results, found][:2]
         total = found if total is None else _added(total, found)
         count += 1
         jax.block_until_ready(total)
