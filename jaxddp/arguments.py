@@ -125,7 +125,9 @@ def errors_name_arguments(names: Mapping[str, str] = _NAMES) -> Iterator[None]:
         raise
 
 
-_TABLE = "the table is used as it is; open_data has arguments for classes, share and fold, and table.take(N) returns"
+_TABLE = (
+    "the table is used as it is; open_data has arguments for classes, val_share and fold, and table.take(N) returns"
+)
 _FROM_PYTHON = {
     **dict.fromkeys(("limit", "classes", "val_share", "fold"), f"{_TABLE} fewer examples"),
     "labels_per_class": "give the table that jaxddp.data.opening.few_labels makes",
