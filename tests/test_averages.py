@@ -107,19 +107,17 @@ def test_averaged_parameters_end_with_batch_statistics_of_their_own(momentum, av
     state, history = jaxddp.train(softmax_cross_entropy, setup, val=VAL, listeners=(), eval_every="1 epoch")
     total = setup.layout.plan.total_steps
     found, raw = (each["batch_stats"]["BatchNorm_0"] for each in (state.eval_model_state, state.model_state))
-    first, means, variances = state.eval_params["first"], [], []
+    first, moments = state.eval_params["first"], []
     for batch in setup.batches(max(0, total - 100), total):
         images = setup.supervised.preprocess(batch, train=True, key=setup.key).images
         x = np.asarray(images, np.float64).mean((1, 2)) @ first["kernel"] + first["bias"]
         x = x.reshape(slices, -1, 6)
-        means.append(x.mean(1).mean(0))
-        variances.append(x.var(1).mean(0))
-    np.testing.assert_allclose(found["mean"], np.mean(means, 0), rtol=2e-4, atol=2e-5)
-    np.testing.assert_allclose(found["var"], np.mean(variances, 0), rtol=2e-4, atol=2e-5)
+        moments.append((x.mean(1).mean(0), x.var(1).mean(0)))
+    np.testing.assert_allclose((found["mean"], found["var"]), np.mean(moments, 0), rtol=2e-4, atol=2e-5)
     assert np.abs(found["mean"] - raw["mean"]).max() > 1e-3
     assert largest_difference(state.replace(step=state.step - 1).eval_model_state, state.model_state) == 0
-    losses = history.val_ema["loss"] if average else history.val["loss"]
-    assert jaxddp.evaluate(state, setup, VAL)["loss"] == pytest.approx(losses[-1], rel=1e-6)
+    measured = history.val_ema if average else history.val
+    assert jaxddp.evaluate(state, setup, VAL)["loss"] == pytest.approx(measured["loss"][-1], rel=1e-6)
 
 
 @pytest.fixture(scope="module")

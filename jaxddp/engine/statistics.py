@@ -38,7 +38,7 @@ def with_own_statistics(
     # A program consumes its state.
     step, params, shared = _scaled((state.step, own[EVAL_PARAMS], shared))
     if state.stacked is not None:
-        # The average of the groups is evaluated.
+        # The mean of all stacked states is evaluated.
         shardings = jax.tree.map(lambda leaf: leaf.sharding, params)
         params = jax.jit(lambda tree: jax.tree.map(_equal, tree), out_shardings=shardings)(params)
     probe = TrainState(step, params, start, STILL.init({}), shared)
