@@ -58,8 +58,7 @@ class TrainState(flax.struct.PyTreeNode):
         arrays = next((arrays for arrays in self.parts.values() if EVAL_MODEL_STATE in arrays), None)
         if arrays is None:
             return self.model_state
-        select = functools.partial(jnp.where, arrays[MEASURED_AT] == self.step)
-        return jax.tree.map(select, arrays[EVAL_MODEL_STATE], self.model_state)
+        return _selected(arrays[MEASURED_AT] == self.step, arrays[EVAL_MODEL_STATE], self.model_state)
 
     @property
     def stacked(self) -> int | None:
@@ -77,9 +76,7 @@ class TrainState(flax.struct.PyTreeNode):
         """
         values = {EVAL_PARAMS: params, EVAL_MODEL_STATE: model_state}
         parts = {
-            name: {**arrays, **{key: values[key] for key in values.keys() & arrays.keys()}}
-            if EVAL_PARAMS in arrays
-            else arrays
+            name: {key: values.get(key, own) for key, own in arrays.items()} if EVAL_PARAMS in arrays else arrays
             for name, arrays in self.parts.items()
         }
         return self.replace(params=params, model_state=model_state, parts=parts)
@@ -91,6 +88,12 @@ class TrainState(flax.struct.PyTreeNode):
             for name, arrays in self.parts.items()
         }
         return self.replace(params=function(self.params), parts=parts)
+
+
+@jax.jit
+def _selected(is_first: jax.Array, first: Any, second: Any) -> Any:
+    """Return one of two trees. As one program: each selection of an array would be compiled and run alone."""
+    return jax.tree.map(functools.partial(jnp.where, is_first), first, second)
 
 
 def stacked_in(parts: Any) -> int | None:

@@ -136,8 +136,8 @@ class Lookahead(Part):
 class ScheduleFreeAverage(Part):
     """Keeps x in the state, so that evaluation, prediction and export need no optimizer.
 
-    This part is added automatically if the optimizer is schedule-free. The running statistics of batch norm are those
-    of the network with the parameters y.
+    This part is added automatically if the optimizer is schedule-free. Until the last step, the running statistics of
+    batch norm are those of the network with the parameters y; after it, see `jaxddp.engine.statistics`.
     """
 
     name: str = "schedule_free"
