@@ -79,19 +79,21 @@ class Division:
         accumulate: the number of microbatches in each share.
         group_size: the number of examples that must be in one microbatch (a mixed pair or a ghost batch). The
             size of a microbatch is a multiple of this number.
+        remat: `train.remat`: the activations of a microbatch that are kept for the backward pass.
     """
 
     batch_size: int
     shares: int
     accumulate: int = 1
     group_size: int = 1
+    remat: str = "none"
 
     @classmethod
     def of(cls, config: "Config", shares: int) -> "Division":
         """Return the division of a config."""
-        augment, group = config.data.augment, config.model.batch_statistics.group or 1
+        augment, group, train = config.data.augment, config.model.batch_statistics.group or 1, config.train
         pair = 2 if augment.mixup or augment.cutmix else 1
-        return cls(config.train.batch_size, shares, config.train.accumulate, math.lcm(pair, group))
+        return cls(train.batch_size, shares, train.accumulate, math.lcm(pair, group), train.remat)
 
     @property
     def is_even(self) -> bool:

@@ -231,14 +231,18 @@ class Fit:
         return ", and ".join(filter(None, (f"the {user} needs {self.needs}", self.available)))
 
     def advice(self) -> Words:
-        """Return advice: a batch size that fits or, for a step, a value of `accumulate`.
+        """Return advice: a batch size that fits or, for a step, a value of `accumulate`, or `remat`.
 
         If memory ran out although the step was expected to fit, the suggested value needs less memory than the step.
         """
         needs, now, trains = self.needs, self.division, self.section == "train"
         batch_size = f"{self.section}.batch_size"
+        keeps = (
+            [(Option("train.remat", "blocks"), " keeps fewer activations")] if trains and now.remat == "none" else []
+        )
         if needs is None or not needs.is_linear:
-            return (*(("raise ", Option("train.accumulate"), ", or ") if trains else ()), "lower ", Option(batch_size))
+            raised = [("raise ", Option("train.accumulate"))] if trains else []
+            return joined(", or ", [*raised, ("lower ", Option(batch_size)), *keeps])
 
         def fits(then: Division) -> bool:
             return needs.estimate_bytes(now, then) <= self._limit
@@ -257,7 +261,7 @@ class Fit:
             choices.append(f"{keys} would help ({alone}); choose a smaller network")
         if needs.images:
             choices.append(("set ", Key("data.cache"), " to none"))
-        return joined(", or ", choices)
+        return joined(", or ", [*choices, *keeps])
 
     @property
     def _limit(self) -> float:
