@@ -82,20 +82,16 @@ def measure(way: str, number: int, options: argparse.Namespace) -> Figures:
             out = folder / f"{split}.npz" if split == "train" else folder.parent / "val.npz"
             if split == "train" or not out.exists():
                 run("features", options.weights, folder, "--split", split, "--out", out, *network)
-        return figures_of(run("probe", folder / "train.npz", out, "--method", "linear"), before)
+        percent = re.search(r"top-?1 ([\d.]+)%", run("probe", folder / "train.npz", out, "--method", "linear"))
+        assert percent is not None
+        return {"top1": float(percent[1]) / 100, "cpu_seconds": cpu_seconds() - before}
     words = ["train", "finetune_folder", "--data.path", folder, "--workdir", workdir, *network, *words_of(way, options)]
     words += ["--seed", number, "--train.duration", f"{options.epochs} epochs", "--eval.every", "100%"]
     words += ["--log.to", "jsonl", "--checkpoint.every", "1 epoch", *options.overrides]
     run(*words)
-    return figures_of(run("eval", workdir, "--step", "latest"), before)
-
-
-def figures_of(output: str, before: float) -> Figures:
-    """Return the accuracy in the output of `jaxddp probe` or `jaxddp eval`, and the CPU seconds since `before`."""
-    percent = re.search(r"top-?1 ([\d.]+)%", output)
-    if percent is None:
-        raise ValueError(f"no accuracy in {output!r}")
-    return {"top1": float(percent[1]) / 100, "cpu_seconds": cpu_seconds() - before}
+    # The last step is validated.
+    top1 = json.loads((workdir / "result.json").read_text())["val"]["top1"]
+    return {"top1": top1, "cpu_seconds": cpu_seconds() - before}
 
 
 def cpu_seconds() -> float:
