@@ -3,7 +3,6 @@
 import inspect
 import itertools
 import operator
-import re
 import shlex
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import redirect_stderr
@@ -11,7 +10,7 @@ from dataclasses import MISSING, dataclass, field, fields, make_dataclass, repla
 from functools import partial
 from io import StringIO
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import tyro
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec
@@ -20,7 +19,7 @@ import jaxddp.config.registry as registry
 import jaxddp.config.values as values_of_config
 from jaxddp.command_line.words import by_key, config_and_words, expand_short_forms, is_flag, option, options_of
 from jaxddp.config import Config
-from jaxddp.config.values import HELP, SHORT, bare, checked, flatten, keys_of, similar_keys
+from jaxddp.config.values import HELP, SHORT, bare, flatten, keys_of, similar_keys
 from jaxddp.core.duration import Duration
 from jaxddp.core.errors import HelpPrinted, InputError, format_option
 from jaxddp.core.files import check_path, nearest_beside
@@ -36,7 +35,6 @@ _SIDES, _RULES = "│| ", "─-"
 """The characters of the frame around tyro's messages: its vertical and horizontal lines. On a terminal without box
 characters tyro uses | and -."""
 _UNKNOWN = "Unrecognized options: "
-_CHOICE = re.compile(r"invalid choice '(.*)' for argument '--([\w.-]+)'")
 ConfigOfRecipe = Annotated[Config, tyro.conf.arg(name="")]
 """The type of a command's field for the config. The options of the config's keys have no prefix."""
 _VALUES = {"lr": "X", "epochs": "N", "batch_size": "B", "model": "NAME", "data": "DIR", "seed": "N", "offline": ""}
@@ -46,15 +44,18 @@ _COMPLETION = "jaxddp completion bash, or zsh, prints the script that completes 
 
 
 def parse(command: type[Command], default: Command, prog: str, arguments: list[str]) -> Command:
-    """Parse a command's arguments on top of its defaults; tyro prints `--help` and exits.
+    """Parse a command's arguments on top of its defaults.
 
     Raises:
         HelpPrinted: `--help` was printed.
         InputError: an option is unknown, or a value is missing, malformed or out of range.
     """
     options, registry = options_of(command), ConstructorRegistry()
-    registry.primitive_rule(lambda info: _spec_of(info.type))
-    given = {"default": default, "prog": prog, "args": expand_short_forms(arguments, options), "config": STYLE}
+    # For a positional argument, the message of tyro does not name an option.
+    registry.primitive_rule(lambda info: None if tyro.conf.Positional in info.markers else _spec_of(info.type))
+    # Only the pages of `--help` show flags as such; the words give each flag a value.
+    style = STYLE if {*HELP} & {*arguments} else (*STYLE, tyro.conf.FlagConversionOff)
+    given = {"default": default, "prog": prog, "args": expand_short_forms(arguments, options), "config": style}
     given["description"] = inspect.getdoc(command)
     with redirect_stderr(StringIO()) as errors:
         try:
@@ -78,8 +79,6 @@ def _message(box: str, arguments: Sequence[str], options: Mapping[str, Any]) -> 
     # If there are no box characters, the title is followed by a horizontal line.
     lines = itertools.dropwhile(operator.not_, ("" if {*line} <= {*_RULES} else line for line in inside))
     first = " ".join(itertools.takewhile(bool, lines))
-    if (choice := _CHOICE.match(first)) and (key := choice[2].replace("-", "_")) in options:
-        checked(choice[1], options[key], f"--{choice[2]}")
     if not first.startswith(_UNKNOWN):
         return first
     unknown = first.removeprefix(_UNKNOWN).split(", ")
@@ -101,13 +100,11 @@ def parse_recipe(
     """Parse the arguments of a command whose first argument is a config, a recipe file or a run.
 
     Args:
-        measures: whether the command evaluates a run. If True, the settings in the run's work directory are used.
+        measures: whether the command evaluates a run, with the settings in the run's work directory.
 
-    Returns:
-        The command, and the recipe file with the overridden config.
+    Returns: the command, and the recipe file with the overridden config.
 
-    Raises:
-        InputError: the recipe cannot be read, or an unused key is set; see also `parse`.
+    Raises: InputError if the recipe cannot be read, or an unused key is set; see also `parse`.
     """
     name, rest = config_and_words(prog.removeprefix("jaxddp "), arguments)
     if name in HELP:
@@ -122,33 +119,24 @@ def parse_recipe(
 
 
 def parse_weights(command: type[Command], prog: str, arguments: list[str]) -> tuple[Command, RecipeFile]:
-    """Parse the arguments of a command whose first argument is weights, as in `model.weights`.
+    """Parse the arguments of a command whose first argument is weights, as in `model.weights`; see `parse_recipe`.
 
-    Returns: see `parse_recipe`. The config has the settings of the weights, as far as they are known.
+    The config has the settings of the weights, as far as they are known.
     """
     name = arguments[0]
     file = RecipeFile(Config().replace(model={"weights": name}), Path(name))
-    return _overridden(
-        command, prog, arguments, file, option(arguments[1:], "--model.weights") or name, recognizes=True
-    )
+    return _overridden(command, prog, arguments, file, option(arguments[1:], "--model.weights") or name)
 
 
 def _overridden(
-    command: type[Command],
-    prog: str,
-    arguments: list[str],
-    file: RecipeFile,
-    weights: str,
-    workdir: Path | None = None,
-    *,
-    recognizes: bool = False,
+    command: type[Command], prog: str, arguments: list[str], file: RecipeFile, weights: str, workdir: Path | None = None
 ) -> tuple[Command, RecipeFile]:
     """Return the command and the recipe file with the overridden config.
 
     Args:
         weights: the weights whose settings are taken over; empty for none.
-        workdir: the default work directory of the run; None without a run.
-        recognizes: whether the arrays of a file tell its network, unless the command names it.
+        workdir: the default work directory of the run. None without a run; the arrays of a file then tell its network,
+            unless the command names it.
     """
     prog, rest, options = f"{prog} {arguments[0]}", arguments[1:], options_of(command)
     entries = by_key(rest, options)
@@ -157,17 +145,17 @@ def _overridden(
     if weights:
         from jaxddp.workdir.signature import recognized_file, with_settings_of_weights
 
-        flags = {"--model.offline": True, "--model.no-offline": False}
-        given = [flags[word] for word in expand_short_forms(rest, options) if word in flags]
-        offline = [file.config.model.offline, *given][-1]
+        offline = option(expand_short_forms(rest, options), "--model.offline") or str(file.config.model.offline)
         run_workdir = Path(option(rest, "--workdir") or workdir) if workdir and "workdir" in options else None
-        file = with_settings_of_weights(file, weights, run_workdir, offline=offline)
-        if recognizes and "model.name" not in set_keys:
+        file = with_settings_of_weights(file, weights, run_workdir, offline=offline == str(True))
+        if workdir is None and "model.name" not in set_keys:
             file = recognized_file(file, weights)
     own = {"config": file.config} | ({"workdir": workdir or Path()} if "workdir" in options else {})
     default: Any = command(**own)
     if {*HELP} & {*rest}:
-        parse(*page_of_config(replace(default, config=_chosen(file.config, entries)), file.hooks), prog, rest)
+        chosen = {key: name for key in registry.NAMES if (name := option(rest, format_option(key)))}
+        shown = file.config.replace(**values_of_config.nested(chosen))
+        parse(*page_of_config(replace(default, config=shown), file.hooks), prog, rest)
     parsed: Any = parse(command, default, prog, rest)
     registry.check_names(parsed.config, file.hooks)
     before, config = file.config, registry.reset_unread(parsed.config, set_keys, file.hooks)
@@ -184,14 +172,6 @@ def _overridden(
 
         file = with_notice(file, weights)
     return replace(parsed, config=file.config), file
-
-
-def _chosen(config: Config, entries: Sequence[tuple[str, list[str]]]) -> Config:
-    """Return the config with the choices on the command line, such as the optimizer, for `--help`."""
-    for key, (first, *more) in entries:
-        if key in registry.NAMES and (name := first.partition("=")[2] or "".join(more[:1])):
-            config = config.replace(**values_of_config.nested({key: name}))
-    return config
 
 
 def _advice(keys: Sequence[str], entries: Sequence[tuple[str, list[str]]], begin: str, path: Path) -> str:
@@ -246,10 +226,7 @@ def parse_network(command: type[Command], prog: str, arguments: list[str]) -> tu
         command: a dataclass with the bases (options, `OfRun`). For weights, `config` takes the place of the fields of
             `OfRun`.
 
-    Returns:
-        The command, and the work directory of the run or the recipe.
-
-    Raises: InputError.
+    Returns: the command, and the work directory of the run or the recipe.
     """
     from jaxddp.weights.places import is_weights
 
@@ -267,10 +244,7 @@ def parse_network(command: type[Command], prog: str, arguments: list[str]) -> tu
 
 
 def images_of(options: Any, words: Sequence[str]) -> list[str]:
-    """Return the images that a command names: its positional words, or else the value of --data, or of a recipe.
-
-    Raises: InputError if the words of a run's command are beside --data.
-    """
+    """Return the images that a command names: its positional words, or else the value of --data, or of a recipe."""
     of_run = getattr(options, "data_path", None)
     if words and of_run is not None:
         raise InputError(f"--data {of_run}: the images are given already, {words[0]}; leave one of them out")
@@ -284,7 +258,7 @@ def workdir_of(path: str | Path) -> Path:
 
 
 def _spec_of(kind: Any) -> PrimitiveConstructorSpec | None:
-    """Return tyro's specification of a type; None for a type that is neither a number, a duration nor a path.
+    """Return tyro's specification of a value; None for another type, such as a section of a config.
 
     A word that is no value of the type is kept: `check_values` rejects it later, with the same message as in Python.
     Tyro turns a union of a dataclass and None into subcommands.
@@ -292,9 +266,11 @@ def _spec_of(kind: Any) -> PrimitiveConstructorSpec | None:
     inner: Any = bare(kind)
     several, optional = get_origin(inner) is tuple, type(None) in get_args(kind)
     parts = [bare(part) for part in get_args(inner)] if several else [inner]
-    if not parts or parts[0] not in (int, float, Duration, Path):
+    if parts[0] not in (bool, int, float, str, Duration, Path) and get_origin(parts[0]) is not Literal:
         return None
-    name, many = parts[0].__name__.upper(), several and parts[-1] is ...
+    choices = (True, False) if inner is bool else get_args(parts[0])
+    name = f"{{{','.join(map(str, choices))}}}" if choices else parts[0].__name__.upper()
+    many = several and parts[-1] is ...
     metavar = f"[{name} [{name} ...]]" if many else " ".join([name] * len(parts))
 
     def value(words: list[str]) -> Any:
@@ -304,7 +280,7 @@ def _spec_of(kind: Any) -> PrimitiveConstructorSpec | None:
 
     return PrimitiveConstructorSpec(
         nargs="*" if many else len(parts),
-        metavar=f"{{None}}|{metavar}" if optional else metavar,
+        metavar=f"{{None}}|{metavar}".replace("}|{", ",") if optional else metavar,
         instance_from_str=value,
         is_instance=lambda value: True,
         str_from_instance=lambda value: [*map(str, value)] if isinstance(value, tuple) else [str(value)],
@@ -312,9 +288,7 @@ def _spec_of(kind: Any) -> PrimitiveConstructorSpec | None:
 
 
 def page_of(command: type, *, optional: bool = False) -> tuple[Any, Any]:
-    """Return a command's dataclass and defaults for `--help` without a config.
-
-    The page contains the word CONFIG instead of the keys.
+    """Return a command's dataclass and defaults for `--help` without a config: CONFIG takes the place of the keys.
 
     Args:
         optional: whether the command also runs without a config.
@@ -330,13 +304,10 @@ def page_of(command: type, *, optional: bool = False) -> tuple[Any, Any]:
 
 
 def page_of_config(command: Any, hooks: Collection[str]) -> tuple[Any, Any]:
-    """Return a command's dataclass and defaults for `--help` after a config.
+    """Return a command's dataclass and defaults for `--help` after a config, without unused keys.
 
-    The page omits unused keys. If a key is None in the config, the page shows the default of the choice that reads
-    it, such as an optimizer.
-
-    Args:
-        hooks: the hooks of the recipe file, each of which replaces a choice.
+    For a key of None, the page shows the default of the choice that reads it, such as an optimizer. `hooks` are the
+    hooks of the recipe file.
     """
     config = command.config
     values = registry.resolved(flatten(config.to_dict()))
@@ -353,8 +324,7 @@ def page_of_config(command: Any, hooks: Collection[str]) -> tuple[Any, Any]:
 def _first_options(values: Mapping[str, Any]) -> type:
     """Return a dataclass of the most used options. As a base, it puts them before the options of a command.
 
-    Args:
-        values: the values of a config by dotted key, which are shown as defaults; empty without a config.
+    `values` are the values of a config by dotted key, which are shown as defaults; empty without a config.
     """
     options = []
     for key, metavar in _VALUES.items():

@@ -51,13 +51,10 @@ def is_flag(hint: Any) -> bool:
 
 
 def expand_short_forms(words: Sequence[str], options: Mapping[str, Any]) -> list[str]:
-    """Replace the short forms and the values of flags in the words of a command line.
+    """Replace the short forms, and give each flag a value, in the words of a command line.
 
-    `--epochs 5` becomes `--train.duration "5 epochs"`, and `--data.augment.flip false` becomes
-    `--data.augment.no-flip`.
-
-    Raises:
-        InputError: the words contain a short form and its key.
+    `--epochs 5` becomes `--train.duration "5 epochs"`, and `--data.augment.no-flip` becomes
+    `--data.augment.flip False`. Raises: InputError if the words contain a short form and its key.
     """
     expanded, typed = list[str](), {key_of_option(word) for word in words}
     for key, (word, *texts) in by_key(words, options):
@@ -75,11 +72,7 @@ def expand_short_forms(words: Sequence[str], options: Mapping[str, Any]) -> list
             on = not is_inverted if truth is None else truth != is_inverted
             if truth is not None and not equals:
                 texts = texts[1:]
-            if options[key] is bool:
-                section, dot, last = key.rpartition(".")
-                word = format_option(key if on else f"{section}{dot}no_{last}")
-            else:
-                word, texts = format_option(key), [str(on), *texts]
+            word, texts = format_option(key), [str(on), *texts]
         expanded += [word, *texts]
     return expanded
 
