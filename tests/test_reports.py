@@ -206,7 +206,7 @@ def test_a_mean_is_over_the_steps_that_all_runs_have(tmp_path):
     assert curve.mean.tolist() == [np.mean([losses[step] for losses in validated]) for step in (20, 30)]
 
 
-def test_runs_that_differ_only_in_seed_and_machine_are_one_group(tmp_path):
+def test_runs_that_differ_only_in_seed_fold_and_machine_are_one_group(tmp_path):
     workdirs = [
         write_run(tmp_path / "a", 0),
         write_run(tmp_path / "b", 1, parallel={"devices": 4}, log={"every": "7 steps"}, data={"path": "elsewhere"}),
@@ -218,9 +218,12 @@ def test_runs_that_differ_only_in_seed_and_machine_are_one_group(tmp_path):
     change_json(workdirs[5] / "config.json", fingerprint={"train": "c" * 64, "val": "b" * 64})
     workdirs.append(write_run(tmp_path / "g", 8))
     (workdirs[6] / "config.json").write_text("{")
+    for number, fold in enumerate(("0/2", "1/2", "0/3")):
+        workdirs.append(write_run(tmp_path / f"fold{number}", 0, data={"fold": fold}))
+        change_json(workdirs[-1] / "config.json", fingerprint={"train": f"{number}" * 64})
     runs = read_runs(workdirs)
     groups = seed_groups(runs)
-    assert groups == [(0, 1), (2, 3), (4,), (5,), (6,)]
+    assert groups == [(0, 1), (2, 3), (4,), (5,), (6,), (7, 8), (9,)]
     names = group_names(runs, groups[:2])
     assert names == ["learning_rate 0.1", "learning_rate 0.3"]
     legend = page_of(runs[:4]).legend

@@ -99,7 +99,7 @@ class Page:
         speed: a table of speed, memory and time.
         curves: charts of all logged metrics.
         is_wide: whether the y axis of the loss is logarithmic when the page opens.
-        seed_charts, seed_table: the means and the spreads of runs that differ in their seed alone.
+        seed_charts, seed_table: the means and the spreads of runs that differ in their seed or fold alone.
         positions: the x values of the points of the charts, on each x axis.
         classes: the predictions of checkpoints for validation data.
         accuracies: tables of the accuracy of each class. Runs with the same classes share a table.
@@ -199,7 +199,7 @@ def _faults_of(what: str, faults: list[str]) -> Iterator[None]:
 
 
 def _groups(runs: Sequence[tables.RunFiles]) -> tuple[list[tables.SeedGroup], list[str]]:
-    """Return a group of the runs that differ in their seed alone, for each recipe, and the colour of each run.
+    """Return a group of the runs that differ in their seed or fold alone, for each recipe, and the colour of each run.
 
     The runs of a group share a colour. If there is only one group, or every group has one run, each run has its own.
     """

@@ -397,19 +397,23 @@ def changes(run: RunFiles) -> Settings:
 
 
 def seed_groups(runs: Sequence[RunFiles]) -> list[tuple[int, ...]]:
-    """Return groups of the numbers of runs, in the order of the runs. The runs of a group differ in their seed alone.
+    """Return groups of the numbers of runs, in the order of the runs. The runs of a group differ in their seed or fold.
 
-    A run whose config cannot be read is a group of its own. A second run with the same seed is in another group.
+    A run whose config cannot be read is a group of its own. A second run with the same seed and fold is in another
+    group.
     """
     defaults, groups, seeds = flatten(Config().to_dict()), dict[Any, list[int]](), Counter[Any]()
     for number, run in enumerate(runs):
         flat = run.config
-        keys = [key for key in sorted({*defaults, *flat}) if key in _RECIPE or not key.startswith(_FREE)]
-        recipe: Any = tuple((key, _text(key, flat, defaults)) for key in keys) if flat else number
+        fold, _, folds = str(flat.get("data.fold") or "").partition("/")
+        # Each fold has images of its own.
+        free = (*_FREE, "data.fold", "fingerprint.") if fold else _FREE
+        keys = [key for key in sorted({*defaults, *flat}) if key in _RECIPE or not key.startswith(free)]
+        recipe: Any = (folds, *((key, _text(key, flat, defaults)) for key in keys)) if flat else number
         if flat.get("train.sync_every") is not None and flat.get("parallel.groups") is None:
             # Each process is a group of devices.
             recipe = recipe, run.result.get("processes")
-        seed = recipe, flat.get("seed")
+        seed = recipe, flat.get("seed"), fold
         groups.setdefault((recipe, seeds[seed]), []).append(number)
         seeds[seed] += 1
     return [tuple(members) for members in groups.values()]
@@ -442,7 +446,7 @@ def _text(key: str, flat: Mapping[str, Any], defaults: Mapping[str, Any]) -> str
 
 
 class SeedGroup(NamedTuple):
-    """A group of runs that differ in their seed alone. The members are the numbers of the runs."""
+    """A group of runs that differ in their seed or fold alone. The members are the numbers of the runs."""
 
     name: str
     colour: str
