@@ -200,7 +200,7 @@ def test_an_error_names_processes_at_different_exchanges():
         job.second.decide("the steps", "1", ",".join)
     with pytest.raises(InputError, match=message):
         first.result(20)
-    job.first.result(20).timeouts = Timeouts(silence=0.1, stall=0)
+    job.first.result(20).longest_wait = 0.2
     unanswered = job.pool.submit(job.first.result(20).decide, "seed", "0", ",".join)
     with pytest.raises(Unreachable, match=r"seed: process 1 gave no value in 0.2 s; does it run the same program\?"):
         unanswered.result(20)

@@ -8,7 +8,6 @@ from jaxddp.core.errors import InputError, Key, show
 
 Spent = tuple[int, Mapping[str, float]]
 """The number of steps of a process, and its seconds in each phase; see `jaxddp.core.phases`."""
-_AN_HOUR = 3600.0
 
 
 class Peers:
@@ -18,15 +17,12 @@ class Peers:
     `exchange`, `from_first` and `decide` equally often, in the same order.
     """
 
-    @property
-    def process_index(self) -> int:
-        """The number of this process, from 0."""
-        return 0
-
-    @property
-    def process_count(self) -> int:
-        """The number of processes."""
-        return 1
+    process_index = 0
+    """The number of this process, from 0."""
+    process_count = 1
+    """The number of processes."""
+    longest_wait = 3600.0
+    """The longest wait for a process in seconds. If the process is stuck, the watchdog ends the job earlier."""
 
     @property
     def is_first(self) -> bool:
@@ -37,11 +33,6 @@ class Peers:
     def is_alone(self) -> bool:
         """Whether this is a single process."""
         return self.process_count == 1
-
-    @property
-    def longest_wait(self) -> float:
-        """The longest wait for a process in seconds. If the process is stuck, the watchdog ends the job earlier."""
-        return _AN_HOUR
 
     def agree(self, values: Mapping[str, str]) -> None:
         """Check that all processes have the same values.

@@ -83,7 +83,8 @@ class ControlPlane(Peers):
         timeouts: Timeouts = Timeouts(),  # noqa: B008
         end: Callable[[Lost], None] = end_process,
     ):
-        self.job, self.timeouts, self._numbers = job, timeouts, itertools.count()
+        self.process_index, self.process_count, self.longest_wait = job.process_id, job.num_processes, timeouts.longest
+        self.timeouts, self._numbers = timeouts, itertools.count()
         self._member = Follower(job, facts) if job.process_id else Leader(job, facts)
         self._network = NetworkThread("jaxddp-job")
         try:
@@ -96,18 +97,6 @@ class ControlPlane(Peers):
         if job.process_id:
             # The reference keeps the proxy running as long as this object exists.
             self._proxy, self.jax_address = _start_proxy(self.jax_address)
-
-    @property
-    def process_index(self) -> int:
-        return self.job.process_id
-
-    @property
-    def process_count(self) -> int:
-        return self.job.num_processes
-
-    @property
-    def longest_wait(self) -> float:
-        return self.timeouts.longest
 
     def decide(self, name: str, text: str, decide: Callable[[list[str]], str]) -> str:
         """See `Peers.decide`. Raises: InputError if a process makes a call with another name."""
@@ -157,7 +146,7 @@ class ControlPlane(Peers):
 
     def fail(self, reason: str, code: int) -> None:
         """Send the reason for the failure of this process to the others."""
-        self._send_last(Lost(self.job.process_id, reason[:_LONGEST_REASON], code))
+        self._send_last(Lost(self.process_index, reason[:_LONGEST_REASON], code))
 
     def finish(self) -> bool:
         """Notify the others that this process is done. Return whether all are done in `timeouts.shutdown` seconds."""
@@ -329,24 +318,22 @@ class Follower(Member):
         """Join the job, wait until all others have joined, and watch process 0. Raises: see `ControlPlane`."""
         client, deadline = Client(self._job, self._facts, "process"), time.monotonic() + timeout
 
-        async def greet(connection: Connection) -> tuple[Connection, Challenge]:
+        async def greet(connection: Connection) -> Connection:
             async with asyncio.timeout_at(deadline):
-                return connection, await client.challenge(connection)
+                challenge = await client.challenge(connection)
+            # Process 0 has answered, so an error below is its end: another attempt would not help.
+            try:
+                async with asyncio.timeout_at(deadline + _ANSWER_SECONDS):
+                    self.jax_address = await client.join(connection, challenge)
+            except TimeoutError:
+                raise Unreachable(f"no answer in {timeout:g} s; is it process 0 of this job?") from None
+            except ConnectionResetError:
+                raise Unreachable("process 0 ended before all processes had joined") from None
+            return connection
 
-        connection, challenge = await client.connect(timeout, greet)
-        try:
-            async with asyncio.timeout_at(deadline + _ANSWER_SECONDS):
-                self.jax_address = await client.join(connection, challenge)
-        except TimeoutError:
-            raise Unreachable(f"no answer in {timeout:g} s; is it process 0 of this job?") from None
-        except ConnectionResetError:
-            raise Unreachable("process 0 ended before all processes had joined") from None
-        finally:
-            if not self.jax_address:
-                await connection.close()
-        self.connections[0] = connection
+        self.connections[0] = await client.connect(timeout, greet)
         watchdog = self.watch(timeouts, end)
-        self._listening = asyncio.ensure_future(self.listen(0, connection))
+        self._listening = asyncio.ensure_future(self.listen(0, self.connections[0]))
         return watchdog
 
 

@@ -136,13 +136,8 @@ class DevicePeers(Peers):
     The processes exchange values through their devices. Each process watches only itself.
     """
 
-    @property
-    def process_index(self) -> int:
-        return jax.process_index()
-
-    @property
-    def process_count(self) -> int:
-        return jax.process_count()
+    def __init__(self) -> None:
+        self.process_index, self.process_count = jax.process_index(), jax.process_count()
 
     def decide(self, name: str, text: str, decide: Callable[[list[str]], str]) -> str:
         texts, answer = _gather(text), ("", "", 0)

@@ -12,33 +12,20 @@ from jaxddp.core.peers import Peers
 class Second(Peers):
     """The peers of process 1 of two, without messages from process 0."""
 
-    @property
-    def process_index(self) -> int:
-        return 1
-
-    @property
-    def process_count(self) -> int:
-        return 2
+    process_index, process_count = 1, 2
 
 
 class Simulated(Peers):
     """The peers of one of several processes, which are threads of this process; see `as_processes`."""
 
     def __init__(self, index: int, texts: list[str], barrier: threading.Barrier):
-        self._index, self._texts, self._barrier = index, texts, barrier
+        self.process_index, self.process_count = index, len(texts)
+        self._texts, self._barrier = texts, barrier
         self.names: list[str] = []
-
-    @property
-    def process_index(self) -> int:
-        return self._index
-
-    @property
-    def process_count(self) -> int:
-        return len(self._texts)
 
     def decide(self, name: str, text: str, decide: Callable[[list[str]], str]) -> str:
         self.names.append(name)
-        self._texts[self._index] = text
+        self._texts[self.process_index] = text
         self._barrier.wait()
         try:
             return decide(list(self._texts))
