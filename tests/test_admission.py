@@ -41,7 +41,7 @@ class TwoProcesses:
     def plane(self, process: int, **changes: object) -> ControlPlane:
         job = Job("{}:{}".format(*self.address), self.count, process, run_id="run", key=self.key)
         job = Job(**{**vars(job), **changes})
-        return ControlPlane(job, FACTS, self.timeout, end=self.losses.append)
+        return ControlPlane(job, FACTS, Timeouts(self.timeout), end=self.losses.append)
 
     def connect_stranger(self, content: bytes = b"") -> socket.socket:
         """Connect to process 0 and send it bytes."""
@@ -123,7 +123,7 @@ def test_a_coordinator_without_the_key_is_detected():
         pool.submit(answer_without_the_key)
         job = Job("{}:{}".format(*server.getsockname()), 2, 1, key="secret")
         with pytest.raises(InputError, match="JAXDDP_JOB_KEY differs from that of process 0"):
-            ControlPlane(job, FACTS, 10)
+            ControlPlane(job, FACTS, Timeouts(10))
 
 
 def test_a_flood_of_silent_connections_delays_no_process():
@@ -216,7 +216,7 @@ def test_one_thread_serves_a_hundred_processes_that_meet_and_exchange_and_loses_
         followers = [Follower(Job(coordinator, count, process, key="k"), FACTS) for process in range(1, count)]
         ends = [lambda loss, event=event: (lost_processes.append(loss.process), event.set()) for event in loss_events]
         watchdogs = await asyncio.gather(
-            *(follower.meet(30, Timeouts(), end) for follower, end in zip(followers, [*ends, print], strict=True))
+            *(follower.meet(Timeouts(30), end) for follower, end in zip(followers, [*ends, print], strict=True))
         )
         for process, follower in enumerate(followers, 1):
             follower.send(Value(0, "name", str(process)))
@@ -231,7 +231,7 @@ def test_one_thread_serves_a_hundred_processes_that_meet_and_exchange_and_loses_
         first = pool.submit(asyncio.run, run_other_processes())
         threads_before = set(threading.enumerate())
         plane = ControlPlane(
-            Job(coordinator, count, 0, key="k"), FACTS, 30, end=lambda loss: lost_processes.append(loss.process)
+            Job(coordinator, count, 0, key="k"), FACTS, Timeouts(30), lambda loss: lost_processes.append(loss.process)
         )
         assert [thread.name for thread in set(threading.enumerate()) - threads_before] == ["jaxddp-job"]
         assert plane.decide("name", "0", lambda texts: str(sum(map(int, texts)))) == str(sum(range(count)))

@@ -20,6 +20,7 @@ from jaxddp.core.errors import InputError, Unreachable
 from jaxddp.job.control_plane import ControlPlane, absence
 from jaxddp.job.environment import INHERITED_SOCKET, Job, find_job
 from jaxddp.job.messages import MOST_PROCESSES
+from jaxddp.job.watchdog import Timeouts
 
 JOB = {"JAX_COORDINATOR_ADDRESS": "10.0.0.1:1234", "JAX_NUM_PROCESSES": "4", "JAX_PROCESS_ID": "3"}
 TORCHRUN = {"MASTER_ADDR": "h0", "MASTER_PORT": "29500", "WORLD_SIZE": "8", "RANK": "5", "LOCAL_RANK": "1"}
@@ -307,7 +308,7 @@ def join_errors(*changes: dict[str, Any], facts: Sequence[str] = (), timeout: fl
     jobs = [Job(**({"coordinator": coordinator, "num_processes": 2} | change)) for change in changes]
     versions = [{"jax": version} for version in facts] or [dict[str, str]()] * len(jobs)
     with ThreadPoolExecutor(len(jobs)) as pool:
-        join = functools.partial(ControlPlane, timeout=timeout, end=print)
+        join = functools.partial(ControlPlane, timeouts=Timeouts(timeout), end=print)
         futures = [pool.submit(join, job, values) for job, values in zip(jobs, versions, strict=True)]
         return [future.exception(60) for future in futures]
 
@@ -342,7 +343,7 @@ def test_another_job_at_the_same_address_is_detected():
 
 def test_an_error_names_processes_that_never_join():
     with pytest.raises(Unreachable, match=r"processes 1, 2 of 3 did not join in 0.3 s"):
-        ControlPlane(Job(f"127.0.0.1:{free_port()}", 3, 0), {}, timeout=0.3)
+        ControlPlane(Job(f"127.0.0.1:{free_port()}", 3, 0), {}, Timeouts(0.3))
     # Those of the largest job are listed quickly.
     absent = absence(MOST_PROCESSES, {0: "h"}, 60, "h")
     assert str(absent).startswith("processes 1, 2, 3, 4, 5, 6, 7, 8 and 16,777,207 more of 16777216 did not join in")
@@ -352,21 +353,21 @@ def test_an_error_names_processes_that_never_join():
 def test_a_socket_that_was_not_inherited_is_an_error(value, monkeypatch):
     monkeypatch.setenv(INHERITED_SOCKET, value)
     with pytest.raises(InputError, match=f"{INHERITED_SOCKET}='?{value}'?: (expected a whole number|is no socket)"):
-        ControlPlane(Job("127.0.0.1:1", 2, 0), {}, timeout=5)
+        ControlPlane(Job("127.0.0.1:1", 2, 0), {}, Timeouts(5))
 
 
 def test_an_address_without_a_listener_is_an_error():
     job = Job(f"127.0.0.1:{free_port()}", 2, 1)
     with pytest.raises(Unreachable, match=rf"coordinator {job.coordinator}: process 1 could not reach it in 0.5 s"):
-        ControlPlane(job, {}, timeout=0.5)
+        ControlPlane(job, {}, Timeouts(0.5))
     with pytest.raises(Unreachable, match="name cannot be resolved"):
-        ControlPlane(Job("no-such-host.invalid:1", 2, 1), {}, timeout=0.5)
+        ControlPlane(Job("no-such-host.invalid:1", 2, 1), {}, Timeouts(0.5))
 
 
 @pytest.mark.parametrize(("name", "process"), [("host..a", 0), (".cluster", 1)])
 def test_an_impossible_host_name_is_an_error(name, process):
     with pytest.raises(InputError, match=f"coordinator {name}:1: there is no host '{name}'; give its name or address"):
-        ControlPlane(Job(f"{name}:1", 2, process), {}, timeout=20)
+        ControlPlane(Job(f"{name}:1", 2, process), {}, Timeouts(20))
 
 
 def test_process_0_waits_until_its_name_has_its_address(monkeypatch):
@@ -381,7 +382,7 @@ def test_process_0_waits_until_its_name_has_its_address(monkeypatch):
     monkeypatch.setattr(socket, "getaddrinfo", fake_look_up)
     job = Job(f"job-0.job:{free_port()}", 2, 0)
     with pytest.raises(Unreachable, match="process 1 of 2 did not join in 1 s; .* .process 0 listens on 127.0.0.1"):
-        ControlPlane(job, {}, timeout=1)
+        ControlPlane(job, {}, Timeouts(1))
 
 
 @pytest.mark.parametrize(
@@ -399,7 +400,7 @@ def test_a_name_without_an_address_of_process_0_may_pass(address, expected, monk
 
     monkeypatch.setattr(socket, "getaddrinfo", fake_look_up)
     with pytest.raises(Unreachable, match=f"coordinator job-0.job:4321: {expected}"):
-        ControlPlane(Job("job-0.job:4321", 2, 0), {}, timeout=0.3)
+        ControlPlane(Job("job-0.job:4321", 2, 0), {}, Timeouts(0.3))
 
 
 @pytest.mark.slow
@@ -409,10 +410,10 @@ def test_a_taken_port_or_an_address_of_another_machine_is_an_error():
         taken.listen()
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         with pytest.raises(InputError, match=f"coordinator {address}: port .* is taken; choose another"):
-            ControlPlane(Job(address, 2, 0), {}, timeout=5)
+            ControlPlane(Job(address, 2, 0), {}, Timeouts(5))
         start = time.monotonic()
         with pytest.raises(Unreachable, match=r"could not reach it in 0.5 s \(no answer\)"):
-            ControlPlane(Job(address, 2, 1), {}, timeout=0.5)
+            ControlPlane(Job(address, 2, 1), {}, Timeouts(0.5))
         assert time.monotonic() - start < 30
     with pytest.raises(InputError, match="192.0.2.1:4321: not an address of this machine; start process 0 .* on the"):
-        ControlPlane(Job("192.0.2.1:4321", 2, 0), {}, timeout=5)
+        ControlPlane(Job("192.0.2.1:4321", 2, 0), {}, Timeouts(5))

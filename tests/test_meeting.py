@@ -22,6 +22,7 @@ from jaxddp.core.errors import InputError
 from jaxddp.job.control_plane import ControlPlane
 from jaxddp.job.environment import Job
 from jaxddp.job.messages import LENGTH, Challenge, Malformed, Refusal, decode, encode
+from jaxddp.job.watchdog import Timeouts
 
 
 @pytest.fixture
@@ -176,9 +177,9 @@ def test_a_late_process_of_an_earlier_start_is_refused():
     job = Job(f"127.0.0.1:{free_port()}", 2, 0, run_id="name.1")
     late_job = Job(job.coordinator, 2, 1, run_id="name.0")
     with ThreadPoolExecutor(2) as pool:
-        first = pool.submit(ControlPlane, job, {}, 20, end=print)
+        first = pool.submit(ControlPlane, job, {}, Timeouts(20), end=print)
         with pytest.raises(InputError, match="it serves another job; give each job its own port"):
-            ControlPlane(late_job, {}, 20)
-        second = ControlPlane(Job(job.coordinator, 2, 1, run_id="name.1"), {}, 20, end=print)
+            ControlPlane(late_job, {}, Timeouts(20))
+        second = ControlPlane(Job(job.coordinator, 2, 1, run_id="name.1"), {}, Timeouts(20), end=print)
         for plane in (second, first.result(20)):
             plane.leave()

@@ -17,6 +17,7 @@ from jaxddp.core.peers import ALONE, Peers
 from jaxddp.job.control_plane import ControlPlane
 from jaxddp.job.environment import Job
 from jaxddp.job.membership import join
+from jaxddp.job.watchdog import Timeouts
 from jaxddp.mesh import Topology
 
 COUNT = 3
@@ -44,7 +45,7 @@ def job() -> Iterator[list[Peers]]:
     coordinator = f"127.0.0.1:{free_port()}"
     jobs = [Job(coordinator, COUNT, process) for process in range(COUNT)]
     with ThreadPoolExecutor(COUNT) as pool:
-        planes = list(pool.map(lambda process_job: ControlPlane(process_job, {}, 30, end=print), jobs))
+        planes = list(pool.map(lambda process_job: ControlPlane(process_job, {}, Timeouts(30), end=print), jobs))
         yield [*planes]
         assert all(pool.map(ControlPlane.finish, planes))
         for plane in planes:

@@ -145,11 +145,11 @@ def test_a_missing_private_name_is_logged_once_with_the_version(lines):
 )
 def test_a_private_function_is_recognized_by_its_parameters(function, is_recognized, monkeypatch, lines):
     monkeypatch.setattr(cost, "added", function, raising=False)
-    found = libraries.private_function("jax", "jaxddp.measure.cost:added", ["a", "b"], LOST, ["c"])
+    found = libraries.private_function("jaxddp.measure.cost:added", ["a", "b"], LOST, ["c"])
     assert found is (function if is_recognized else None)
     missing = f"jax {jax.__version__} has no usable jaxddp.measure.cost.added: {LOST}"
     assert lines() == ([] if is_recognized else [missing])
-    assert libraries.private_function("jax", "jaxddp.no_module:added", [], LOST) is None
+    assert libraries.private_function("jaxddp.no_module:added", [], LOST) is None
 
 
 def cost_of_a_matrix_product() -> cost.Cost:

@@ -98,7 +98,7 @@ def test_a_save_is_in_phase_commit_while_one_of_its_threads_waits():
 
 @given(st.floats(0.1, 1e5), st.floats(0.1, 1e5))
 def test_a_process_waits_longer_than_any_phase_may_take(stall, silence):
-    timeouts = Timeouts(silence, stall)
+    timeouts = Timeouts(silence=silence, stall=stall)
     assert all(timeouts.longest > Progress(phase, 0, 0.0).limit(stall) + silence for phase in PHASES)
 
 

@@ -34,7 +34,7 @@ def run_first(address: str, processes: int) -> None:
     """Run process 0, and print its figures as JSON."""
     before, lost = used_resources(), threading.Event()
     begin = time.perf_counter()
-    plane = ControlPlane(job(address, processes, 0), FACTS, SECONDS, end=lambda loss: lost.set())
+    plane = ControlPlane(job(address, processes, 0), FACTS, Timeouts(SECONDS), end=lambda loss: lost.set())
     figures: Figures = {"meet": time.perf_counter() - begin}
     for name in VALUES:
         begin = time.perf_counter()
@@ -60,7 +60,7 @@ async def run_others(address: str, processes: int) -> None:
             all_lost.set()
 
     followers = [Follower(job(address, processes, process), FACTS) for process in range(1, processes)]
-    watchdogs = await asyncio.gather(*(follower.meet(SECONDS, Timeouts(), end) for follower in followers))
+    watchdogs = await asyncio.gather(*(follower.meet(Timeouts(SECONDS), end) for follower in followers))
     for number, name in enumerate(VALUES):
         for process, follower in enumerate(followers, 1):
             follower.send(Value(number, name, "1" if name == VALUES[1] and process == processes // 2 else "0"))

@@ -94,7 +94,7 @@ def launch(options: Launch, command: Sequence[str], config: Config | None = None
                 own["CUDA_VISIBLE_DEVICES"] = ",".join(own_gpus)
             passed = {INHERITED_SOCKET: listener.fileno()} if listener and rank == 0 else {}
             log = logs / f"process-{rank}.log"
-            group.workers.append(Worker.start(rank, program, own, log, cores=own_cores, passed=passed))
+            group.workers.append(Worker(rank, program, own, log, cores=own_cores, passed=passed))
 
     with catch_signals() as events, driver(options, len(gpus), counts, events) as meeting:
         while (assignment := meeting.next_start()) is not None:

@@ -71,7 +71,7 @@ class Network:
     async def _listen(self, machine: int, host: str, connection: Connection) -> None:
         """Report that another launcher is connected, its messages, and its end."""
         # The watchdog checks only heartbeats, because launchers do not train and so cannot stall.
-        timeouts, transport = Timeouts(SILENCE_SECONDS), connection.writer.transport
+        timeouts, transport = Timeouts(silence=SILENCE_SECONDS), connection.writer.transport
         ends = self._job.process_id, {machine: connection}, {machine: host}
         watchdog = Watchdog(*ends, timeouts, lambda loss: transport.abort())
         self._connections[machine] = connection

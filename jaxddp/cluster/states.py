@@ -81,7 +81,7 @@ class Member(AbstractContextManager["Member"]):
         network: the connections to other launchers; None if the launchers do not meet.
         is_over: whether the job has ended for this machine.
         is_signalled: whether a signal ended this launcher while no process ran here.
-        code: the exit code of the job, once it is over.
+        code: the exit code of the job, once it is over; before, the one with which this launcher would give up.
         local_start: the start that this machine has to make.
         listener: the listening socket of the coordinator, which process 0 of the job inherits.
         group: the running processes of this machine, if any.
@@ -165,13 +165,13 @@ class Member(AbstractContextManager["Member"]):
     def _end(self, code: int) -> None:
         self.is_over, self.code = True, code
 
-    def _give_up(self, error: JaxddpError, code: int, *, has_started: bool) -> None:
+    def _give_up(self, error: JaxddpError, *, has_started: bool) -> None:
         """End the job, because machines are not there. Without an earlier start, this is an error.
 
         Raises:
             JaxddpError: `error`.
         """
-        self._end(code)
+        self._end(self.code)
         if not has_started:
             raise error
         say(f"jaxddp launch: {error}")
@@ -351,7 +351,7 @@ class Coordinator(Member):
             present, least = len(self.present), counted(self.counts[0], "machine")
             came = f"{present} of at least {least} came in {self.options.wait:g} s: {names}"
             line = f"--nodes {self.options.nodes}: {came}; start the others, or raise --wait"
-            self._give_up(Unreachable(line), self.code, has_started=self.generation.number >= 0)
+            self._give_up(Unreachable(line), has_started=self.generation.number >= 0)
 
     def _start(self) -> None:
         """Start the next generation on the first machines, as many of them as can share the batch."""
@@ -473,12 +473,12 @@ class Agent(Member):
                 self._obey(Stop(self.generation, saved=False))
                 self.is_connected = False
             case Event(_, JaxddpError() as error):
-                self._give_up(error, self._own_code, has_started=self.was_connected)
+                self._give_up(error, has_started=self.was_connected)
             case Event(self.machine, Failure() as failure):
                 self._tell([0], failure)
             case Event(self.machine, End() as end):
                 self._tell([0], end)
-                self.is_running, self.end = False, end
+                self.is_running, self.end, self.code = False, end, end.code or 1
             case Event(_, Notice() as notice):
                 self._obey(notice)
             case Event(_, Stop(generation) as stop) if generation == self.generation:
@@ -488,10 +488,9 @@ class Agent(Member):
                 self.job_code = code
             case Event(_, Assignment() as assignment) if not self.is_running:
                 self._obey(assignment)
-                self.is_running, self.generation, self.end = True, assignment.generation, None
+                self.is_running, self.generation, self.end, self.code = True, assignment.generation, None, 1
             case None if self.deadline is not None and self.clock() >= self.deadline:
-                error = Unreachable(f"--coordinator {self.options.coordinator}: no answer")
-                self._give_up(error, self._own_code, has_started=self.was_connected)
+                self._handle(Event(0, Unreachable(f"--coordinator {self.options.coordinator}: no answer")))
 
     def _proceed(self) -> None:
         """Decide the next action while no process runs: end, connect to machine 0, or wait for a message."""
@@ -503,13 +502,9 @@ class Agent(Member):
         elif end is not None and end.stop_requested and (options.machines.elastic or not self.is_connected):
             self._end(end.code)
         elif end is not None and not self.is_connected and not options.restarts:
-            self._end(end.code or 1)
+            self._end(self.code)
         elif not self.is_connected:
             again = " again" if self.was_connected else ""
             say(f"jaxddp launch: reaching machine 0 at {options.coordinator}{again}, for up to {options.wait:g} s")
             self.reach(options.wait)
             self.deadline = self.clock() + options.wait + _ADMISSION_SECONDS
-
-    @property
-    def _own_code(self) -> int:
-        return self.end.code if self.end and self.end.code else 1

@@ -112,22 +112,31 @@ def _open_log(path: Path) -> IO[bytes]:
     return log
 
 
-@dataclass(eq=False)
 class Worker:
-    """A started process, which is the leader of its own session and process group."""
+    """A started process, a direct child of this one, which is the leader of its own session and process group.
 
-    rank: int
-    process: subprocess.Popen[bytes]
-    output: Output
-    status: WorkStatus
-    code: int | None = None
-    """The exit code, or the negative number of the signal that ended the process; None while the process runs. If the
-    process ended with 0 during its work, the code is 1."""
-    _ended_at_work: bool = False
+    Start it in the main thread. On Linux, when the thread that started the process ends, the kernel kills the process,
+    but not its children.
 
-    @classmethod
-    def start(
-        cls,
+    Args:
+        rank: the id of the process.
+        command: the program and its arguments.
+        environ: the environment variables.
+        log: the file for the output of the process.
+        cores: the cores that the process may use; empty for all cores.
+        passed: the file descriptors that the process inherits, by the environment variables that tell them.
+        shown: whether the output is also printed on the screen.
+
+    Attributes:
+        code: the exit code, or the negative number of the signal that ended the process; None while the process runs.
+            If the process ended with 0 during its work, the code is 1.
+
+    Raises:
+        InputError: the log cannot be written, or the system does not permit another process or file.
+    """
+
+    def __init__(
+        self,
         rank: int,
         command: Sequence[str],
         environ: Mapping[str, str],
@@ -136,31 +145,19 @@ class Worker:
         cores: Sequence[int] = (),
         passed: Mapping[str, int] = {},
         shown: bool = True,
-    ) -> "Worker":
-        """Start a process as a direct child of this one.
-
-        Call this method in the main thread. On Linux, when the thread that started the process ends, the kernel kills
-        the process, but not its children.
-
-        Args:
-            rank: the id of the process.
-            command: the program and its arguments.
-            environ: the environment variables.
-            log: the file for the output of the process.
-            cores: the cores that the process may use; empty for all cores.
-            passed: the file descriptors that the process inherits, by the environment variables that tell them.
-            shown: whether the output is also printed on the screen.
-
-        Raises:
-            InputError: the log cannot be written, or the system does not permit another process or file.
-        """
+    ):
+        self.rank, self._ended_at_work = rank, False
+        self.code: int | None = None
         # With -I and -S, the user's PYTHON* variables and site packages affect only the command, not the starter.
         starter = [sys.executable, "-I", "-S", str(_STARTER), str(os.getpid()), ",".join(map(str, cores))]
         try:
             reading, writing = os.pipe()
-            output, status = Output(rank, os.fdopen(reading, "rb", buffering=0), log, shown=shown), WorkStatus()
-            passed = {**passed, STATUS_PIPE: status.writing}
-            process = subprocess.Popen(
+            self.output, self.status = (
+                Output(rank, os.fdopen(reading, "rb", buffering=0), log, shown=shown),
+                WorkStatus(),
+            )
+            passed = {**passed, STATUS_PIPE: self.status.writing}
+            self.process = subprocess.Popen(
                 [*starter, *command],
                 env={**environ, **{name: str(descriptor) for name, descriptor in passed.items()}},
                 stdin=subprocess.DEVNULL,
@@ -174,8 +171,7 @@ class Worker:
             advice = "start fewer processes, or raise the limits that `ulimit -a` shows"
             raise InputError(f"process {rank}: cannot be started ({error.strerror})", advice=advice) from error
         os.close(writing)
-        os.close(status.writing)
-        return cls(rank, process, output, status)
+        os.close(self.status.writing)
 
     def __str__(self) -> str:
         if self.code is None:

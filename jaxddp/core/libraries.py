@@ -31,17 +31,14 @@ def installed_version(package: str) -> str | None:
 
 def versions() -> str:
     """Return a line with the versions of this package and of the libraries that affect results."""
-    others = {name: installed_version(name) for name in ("jax", "flax", "optax")} | {
-        "Python": platform.python_version()
-    }
+    others = {name: installed_version(name) for name in ("jax", "flax", "optax")}
+    others |= {"Python": platform.python_version()}
     known = ", ".join(f"{name} {number}" for name, number in others.items() if number is not None)
     return f"jaxddp {installed_version('jaxddp') or '(not installed)'} ({known})"
 
 
-def private_function(
-    package: str, name: str, needed: Collection[str], consequence: str, optional: Collection[str] = ()
-) -> Any:
-    """Return a private function; None, with a warning, if it is missing or has other parameters.
+def private_function(name: str, needed: Collection[str], consequence: str, optional: Collection[str] = ()) -> Any:
+    """Return a private function of JAX; None, with a warning, if it is missing or has other parameters.
 
     Its parameters must be all of `needed` and any of `optional`.
 
@@ -55,7 +52,7 @@ def private_function(
         found, parameters = None, {}.keys()
     if found is not None and set(needed) <= parameters <= {*needed, *optional}:
         return found
-    warn_missing(package, name.replace(":", "."), consequence)
+    warn_missing("jax", name.replace(":", "."), consequence)
     return None
 
 

@@ -175,7 +175,7 @@ def _write_atomically() -> None:
     never replaces. Another process may read while this one writes.
     """
     lost = "a killed process may leave a damaged program in the cache, which is then compiled again at each start"
-    put = libraries.private_function("jax", "jax._src.lru_cache:LRUCache.put", ("self", "key", "value"), lost)
+    put = libraries.private_function("jax._src.lru_cache:LRUCache.put", ("self", "key", "value"), lost)
     if put is None:
         return
     from jax._src.lru_cache import LRUCache
@@ -209,8 +209,8 @@ def _write_in_every_cpu_process(peers: Peers) -> None:
     if peers.is_first:
         return
     lost = "on CPUs, this process compiles its programs again at each start"
-    replaced = libraries.private_function("jax", "jax._src.compiler:_cache_write", _WRITTEN, lost, ["host_callbacks"])
-    put = libraries.private_function("jax", "jax._src.compilation_cache:put_executable_and_time", _PUT, lost)
+    replaced = libraries.private_function("jax._src.compiler:_cache_write", _WRITTEN, lost, ["host_callbacks"])
+    put = libraries.private_function("jax._src.compilation_cache:put_executable_and_time", _PUT, lost)
     if replaced is None or put is None:
         return
     from jax._src import compiler

@@ -25,7 +25,7 @@ from jaxddp.core.phases import phase
 from jaxddp.core.process_exit import end_now
 from jaxddp.job.connection import Admission, Client, Connection, NetworkThread, raise_file_limit
 from jaxddp.job.environment import INHERITED_SOCKET, Job, inherited
-from jaxddp.job.messages import Challenge, ExitCode, Hello, Message, Number
+from jaxddp.job.messages import ExitCode, Hello, Message, Number
 from jaxddp.job.watchdog import Done, Left, Lost, Timeouts, Watchdog, end_process
 
 _PROXY = Path(__file__).with_name("coordinator_proxy.py")
@@ -58,8 +58,7 @@ class ControlPlane(Peers):
     Args:
         job: this process's place in the job.
         facts: values by name that must be equal in all processes, such as versions.
-        timeout: the maximum number of seconds until all processes have joined.
-        timeouts: how long this process waits for the others after it has joined.
+        timeouts: how long this process waits for the others.
         end: called with the first loss, after this process has sent the loss to the others. By default, `end` ends
             this process.
 
@@ -75,13 +74,7 @@ class ControlPlane(Peers):
     """
 
     def __init__(
-        self,
-        job: Job,
-        facts: Mapping[str, str],
-        timeout: float,
-        *,
-        timeouts: Timeouts = Timeouts(),  # noqa: B008
-        end: Callable[[Lost], None] = end_process,
+        self, job: Job, facts: Mapping[str, str], timeouts: Timeouts, end: Callable[[Lost], None] = end_process
     ):
         self.process_index, self.process_count, self.longest_wait = job.process_id, job.num_processes, timeouts.longest
         self.timeouts, self._numbers = timeouts, itertools.count()
@@ -89,7 +82,7 @@ class ControlPlane(Peers):
         self._network = NetworkThread("jaxddp-job")
         try:
             with about(f"coordinator {job.coordinator}"):
-                self.watchdog = self._network.result(self._member.meet(timeout, timeouts, end))
+                self.watchdog = self._network.result(self._member.meet(timeouts, end))
         except BaseException:
             self._network.close()
             raise
@@ -256,11 +249,11 @@ class Leader(Member):
         self._problem: JaxddpError | None = None
         self.hosts[0] = socket.gethostname()
 
-    async def meet(self, timeout: float, timeouts: Timeouts, end: Callable[[Lost], None]) -> Watchdog:
+    async def meet(self, timeouts: Timeouts, end: Callable[[Lost], None]) -> Watchdog:
         """Wait until all others have joined, and watch them. Raises: see `ControlPlane`."""
         # Each process has a connection to this server and one to JAX's coordinator.
         raise_file_limit(2 * self._job.num_processes)
-        deadline = time.monotonic() + timeout
+        deadline = time.monotonic() + timeouts.start
         listener = _inherited_socket() or await _listen_once_resolved(self._job.host, self._job.port, deadline)
         server = await self._admission.start_server(listener, self._serve)
         try:
@@ -268,7 +261,7 @@ class Leader(Member):
                 await self._is_decided.wait()
         except TimeoutError:
             listening, strangers = listener.getsockname()[0], self._admission.num_strangers
-            self._problem = absence(self._job.num_processes, self.hosts, timeout, listening, strangers)
+            self._problem = absence(self._job.num_processes, self.hosts, timeouts.start, listening, strangers)
         if self._problem is not None:
             server.close()
             self.send(messages.Refusal(str(self._problem), self._problem.exit_code))
@@ -297,10 +290,9 @@ class Leader(Member):
         if self._is_decided.is_set():
             if self._watchdog is not None and self._watchdog.is_over:
                 return Unreachable(f"process {process} joined again while the job is ending; start it again")
-            return self._problem or InputError(
-                f"all {count} processes of the job there have joined already; is JAX_PROCESS_ID={process} given "
-                "twice, or is this another job's address?"
-            )
+            advice = f"is JAX_PROCESS_ID={process} given twice, or is this another job's address?"
+            problem = f"all {count} processes of the job there have joined already"
+            return self._problem or InputError(problem, advice=advice)
         reason = conflict(hello, count, self.hosts) or self._admission.difference(hello)
         if reason is not None:
             self._problem = InputError(reason)
@@ -314,9 +306,9 @@ class Leader(Member):
 class Follower(Member):
     """A process that joins process 0."""
 
-    async def meet(self, timeout: float, timeouts: Timeouts, end: Callable[[Lost], None]) -> Watchdog:
+    async def meet(self, timeouts: Timeouts, end: Callable[[Lost], None]) -> Watchdog:
         """Join the job, wait until all others have joined, and watch process 0. Raises: see `ControlPlane`."""
-        client, deadline = Client(self._job, self._facts, "process"), time.monotonic() + timeout
+        client, deadline = Client(self._job, self._facts, "process"), time.monotonic() + timeouts.start
 
         async def greet(connection: Connection) -> Connection:
             async with asyncio.timeout_at(deadline):
@@ -326,12 +318,12 @@ class Follower(Member):
                 async with asyncio.timeout_at(deadline + _ANSWER_SECONDS):
                     self.jax_address = await client.join(connection, challenge)
             except TimeoutError:
-                raise Unreachable(f"no answer in {timeout:g} s; is it process 0 of this job?") from None
+                raise Unreachable(f"no answer in {timeouts.start:g} s; is it process 0 of this job?") from None
             except ConnectionResetError:
                 raise Unreachable("process 0 ended before all processes had joined") from None
             return connection
 
-        self.connections[0] = await client.connect(timeout, greet)
+        self.connections[0] = await client.connect(timeouts.start, greet)
         watchdog = self.watch(timeouts, end)
         self._listening = asyncio.ensure_future(self.listen(0, self.connections[0]))
         return watchdog

@@ -114,16 +114,10 @@ def find_job(environ: Environ = os.environ, root: Path = Path("/")) -> Job | Non
     devices = lookup(environ, "JAX_LOCAL_DEVICE_IDS") or _local_rank(environ, ordered)
     ids = devices and tuple(number(devices._replace(value=id_), INDEX) for id_ in re.split(r"\s*,\s*", devices.value))
     settings = [setting for setting in (address, count, process, devices) if setting]
-    run_id = lookup(environ, own_scheduler.run_id)
-    return Job(
-        coordinator=address.value,
-        num_processes=num_processes,
-        process_id=process_id,
-        local_device_ids=ids,
-        run_id=text(environ, RUN_ID) or (run_id.value if run_id else ""),
-        key=text(environ, KEY),
-        sources=tuple(dict.fromkeys(name for setting in settings for name in setting.variable.split(", "))),
-    )
+    sources = tuple(dict.fromkeys(name for setting in settings for name in setting.variable.split(", ")))
+    of_scheduler = lookup(environ, own_scheduler.run_id)
+    run_id = text(environ, RUN_ID) or (of_scheduler.value if of_scheduler else "")
+    return Job(address.value, num_processes, process_id, ids, run_id, sources, text(environ, KEY))
 
 
 def _local_rank(environ: Environ, schedulers: Sequence[Scheduler]) -> EnvValue | None:
@@ -190,6 +184,7 @@ class WorkStatus:
 
     Attributes:
         writing: the file descriptor of the writable end of the pipe, for the process. This process closes it.
+        is_working: whether the process is working.
         has_quit: whether the user's code ended the process, for example by `sys.exit`.
     """
 
@@ -197,17 +192,13 @@ class WorkStatus:
         reading, self.writing = os.pipe()
         os.set_blocking(reading, False)
         self._pipe = os.fdopen(reading, "rb", buffering=0)
-        self._depth, self.has_quit = 0, False
-
-    @property
-    def is_working(self) -> bool:
-        """Whether the process is working."""
-        return self._depth > 0
+        self._depth, self.is_working, self.has_quit = 0, False, False
 
     def read(self) -> None:
         """Read the reports that the process has written so far."""
         while not self._pipe.closed and (data := self._pipe.read(4096)):
             self._depth += data.count(_BEGIN) - data.count(_END)
+            self.is_working = self._depth > 0
             self.has_quit = self.has_quit or _QUIT in data
 
     def close(self) -> None:

@@ -68,7 +68,7 @@ def join(job: Job | None, *, start: float = 60, silence: float = 10, stall: floa
             watch_alone(stall)
         return joined()
     with doing(f"meeting {job.num_processes} processes"):
-        plane = ControlPlane(job, _versions(), start, timeouts=Timeouts(silence, stall, shutdown))
+        plane = ControlPlane(job, _versions(), Timeouts(start, silence, stall, shutdown))
     record_joined(plane)
     watch_alone(math.inf)
     sys.excepthook = functools.partial(_on_exception, plane)

@@ -68,12 +68,14 @@ class Timeouts(NamedTuple):
     """The time limits for other processes, in seconds.
 
     Attributes:
+        start: the time until all processes have joined.
         silence: the time without a heartbeat after which a process counts as lost.
         stall: the time without progress after which a process counts as stuck. The limit of some phases is a multiple
             of `stall`; see `jaxddp.core.phases`.
         shutdown: the time that a process waits at its end until all processes are done.
     """
 
+    start: float = 60.0
     silence: float = 10.0
     stall: float = 600.0
     shutdown: float = 60.0
@@ -84,28 +86,27 @@ class Timeouts(NamedTuple):
         return phases.longest(self.stall) + 2 * self.silence
 
 
+@dataclass(eq=False)
 class Watchdog:
     """Sends heartbeats, records the state of each connected process, and ends this process after the first loss.
 
-    Args:
+    Attributes:
         process_id: the id of this process. Only process 0 detects stuck processes.
         connections: the connections, by process id.
         hosts: the name of each process's host.
         timeouts: how long this process waits for the others.
         end: called with the loss, in the thread of the event loop, after the loss was sent to the others.
+        all_done: whether all other processes are done.
     """
 
-    def __init__(
-        self,
-        process_id: int,
-        connections: Mapping[int, Connection],
-        hosts: Mapping[int, str],
-        timeouts: Timeouts,
-        end: Callable[[Lost], None],
-    ):
-        self._process_id, self._connections, self._hosts = process_id, dict(connections), hosts
-        self._timeouts, self._end = timeouts, end
-        self._last_received = dict.fromkeys(connections, time.monotonic())
+    process_id: int
+    connections: Mapping[int, Connection]
+    hosts: Mapping[int, str]
+    timeouts: Timeouts
+    end: Callable[[Lost], None]
+
+    def __post_init__(self) -> None:
+        self._last_received = dict.fromkeys(self.connections, time.monotonic())
         self._alive, self._done, self._left = dict[int, Alive](), set[int](), set[int]()
         self.all_done = asyncio.Event()
         self._loss: Lost | None = None
@@ -138,7 +139,7 @@ class Watchdog:
             self._left.add(process)
         elif isinstance(message, Done):
             self._done.add(process)
-            if self._done >= self._connections.keys():
+            if self._done >= self.connections.keys():
                 self.all_done.set()
 
     def record_disconnection(self, process: int) -> None:
@@ -152,43 +153,43 @@ class Watchdog:
             return
         self._loss = loss
         # Process 0 is connected to all others, and they only to process 0. Even a stuck process gets the loss.
-        for connection in self._connections.values():
+        for connection in self.connections.values():
             connection.send(loss)
-        if loss.stacks == "all" or (loss.stacks == "own" and loss.process == self._process_id):
+        if loss.stacks == "all" or (loss.stacks == "own" and loss.process == self.process_id):
             show_stacks()
         self._loss_event.set()
-        self._end(loss)
+        self.end(loss)
 
     def heartbeats(self) -> dict[int, Alive]:
         """Return the last heartbeat of each connected process, and a new heartbeat of this process."""
-        return self._alive | {self._process_id: _heartbeat()}
+        return self._alive | {self.process_id: _heartbeat()}
 
     async def _beat(self) -> None:
         """Send heartbeats, and check the heartbeats of the others."""
-        interval = min(_BEAT_SECONDS, self._timeouts.silence / 4, self._timeouts.stall / 4)
+        interval = min(_BEAT_SECONDS, self.timeouts.silence / 4, self.timeouts.stall / 4)
         while not self._closed:
             begin = time.monotonic()
             heartbeat = _heartbeat()
-            for connection in self._connections.values():
+            for connection in self.connections.values():
                 connection.send(heartbeat)
             await asyncio.sleep(interval)
             # While this process was stopped or waited for a core, it could neither receive messages nor make progress.
             delay = time.monotonic() - begin - interval
             phases.subtract_idle(delay)
             self._report_silent(delay)
-            if self._process_id == 0:
+            if self.process_id == 0:
                 self._report_stuck()
 
     def _report_silent(self, delay: float) -> None:
-        now, silence = time.monotonic(), self._timeouts.silence
-        for process in self._connections.keys() - self._left:
+        now, silence = time.monotonic(), self.timeouts.silence
+        for process in self.connections.keys() - self._left:
             self._last_received[process] = min(now, self._last_received[process] + delay)
             if now - self._last_received[process] > silence:
                 self.report(Lost(process, f"gave no sign of life for {silence:g} s{self._host_suffix(process)}", 1))
 
     def _report_stuck(self) -> None:
         processes = {process: Progress(one.phase, one.step, one.idle) for process, one in self.heartbeats().items()}
-        process = phases.stuck(processes, self._timeouts.stall)
+        process = phases.stuck(processes, self.timeouts.stall)
         if process is not None:
             stuck = processes[process]
             # If several processes are not waiting for others, each of them may be the cause.
@@ -198,7 +199,7 @@ class Watchdog:
             self.report(Lost(process, reason, 1, stacks))
 
     def _host_suffix(self, process: int) -> str:
-        host = self._hosts.get(process)
+        host = self.hosts.get(process)
         return f" (on {host})" if host else ""
 
 
