@@ -220,7 +220,7 @@ def test_comparisons_do_not_change_chunks_and_happen_at_their_ends(every, expect
     chunks = list(plan.chunks(0, plan.chunk_length(8)))
     assert chunks == list(plan_of("0 steps").chunks(0, 8))
     ends = [0, *(chunk.stop for chunk in chunks)]
-    assert [end for before, end in itertools.pairwise(ends) if plan.compares(before, end)] == expected
+    assert [end for before, end in itertools.pairwise(ends) if plan.replicas.due(end, before)] == expected
 
 
 def plan_of(every: str) -> Plan:

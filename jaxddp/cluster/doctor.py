@@ -164,10 +164,8 @@ def work_directory(directory: Path, needed: int | None) -> Finding:
         os.fsync(file.fileno())
     free = shutil.disk_usage(directory).free
     if needed is not None and needed > free:
-        advice = "free some space there, or lower ", Key("checkpoint.keep")
-        raise InputError(
-            f"{directory}: {size(free)} free, and checkpoints will take up to {size(needed)}", advice=advice
-        )
+        problem = f"{directory}: {size(free)} free, and checkpoints will take up to {size(needed)}"
+        raise InputError(problem, advice=("free some space there, or lower ", Key("checkpoint.keep")))
     checkpoints = "" if needed is None else f", checkpoints up to {size(needed)}"
     return Finding(f"{directory}: writable, {size(free)} free{checkpoints}", directory)
 
@@ -270,9 +268,8 @@ def images(config: Config, tables: tuple[Source, Source], process: int) -> Findi
     steps = -(-min(SAMPLE_IMAGES, len(train_source)) // size)
     order = SampleOrder(len(train_source), size, config.seed)
     step_numbers = range(process * steps, (process + 1) * steps)
-    batches = train_source.train_batches(
-        order, config.data, step_numbers, substitutes=train_source.substitutes(config.data)
-    )
+    substitutes = train_source.substitutes(config.data)
+    batches = train_source.train_batches(order, config.data, step_numbers, substitutes=substitutes)
     # The first batch is not timed, because it includes the start of reading and decoding.
     decoded, begin = len(next(batches).row), time.perf_counter()
     timed = sum(len(batch.row) for batch in batches)
@@ -288,9 +285,8 @@ def recipe(file: RecipeFile) -> Finding:
     steps = f"{counted(setup.layout.plan.total_steps, 'step')} of {counted(setup.feed.order.batch_size, 'image')}"
     count = count_parameters(setup.state.params)
     name = "the recipe's own network" if "get_model" in file.hooks else file.config.model.name
-    return Finding(
-        f"{name}, {count:,} parameters; {steps}", dataclasses.replace(setup, state=setup.way.placed(setup.state))
-    )
+    placed = dataclasses.replace(setup, state=setup.way.placed(setup.state))
+    return Finding(f"{name}, {count:,} parameters; {steps}", placed)
 
 
 def step(setup: RunSetup) -> Finding:

@@ -160,5 +160,4 @@ async def _leave(connection: Connection, *last: Message) -> None:
         async with asyncio.timeout(_FLUSH_SECONDS):
             for message in (*last, Left()):
                 connection.send(message)
-            await connection.writer.drain()
             await connection.close()

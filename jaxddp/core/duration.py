@@ -90,6 +90,6 @@ class Cadence:
         """Return the first step after `step` at whose end the event happens; None if it never happens."""
         return math.ceil((self.count(step) + 1) * self.examples / self.batch_size) if self.examples else None
 
-    def due(self, step: int) -> bool:
-        """Return whether the event happens at the end of step `step`."""
-        return self.count(step) > self.count(step - 1)
+    def due(self, step: int, since: int | None = None) -> bool:
+        """Return whether the event happens at the end of step `step`, or of an earlier step after step `since`."""
+        return self.count(step) > self.count(step - 1 if since is None else since)

@@ -56,11 +56,6 @@ def as_text(cell: T) -> T | str:
     return f"'{cell}" if isinstance(cell, str) and cell.startswith(_FORMULA) else cell
 
 
-def in_short(value: object) -> str | None:
-    """Return the `repr` of a plain value, shortened; None for other objects."""
-    return _cut(_shortened.repr(value)) if type(value) in _PLAIN else None
-
-
 def kind_of(value: object) -> str:
     """Describe an object by its type: `None`, `the class Net`, `an object of type int`."""
     if isinstance(value, type):
@@ -399,10 +394,9 @@ class HelpPrinted(SystemExit):
 
 def refused(name: str, value: object, advice: str) -> InputError:
     """Return the error for a wrong argument: `k='5': give …`, or `model: an object of type int was given; give …`."""
-    shown = in_short(value)
-    if shown is None:
+    if type(value) not in _PLAIN:
         return InputError(Key(name), f": {kind_of(value)} was given", advice=advice)
-    return InputError(Key(name, value, shown), f": {advice}")
+    return InputError(Key(name, value, _cut(_shortened.repr(value))), f": {advice}")
 
 
 def error_of(code: int, line: str) -> JaxddpError:

@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 import jax
 
 from jaxddp.core.errors import InputError, Key, Option, Words, joined, size
-from jaxddp.core.peers import Peers
 from jaxddp.data.batch import Division
 from jaxddp.measure.cost import Cost
 from jaxddp.mesh import Topology
@@ -271,14 +270,17 @@ class Fit:
         return (1 - SPARED) * (self.needs.total if self.needs else 0)
 
 
-def agreed_fit(division: Division, report: MemoryReport, peers: Peers) -> Fit:
+def agreed_fit(division: Division, needs: Needs | None, topology: Topology, arguments: Any) -> Fit:
     """Return the fit of a step on the devices of all processes. All processes must call this function.
+
+    Args:
+        arguments: see `MemoryReport.of`.
 
     Raises:
         InputError: a process does not answer.
     """
-    reports = peers.exchange("memory of the step", json.dumps(asdict(report)))
-    return Fit.of(division, [*map(MemoryReport.from_json, reports)])
+    report = json.dumps(asdict(MemoryReport.of(needs, topology, arguments)))
+    return Fit.of(division, [*map(MemoryReport.from_json, topology.peers.exchange("memory of the step", report))])
 
 
 def images_text(images: Mapping[str, int]) -> str:
@@ -287,8 +289,8 @@ def images_text(images: Mapping[str, int]) -> str:
 
 
 @contextmanager
-def memory_errors(when: Callable[[], str], advice: Callable[[], Words]) -> Iterator[None]:
-    """Convert a failed memory allocation in the block to an `InputError` with XLA's reason and advice."""
+def memory_errors(when: Callable[[], str], fit: Callable[[], Fit]) -> Iterator[None]:
+    """Convert a failed memory allocation in the block to an `InputError` with XLA's reason and the advice of a fit."""
     try:
         yield
     except jax.errors.JaxRuntimeError as error:
@@ -296,7 +298,7 @@ def memory_errors(when: Callable[[], str], advice: Callable[[], Words]) -> Itera
             raise
         # On a GPU, the message has many lines; the first line has the reason.
         reason = str(error).splitlines()[0].partition(": ")[2][:_LONGEST_REASON].rstrip(".")
-        raise InputError(f"memory ran out {when()} ({reason}): ", advice()) from error
+        raise InputError(f"memory ran out {when()} ({reason}): {fit()}; ", fit().advice()) from error
 
 
 def bytes_on_a_device(tree: Any) -> int:

@@ -201,14 +201,10 @@ class ImagePredictor:
     max_batch_size: int
     explains: bool = False
 
-    def read(self) -> None:
-        """Read the images, if they are not in memory yet. Raises: InputError if an image cannot be used."""
-        _ = self._batches
-
     def __call__(self, state: TrainState) -> PredictedImages:
-        """Return the predictions of a state. Raises: see `read`."""
+        """Return the predictions of a state. Raises: see `batches`."""
         shard = Shard(self.topology.process_index, self.topology.process_count)
-        placed = (self.topology.place(jax.tree.map(shard.of, batch)) for batch in self._batches)
+        placed = (self.topology.place(jax.tree.map(shard.of, batch)) for batch in self.batches)
         outputs = [self.program(state, batch)[0] for batch in placed]
 
         def joined(*arrays: Any) -> np.ndarray:
@@ -216,13 +212,13 @@ class ImagePredictor:
 
         values = jax.tree.map(joined, *outputs)
         probabilities, heat_maps = values[:2] if self.explains else (values, None)
-        images, labels = joined(*(batch.image for batch in self._batches)), self.source.labels[self.rows]
+        images, labels = joined(*(batch.image for batch in self.batches)), self.source.labels[self.rows]
         best = probabilities.argmax(-1), probabilities.max(-1)
         return PredictedImages(images, labels, *best, self.source.class_names, heat_maps)
 
     @cached_property
-    def _batches(self) -> list[Batch]:
-        """The batches of all images, on the host of every process."""
+    def batches(self) -> list[Batch]:
+        """The batches of all images, on the host of every process. Raises: InputError if an image cannot be used."""
         count, devices = len(self.rows), self.topology.num_devices
         batch_size = min(self.max_batch_size, -(-count // devices) * devices)
         order = ChosenOrder(len(self.source), batch_size, chosen=tuple(self.rows.tolist()))
@@ -236,7 +232,7 @@ def predicted(predictor: ImagePredictor, state: TrainState) -> PredictedImages |
     """
     peers, fault = predictor.topology.peers, ""
     try:
-        predictor.read()
+        _ = predictor.batches
     except InputError as error:
         fault = first_line(error)
     fault = next(filter(None, peers.exchange("images to show", fault)), "")

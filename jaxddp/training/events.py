@@ -90,16 +90,11 @@ Status = Literal["done", "stopped", "preempted", "interrupted", "failed"]
 """How a run ends."""
 
 
-def status_of(error: BaseException) -> Status:
-    """Return the status of a run that an error ends."""
-    if isinstance(error, Preempted):
-        return "preempted"
-    return "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
-
-
-def reason_of(error: BaseException) -> str:
-    """Return the reason to report for an error that ends a run; empty for Ctrl-C."""
-    return "" if isinstance(error, KeyboardInterrupt) else describe_error(error)
+def ending_of(error: BaseException) -> tuple[Status, str]:
+    """Return the status of a run that an error ends, and the reason to report; the reason is empty for Ctrl-C."""
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted", ""
+    return "preempted" if isinstance(error, Preempted) else "failed", describe_error(error)
 
 
 class Description(NamedTuple):

@@ -78,7 +78,7 @@ def fit(run: Run) -> TrainState:
         if run.checkpoints:
             run.checkpoints.wait()
     except BaseException as error:
-        loop.notifier.fail(loop.run_end(events.status_of(error), events.reason_of(error), loop.used), error)
+        loop.notifier.fail(loop.run_end(*events.ending_of(error), loop.used), error)
         raise
     status, reason = ("done", "") if done >= plan.total_steps else ("stopped", loop.stop_reason())
     with doing("finishing logs"):
@@ -183,7 +183,7 @@ class _Loop:
             self.fetch(state)
         elif self._early_step is not None and step >= self._early_step:
             self._report_early(step, state)
-        if self.plan.compares(before, step) or ((saves or stop) and self.checkpoints):
+        if self.plan.replicas.due(step, before) or ((saves or stop) and self.checkpoints):
             self._compare(step, state)
         if saves or stop:
             self._save(step, state)

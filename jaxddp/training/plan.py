@@ -24,6 +24,7 @@ class Plan:
     evaluate: Cadence
     checkpoint: Cadence
     replicas: Cadence
+    """If a comparison of the replicas is due within a chunk, they are compared after the chunk."""
     max_substituted: int
     """The largest number of images that may be substituted in an epoch."""
     profile: int
@@ -140,13 +141,6 @@ class Plan:
     def syncs(self, step: int) -> bool:
         """Return whether a meeting follows a step, which averages parameters."""
         return bool(self.sync.examples) and (self.sync.due(step) or self.is_last(step))
-
-    def compares(self, before: int, step: int) -> bool:
-        """Return whether the replicas are compared after the chunk that begins after step `before` and ends at `step`.
-
-        If a comparison is due within a chunk, the replicas are compared after the chunk.
-        """
-        return self.replicas.count(step) > self.replicas.count(before)
 
 
 def full_length(steps: int, longest: int) -> int:

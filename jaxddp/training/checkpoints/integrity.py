@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import jaxddp.core.files as files
-from jaxddp.config import ParallelConfig
+from jaxddp.config import LogConfig, ParallelConfig
 from jaxddp.config.goal import Goal
 from jaxddp.config.values import flatten
 from jaxddp.core.errors import InputError
@@ -48,12 +48,9 @@ LENGTH_KEYS = (
 """The keys that determine when a run ends. A run that has ended continues if one of them changes."""
 MAY_CHANGE = frozenset(
     (
-        *(*LENGTH_KEYS, "train.accumulate", "train.max_bad_steps", "eval.every", "checkpoint.every", "checkpoint.keep"),
-        "train.remat",
-        *(
-            f"log.{name}"
-            for name in ("every", "profile", "to", "images", "guard_formulas", "project", "name", "config")
-        ),
+        *(*LENGTH_KEYS, "train.accumulate", "train.max_bad_steps", "train.remat"),
+        *("eval.every", "checkpoint.every", "checkpoint.keep"),
+        *(f"log.{field.name}" for field in fields(LogConfig) if field.name != "gradient_norm"),
         *("eval.batch_size", "eval.views", "recipe.file", "objects.jax", "objective.teacher", "model.offline", RUN_ID),
         *(f"parallel.{field.name}" for field in fields(ParallelConfig) if field.name != "reproducible"),
         *("data.max_bad_images", "data.verify", "data.manifest", "data.local_cache", "data.data_dir", *LOCATION_KEYS),

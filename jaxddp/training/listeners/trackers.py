@@ -111,9 +111,8 @@ def provenance(run: RunStart, folder: Path | None = None) -> dict[str, Any]:
     size = {"examples": run.num_examples, "steps": run.total_steps, "parameters": count_parameters(run.params)}
     machine = {"devices": run.devices, "device_kind": run.device_kind, "processes": run.processes}
     versions = {package: installed_version(package) for package in ("jaxddp", "jax", "jaxlib", "flax", "optax")}
-    return flatten(
-        {**run.config, "run": machine | size, "versions": versions, "code": code_version(folder or Path.cwd())}
-    )
+    code = code_version(folder or Path.cwd())
+    return flatten({**run.config, "run": machine | size, "versions": versions, "code": code})
 
 
 def code_version(folder: Path) -> dict[str, Any]:
@@ -268,10 +267,8 @@ class MLflow(TrackingLogger):
             name = name or os.environ.get("MLFLOW_EXPERIMENT_NAME") or PROJECT
             existing = self._client.get_experiment_by_name(name)
             experiment = existing.experiment_id if existing else self._client.create_experiment(name)
-        tags = {"mlflow.source.git.commit": commit} if commit else {}
-        return self._client.create_run(
-            experiment, run_name=self._log.name or self._directory.name, tags=tags
-        ).info.run_id
+        tags, run_name = {"mlflow.source.git.commit": commit} if commit else {}, self._log.name or self._directory.name
+        return self._client.create_run(experiment, run_name=run_name, tags=tags).info.run_id
 
     def _send_metrics(self) -> None:
         unsent, self._unsent, self._last_sent = self._unsent, [], time.monotonic()
