@@ -200,7 +200,8 @@ def test_if_one_process_cannot_read_the_images_to_show_no_process_computes_their
         def __init__(self, peers: Any):
             self._process, self.topology = peers.process_index, SimpleNamespace(peers=peers)
 
-        def read(self) -> None:
+        @property
+        def batches(self) -> None:
             if self._process == 1:
                 raise InputError("bad.jpg: damaged")
 

@@ -8,7 +8,6 @@ others.
 The checks of a recipe rehearse the start of a run: they open the data, decode a few images, and compile the step.
 """
 
-import contextlib
 import dataclasses
 import functools
 import json
@@ -114,9 +113,8 @@ def devices(parallel: ParallelConfig, peers: Peers) -> Finding:
 
 def tpu_slices(topology: Topology) -> str:
     """Describe the slices of a job on TPUs: "4 TPU chips on each of 4 hosts in 1 slice"."""
-    all_devices = topology.mesh.devices.flat
-    num_slices = len({getattr(device, "slice_index", 0) for device in all_devices})
-    hosts = counted(len({device.process_index for device in all_devices}), "host")
+    num_slices = len({getattr(device, "slice_index", 0) for device in topology.mesh.devices.flat})
+    hosts = counted(topology.process_count, "host")
     return f"{counted(len(local_chips()), 'TPU chip')} on each of {hosts} in {counted(num_slices, 'slice')}"
 
 
@@ -395,11 +393,3 @@ def merge(reports: Sequence[Sequence[CheckRow]]) -> list[CheckRow]:
             names = f"{plural(len(processes), 'process')} {', '.join(processes)}"
             merged.append(row._replace(detail=f"{names}: {row.detail}"))
     return merged
-
-
-def prints_rows() -> bool:
-    """Return whether this process prints the rows: it is process 0, or it has no devices."""
-    # If JAX finds no devices, its first error is a RuntimeError, and its later ones are AssertionErrors.
-    with contextlib.suppress(Exception):
-        return joined().is_first
-    return True

@@ -6,6 +6,7 @@ from pathlib import Path
 from jaxddp.command_line.parse import ConfigOfRecipe, page_of, parse, parse_recipe
 from jaxddp.command_line.terminal import IMPORTING, print_table
 from jaxddp.config.values import HELP
+from jaxddp.core.peers import joined
 from jaxddp.core.phases import doing
 
 _STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
@@ -40,10 +41,10 @@ def run(arguments: list[str]) -> int:
     else:
         options, file = parse(Doctor, Doctor(), "jaxddp doctor", arguments), None
     with doing(IMPORTING):
-        from jaxddp.cluster.doctor import doctor, prints_rows
+        from jaxddp.cluster.doctor import doctor
 
     rows = doctor(file, options.workdir)
-    if prints_rows():
+    if joined().is_first:
         cells = [(row.check, (row.verdict, _STYLES[row.verdict]), row.detail) for row in rows]
         print_table(("check", "verdict", "detail"), cells)
     return int(any(row.verdict == "fail" for row in rows))

@@ -84,13 +84,13 @@ def show_lines() -> None:
 
 
 def say(text: str, stream: TextIO | None = None) -> None:
-    """Print a line to stderr or another stream. Replace unencodable characters, and ignore a closed stream."""
+    """Print a line to stderr or another stream. Escape characters that it cannot encode, and ignore a closed stream."""
     target = stream or sys.stderr
     encoding = target.encoding or "utf-8"
     try:
-        print(text.encode(encoding, "replace").decode(encoding), file=target, flush=True)
+        print(text.encode(encoding, "backslashreplace").decode(encoding), file=target, flush=True)
     except OSError:
-        # A closed reader (`| head`, a closed terminal) must not end the run. The flush at exit would also fail, and
-        # change the exit code, so the stream is redirected to /dev/null.
+        # A full disk or a closed reader (`| head`, a closed terminal) must not end the run. The flush at exit would
+        # also fail, and change the exit code, so the stream is redirected to /dev/null.
         with contextlib.suppress(OSError), open(os.devnull, "wb") as nowhere:
             os.dup2(nowhere.fileno(), target.fileno())

@@ -219,6 +219,12 @@ def hidden() -> Iterator[None]:
         _tracker.report(_tracker.activity.description)
 
 
+def repeat() -> None:
+    """Pass the description to its listener again, so that it shows the present amount and time."""
+    if _tracker.activity.description:
+        _tracker.report(_tracker.activity.description)
+
+
 def moved() -> None:
     """Report progress within a phase, such as a computed batch or a written file."""
     if _tracker.is_of_this_thread():
@@ -323,9 +329,9 @@ def show_on(show: Callable[[Activity], None], clear: Callable[[], None]) -> Iter
                     show(activity())
                 condition.wait(patience if 0 < patience < _UPDATE_SECONDS else _UPDATE_SECONDS)
                 is_elsewhere = began == math.inf and not is_over
-            if is_elsewhere and (description := _tracker.activity.description):
-                # Another display may show the activity, such as the live display of a run. It updates amount and time.
-                _tracker.report(description)
+            if is_elsewhere:
+                # Another display may show the activity, such as the live display of a run.
+                repeat()
 
     thread = threading.Thread(target=run, name="jaxddp-activity", daemon=True)
     thread.start()

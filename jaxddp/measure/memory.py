@@ -289,8 +289,8 @@ def images_text(images: Mapping[str, int]) -> str:
 
 
 @contextmanager
-def memory_errors(when: Callable[[], str], fit: Callable[[], Fit]) -> Iterator[None]:
-    """Convert a failed memory allocation in the block to an `InputError` with XLA's reason and the advice of a fit."""
+def memory_errors(when: Callable[[], str], advice: Callable[[], Words]) -> Iterator[None]:
+    """Convert a failed memory allocation in the block to an `InputError` with XLA's reason and advice."""
     try:
         yield
     except jax.errors.JaxRuntimeError as error:
@@ -298,7 +298,7 @@ def memory_errors(when: Callable[[], str], fit: Callable[[], Fit]) -> Iterator[N
             raise
         # On a GPU, the message has many lines; the first line has the reason.
         reason = str(error).splitlines()[0].partition(": ")[2][:_LONGEST_REASON].rstrip(".")
-        raise InputError(f"memory ran out {when()} ({reason}): {fit()}; ", fit().advice()) from error
+        raise InputError(f"memory ran out {when()} ({reason}): ", advice()) from error
 
 
 def bytes_on_a_device(tree: Any) -> int:

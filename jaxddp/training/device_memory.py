@@ -1,5 +1,6 @@
 """Device memory of a run: checked before the first step and validation, and reported if it runs out later."""
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
@@ -18,7 +19,7 @@ class Memory:
 
     def __init__(self, run: Run):
         self._run = run
-        self.fit, self._validation = Fit(run.division), Fit(run.division, section="eval")
+        self._fit, self._validation = Fit(run.division), Fit(run.division, section="eval")
         self.is_checked = self._is_validation_checked = False
         """Whether `check` was called."""
         self.step = 0
@@ -32,9 +33,9 @@ class Memory:
         """
         topology, program, division = self._run.topology, self._run.program, self._run.division
         needs = None if program.cost is None else Needs.of(program.cost, shapes_of_one(state).params, topology)
-        self.fit = agreed_fit(division, needs, topology, (state, feed))
+        self._fit = agreed_fit(division, needs, topology, (state, feed))
         self.is_checked = True
-        self.fit.check()
+        self._fit.check()
 
     def checked(self, step: EvalStep) -> EvalStep:
         """Return an evaluation step whose first call in the run checks that the validation fits; see `check`."""
@@ -59,8 +60,12 @@ class Memory:
     def during_steps(self) -> AbstractContextManager[None]:
         """Return a context that turns a failed allocation during the steps into an `InputError`."""
         # The host dispatches steps ahead of the devices, so an earlier step may have failed.
-        return memory_errors(lambda: f"by step {self.step}" if self.step else "before the first step", lambda: self.fit)
+        return _errors(lambda: f"by step {self.step}" if self.step else "before the first step", lambda: self._fit)
 
     def during_validation(self, step: int) -> AbstractContextManager[None]:
         """Return a context that turns a failed allocation during the validation after `step` into an `InputError`."""
-        return memory_errors(lambda: f"in the validation after step {step}", lambda: self._validation)
+        return _errors(lambda: f"in the validation after step {step}", lambda: self._validation)
+
+
+def _errors(moment: Callable[[], str], fit: Callable[[], Fit]) -> AbstractContextManager[None]:
+    return memory_errors(moment, lambda: (f"{fit()}; ", fit().advice()))

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -15,6 +16,7 @@ import jaxddp.core.phases as phases
 from jaxddp.config.goal import VAL, VAL_EMA
 from jaxddp.core.duration import Duration
 from jaxddp.core.errors import counted, duration, figure, plural, size, some, speed
+from jaxddp.core.log import say
 from jaxddp.core.threads import usable_cores
 from jaxddp.training.events import EvaluationRecord, Listener, RunEnd, RunStart, StepRecord, Usage, short_class_name
 
@@ -264,22 +266,14 @@ class PlainLines(RunLines):
     """
 
     def __init__(self, stream: TextIO):
-        super().__init__(self._print)
-        self._stream = stream
+        super().__init__(partial(say, stream=stream))
 
     def step(self, record: StepRecord) -> None:
         # It prints the line of an epoch without an evaluation at its end, which comes before this step's line.
         super().step(record)
         line = f"step {record.step}/{self._run.total_steps}  {position(self._run, record.epoch)}"
         left = duration(self.remaining(record))
-        self._print(f"{line}  {format_metrics(record.metrics)}  {pace(record)}  ETA {left}")
-
-    def _print(self, line: str) -> None:
-        try:
-            print(line, file=self._stream, flush=True)
-        except OSError:
-            # Discard all later output, so that no later print, also at the program's exit, raises the error again.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
+        self._keep(f"{line}  {format_metrics(record.metrics)}  {pace(record)}  ETA {left}")
 
 
 class TerminalScreen:
