@@ -4,6 +4,8 @@ error that names their rows."""
 import dataclasses
 import itertools
 import logging
+from types import SimpleNamespace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +29,7 @@ from jaxddp.engine.objective import MetricSums
 from jaxddp.engine.parts.averages import ParameterAverage
 from jaxddp.engine.parts.configured import configured_parts
 from jaxddp.engine.parts.guard import SKIPPED, Guard
+from jaxddp.mesh import Topology
 from jaxddp.setup.run_training import describe_non_finite
 from jaxddp.training.checkpoints.manager import Checkpoints
 from jaxddp.training.epoch_sums import EpochSums, SkippedSteps, TooManySkipped
@@ -169,9 +172,15 @@ def sums_of(skipped: float, **metrics: float) -> MetricSums:
     return MetricSums(jnp.array([*rows, [skipped, 1.0], [8.0, 1.0]]), (*metrics, SKIPPED))
 
 
+def epoch_sums(saved: Any) -> EpochSums:
+    way, plan = SimpleNamespace(stacked=1, fetch=jax.device_get), SimpleNamespace(max_bad_steps=9, max_substituted=0)
+    run: Any = SimpleNamespace(progress=saved, plan=plan, way=way, topology=Topology.create(1))
+    return EpochSums(run)
+
+
 def test_scalars_of_a_skipped_step_are_not_in_the_epochs_mean():
     """A loss scale can make the gradient norm of a step infinite while the loss is finite."""
-    sums = EpochSums()
+    sums = epoch_sums({})
     sums.add(range(1, 2), sums_of(1, loss=3.0, gradient_norm=np.inf, loss_scale=4.0))
     sums.add(range(2, 3), sums_of(0, loss=1.0, gradient_norm=5.0, loss_scale=4.0))
     assert sums.fetch()["gradient_norm"] == 5
@@ -179,10 +188,10 @@ def test_scalars_of_a_skipped_step_are_not_in_the_epochs_mean():
 
 
 def test_the_sums_of_a_resumed_epoch_are_those_of_the_same_names():
-    before = EpochSums()
+    before = epoch_sums({})
     before.add(range(1, 2), sums_of(0, loss=3.0, value=2.0, top1=0.5))
     before.fetch()
-    resumed = EpochSums(before.saved)
+    resumed = epoch_sums(before.saved)
     resumed.add(range(2, 3), sums_of(0, loss=1.0, top1=1.0, other=7.0))
     resumed.fetch()
     assert resumed.end_epoch() == {"loss": 2.0, "top1": 0.75, "other": 7.0}

@@ -125,7 +125,7 @@ class Admission:
 
     def __init__(self, job: Job, facts: Mapping[str, str], noun: str, expected: int = 0):
         self._job, self._facts, self._noun = job, facts, noun
-        self._most_pending, self._pending = _MOST_PENDING + expected, list[asyncio.Task[None]]()
+        self._most_pending, self._pending = _MOST_PENDING + expected, list[Connection]()
         self.num_strangers = 0
 
     async def start_server(
@@ -149,11 +149,9 @@ class Admission:
 
     async def _authenticate(self, connection: Connection) -> Hello | None:
         """Return the hello of a client of this job; None for any other client, which is refused."""
-        task = asyncio.current_task()
-        assert task is not None
-        self._pending.append(task)
+        self._pending.append(connection)
         if len(self._pending) > self._most_pending:
-            self._pending[0].cancel()
+            self._pending[0].writer.close()
         challenge = Challenge()
         try:
             async with asyncio.timeout(_HELLO_SECONDS):
@@ -162,7 +160,7 @@ class Admission:
         except (Malformed, TimeoutError):
             return None
         finally:
-            self._pending.remove(task)
+            self._pending.remove(connection)
         if not isinstance(hello, Hello):
             return None
         if hello.run_id != self._job.run_id:

@@ -94,15 +94,9 @@ class ControlPlane(Peers):
     def decide(self, name: str, text: str, decide: Callable[[list[str]], str]) -> str:
         """See `Peers.decide`. Raises: InputError if a process makes a call with another name."""
         number = next(self._numbers)
-
-        def make() -> str:
-            with phase("agreement"):
-                values = self._network.result(self._member.values(number, name, self.longest_wait))
-                return decide([text, *(value.text for value in values)])
-
         if not self.is_first:
             self._network.call(self._member.send, Value(number, name, text))
-        return self._result(number, name, make)
+        return self._result(number, name, lambda: decide([text, *(each.text for each in self._values(number, name))]))
 
     def from_first(self, name: str, make: Callable[[], str]) -> str:
         return self._result(next(self._numbers), name, make)
@@ -110,10 +104,8 @@ class ControlPlane(Peers):
     def _result(self, number: int, name: str, make: Callable[[], str]) -> str:
         """In process 0, call `make`, and send its result or its error to the others. They return or raise it."""
         if not self.is_first:
-            with phase("agreement"):
-                # This process waits longer than process 0, because the error of process 0 names the missing process.
-                wait = self.longest_wait + _FLUSH_SECONDS
-                (value,) = self._network.result(self._member.values(number, name, wait))
+            # This process waits longer than process 0, because the error of process 0 names the missing process.
+            (value,) = self._values(number, name, _FLUSH_SECONDS)
             if value.error:
                 raise error_from(value.code, value.error)
             return value.text
@@ -124,6 +116,10 @@ class ControlPlane(Peers):
             raise
         self._network.call(self._member.send, Value(number, name, text))
         return text
+
+    def _values(self, number: int, name: str, more: float = 0.0) -> list[Value]:
+        with phase("agreement"):
+            return self._network.result(self._member.values(number, name, self.longest_wait + more))
 
     def spent(self) -> Mapping[int, Spent]:
         return {process: (alive.step, alive.spent) for process, alive in self.watchdog.heartbeats().items()}

@@ -22,7 +22,7 @@ import re
 import secrets
 import socket
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 from jaxddp.core.errors import InputError, on_screen
 from jaxddp.core.ranges import Range, whole
@@ -127,10 +127,13 @@ class Malformed(ValueError):
 class Message:
     """A message: a frozen dataclass whose fields are `str`, `bool`, `dict[str, …]`, or one of the types above."""
 
-    kinds: ClassVar[dict[str, type["Message"]]] = {}
-
     def __init_subclass__(cls) -> None:
-        Message.kinds[cls.__name__] = cls
+        _kinds[cls.__name__] = cls
+
+
+_kinds = dict[str, type[Message]]()
+_types = functools.cache(functools.partial(get_type_hints, include_extras=True))
+"""Maps a kind of messages to the types of its fields, by name."""
 
 
 def encode(message: Any) -> bytes:
@@ -143,19 +146,13 @@ def decode(content: bytes) -> Message:
     """Return the message in `content`, without its length prefix. Raises Malformed if the message is invalid."""
     try:
         plain = json.loads(content)
-        kind = Message.kinds[plain.pop("kind")]
+        kind = _kinds[plain.pop("kind")]
     except (ValueError, RecursionError, LookupError, TypeError, AttributeError) as error:
         raise Malformed("no message of a known kind") from error
     types = _types(kind)
     if plain.keys() != types.keys() or not all(_is_valid(plain[name], hint) for name, hint in types.items()):
         raise Malformed(f"{kind.__name__} has other fields")
     return kind(**{name: on_screen(plain[name]) if hint == Shown else plain[name] for name, hint in types.items()})
-
-
-@functools.cache
-def _types(kind: type) -> dict[str, Any]:
-    hints = get_type_hints(kind, include_extras=True)
-    return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
 
 
 def _is_valid(value: Any, hint: Any) -> bool:

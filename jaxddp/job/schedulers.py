@@ -181,11 +181,7 @@ EXPLICIT = Scheduler("JAX_PROCESS_ID", "JAX_NUM_PROCESSES", _jax_address)
 SCHEDULERS = (
     EXPLICIT,
     Scheduler(
-        "RANK",
-        "WORLD_SIZE",
-        _torchrun_address,
-        run_id="TORCHELASTIC_RUN_ID",
-        local=("LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+        "RANK", "WORLD_SIZE", _torchrun_address, run_id="TORCHELASTIC_RUN_ID", local=("LOCAL_RANK", "LOCAL_WORLD_SIZE")
     ),
     Scheduler(
         "OMPI_COMM_WORLD_RANK",

@@ -145,7 +145,7 @@ class Watchdog:
     def record_disconnection(self, process: int) -> None:
         """Record that the connection to a process ended."""
         if process not in self._left:
-            self.report(Lost(process, f"was lost{self._host_suffix(process)}: its connection broke", 1))
+            self.report(Lost(process, f"was lost (on {self.hosts[process]}): its connection broke", 1))
 
     def report(self, loss: Lost) -> None:
         """Send a loss to the other processes, and end this process. Later losses are ignored."""
@@ -185,7 +185,7 @@ class Watchdog:
         for process in self.connections.keys() - self._left:
             self._last_received[process] = min(now, self._last_received[process] + delay)
             if now - self._last_received[process] > silence:
-                self.report(Lost(process, f"gave no sign of life for {silence:g} s{self._host_suffix(process)}", 1))
+                self.report(Lost(process, f"gave no sign of life for {silence:g} s (on {self.hosts[process]})", 1))
 
     def _report_stuck(self) -> None:
         processes = {process: Progress(one.phase, one.step, one.idle) for process, one in self.heartbeats().items()}
@@ -195,12 +195,8 @@ class Watchdog:
             # If several processes are not waiting for others, each of them may be the cause.
             is_alone = not stuck.waits and all(one.waits for other, one in processes.items() if other != process)
             stacks, logs = ("own", "its log has") if is_alone else ("all", "the log of each process has")
-            reason = f"{stuck}{self._host_suffix(process)}; {logs} the stacks of its threads; {STALL_ADVICE}"
+            reason = f"{stuck} (on {self.hosts[process]}); {logs} the stacks of its threads; {STALL_ADVICE}"
             self.report(Lost(process, reason, 1, stacks))
-
-    def _host_suffix(self, process: int) -> str:
-        host = self.hosts.get(process)
-        return f" (on {host})" if host else ""
 
 
 def _heartbeat() -> Alive:

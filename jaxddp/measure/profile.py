@@ -1,7 +1,7 @@
 """Trace a few steps for the profiler of TensorBoard: `tensorboard --logdir WORKDIR`, with the plugin xprof."""
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -33,19 +33,16 @@ class Profile:
         self._directory, self._steps, self._pause = directory, steps, pause
         self._tracing = False
 
-    @contextmanager
-    def step(self, number: int, state: Any) -> Iterator[None]:
-        """Annotate a block that runs step `number`, or the chunk that starts with it, if the step is traced."""
+    def step(self, number: int, state: Any) -> AbstractContextManager[Any]:
+        """Return a context that annotates step `number`, or the chunk that starts with it, if the step is traced."""
         if self._directory is None or number not in self._steps:
-            yield
-            return
+            return nullcontext()
         if not self._tracing:
             jax.block_until_ready(state)
             with self._pause():
                 jax.profiler.start_trace(files.create(self._directory))
             self._tracing = True
-        with jax.profiler.StepTraceAnnotation(STEP_NAME, step_num=number):
-            yield
+        return jax.profiler.StepTraceAnnotation(STEP_NAME, step_num=number)
 
     def done(self, number: int, state: Any) -> None:
         """Write the trace if step `number` is the last traced step. Raises: see `stop`."""
@@ -62,10 +59,8 @@ class Profile:
         try:
             jax.profiler.stop_trace()
         except (OSError, RuntimeError) as error:
-            raise InputError(
-                f"{self._directory}: the trace cannot be written ({error})",
-                advice=("free some space there, or drop ", Key("log.profile")),
-            ) from error
+            advice = "free some space there, or drop ", Key("log.profile")
+            raise InputError(f"{self._directory}: the trace cannot be written ({error})", advice=advice) from error
 
     def __enter__(self) -> "Profile":
         return self

@@ -7,9 +7,8 @@ many in a row end the run.
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -20,6 +19,7 @@ from jaxddp.core.peers import ALONE, Peers
 from jaxddp.core.phases import phase
 from jaxddp.engine.objective import SUBSTITUTED, MetricSums, means_of
 from jaxddp.engine.parts.guard import LOSS_SCALE, SKIPPED
+from jaxddp.training.run import Run
 
 # The host runs ahead of the devices by at most this many steps, or by one chunk if a chunk has more steps. This limits
 # the number of batches on the devices, and a chunk is still dispatched while the devices compute the previous chunk.
@@ -78,32 +78,23 @@ class EpochSums:
     Steps that were skipped because the loss was not finite are excluded from the means. Their substituted images are
     counted.
 
+    Each of the states that the devices train skips its own steps.
+
     Args:
-        saved: the result of `saved` in the checkpoint of a resumed run; empty for a new run. A sum that the run no
-            longer computes is dropped.
-        max_substituted: the largest number of substituted images in an epoch; None sets no limit.
-        max_bad_steps: the limit of skipped steps in a row; see `SkippedSteps`.
-        states: the number of states that the devices train. Each skips its own steps.
-        fetch: copies sums to the host. The sums of several states are [states, …].
+        run: its `progress` has the result of `saved` in the checkpoint of a resumed run. A sum that the run no longer
+            computes is dropped.
 
     Attributes:
         step: the last step whose sums were added; after an error of `fetch`, the step of the error.
     """
 
-    def __init__(
-        self,
-        saved: Mapping[str, Any] = MappingProxyType({}),
-        max_substituted: int | None = None,
-        max_bad_steps: int | None = None,
-        states: int = 1,
-        fetch: Callable[[Sequence[jax.Array]], Sequence[np.ndarray]] = jax.device_get,
-        peers: Peers = ALONE,
-    ):
+    def __init__(self, run: Run):
+        saved, states, peers = run.progress, run.way.stacked, run.topology.peers
         places = [""] if states == 1 else [f", group {number}" for number in range(states)]
         counts = saved.get("skipped_in_a_row", [0] * states)
         each = zip(counts, places, strict=True)
-        self._skipped = [SkippedSteps(max_bad_steps, count, peers, place) for count, place in each]
-        self._max_substituted, self._fetch = max_substituted, fetch
+        self._skipped = [SkippedSteps(run.plan.max_bad_steps, count, peers, place) for count, place in each]
+        self._max_substituted, self._fetch = run.plan.max_substituted, run.way.fetch
         self._pending: list[tuple[range, MetricSums]] = []
         self._sums = {name: np.array(sums) for name, sums in saved.get("epoch_sums", {}).items()}
         self.step = 0
@@ -146,7 +137,7 @@ class EpochSums:
                     self._add(counter, dict(zip(names, all_sums[:-1], strict=True)))
                 latest = of_states.sum(0)
                 # The sums cover all processes, so all processes stop at the same step.
-                if self._max_substituted is not None and SUBSTITUTED in self._sums:
+                if SUBSTITUTED in self._sums:
                     count = round(self._sums[SUBSTITUTED][0])
                     check_substituted(count, self._max_substituted, f"step {self.step}")
         means = means_of(names, latest)

@@ -97,8 +97,7 @@ class _Loop:
         self.run, self.plan, self.peers = run, run.plan, run.topology.peers
         self.checkpoints, saved = run.checkpoints, run.progress
         self.clock = Clock(run.plan.batch_size, saved.get("epoch_seconds", 0.0))
-        self.way, limits = run.way, (run.plan.max_substituted, run.plan.max_bad_steps)
-        self.sums = EpochSums(saved, *limits, self.way.stacked, self.way.fetch, self.peers)
+        self.way, self.sums = run.way, EpochSums(run)
         self.memory, self.notifier = Memory(run), Notifier(run.listeners, self.peers)
         self.work, self._recent = MeanCost(), MeanCost()
         self.early_stopping = run.early_stopping.restored(saved.get("judgement"))

@@ -135,8 +135,7 @@ class InputWaits:
 
     def __init__(self, run: RunStart):
         self._run, self._seconds, self._waited, self._is_said = run, 0.0, 0.0, False
-        self._begin: tuple[float, float] | None = None
-        self._wanted = self._available = 0.0
+        self._begin, self._wanted, self._available = None, 0.0, 0.0
 
     def pause(self) -> None:
         """Leave out the work of the cores until the next record, because they evaluate."""

@@ -244,12 +244,11 @@ class ParameterOverview(events.Listener):
 
     def start(self, run: events.RunStart) -> None:
         # Imported here, because only this logger needs clu.
-        import jax
         from clu import parameter_overview
 
-        leaves, _ = jax.tree_util.tree_flatten_with_path(run.params)
-        named = {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
-        table = parameter_overview.get_parameter_overview(named, include_stats=False)
+        from jaxddp.models.interface import by_path
+
+        table = parameter_overview.get_parameter_overview(by_path((), run.params), include_stats=False)
         files.create(self._path.parent)
         files.replace(self._path, (table + "\n").encode())
 
