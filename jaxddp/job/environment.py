@@ -25,7 +25,6 @@ INHERITED_SOCKET = "JAXDDP_COORDINATOR_FD"
 """The environment variable with the file descriptor of the socket that the launcher already listens on."""
 STATUS_PIPE = "JAXDDP_STATUS_FD"
 """The environment variable with the file descriptor of the writable end of the pipe."""
-_FILE_DESCRIPTORS = Range(0, 2**20)
 _BEGIN, _END, _QUIT = b"+", b"-", b"!"
 """`_QUIT` means that the user's code ended the process, so a restarted process would end in the same way."""
 
@@ -176,7 +175,7 @@ def inherited(variable: str) -> int | None:
     """
     found = lookup(os.environ, variable)
     os.environ.pop(variable, None)
-    return number(found, _FILE_DESCRIPTORS) if found else None
+    return number(found, Range(0, 2**20)) if found else None
 
 
 class WorkStatus:

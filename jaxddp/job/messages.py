@@ -117,9 +117,6 @@ Shown = Annotated[str, on_screen]
 """A text that is shown to users. Its control characters are escaped when the message is decoded."""
 
 
-_UNPAIRED = re.compile(r"[\ud800-\udfff]")
-
-
 class Malformed(ValueError):
     """The received bytes are not a message of this protocol."""
 
@@ -158,7 +155,7 @@ def decode(content: bytes) -> Message:
 def _is_valid(value: Any, hint: Any) -> bool:
     if hint in (str, Shown):
         # An unpaired surrogate cannot be encoded.
-        return isinstance(value, str) and not _UNPAIRED.search(value)
+        return isinstance(value, str) and not re.search(r"[\ud800-\udfff]", value)
     if hint is bool:
         return type(value) is bool
     if get_origin(hint) is dict:

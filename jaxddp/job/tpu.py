@@ -43,7 +43,6 @@ METADATA_SECONDS = 2.0
 """The seconds for a list of questions, with the look-up of the server's name."""
 _PAUSE = 0.1
 _LARGEST_ANSWER, _LONGEST_PROBLEM = 2**16, 200
-_HEADERS = {"Metadata-Flavor": "Google"}
 PERIOD = 5.0
 """The seconds between two questions. Google announces a preemption 30 s, and maintenance 60 s or more in advance."""
 _STOPS = {"preempted": "TRUE", "maintenance-event": "TERMINATE_ON_HOST_MAINTENANCE"}
@@ -214,7 +213,7 @@ def _answer(address: str, path: str, deadline: float) -> str | None:
     while True:
         try:
             with contextlib.closing(HTTPConnection(address, timeout=max(0.01, deadline - time.monotonic()))) as server:
-                server.request("GET", f"/computeMetadata/v1/instance/{path}", headers=_HEADERS)
+                server.request("GET", f"/computeMetadata/v1/instance/{path}", headers={"Metadata-Flavor": "Google"})
                 response = server.getresponse()
                 content = response.read(_LARGEST_ANSWER)
             if response.status == NOT_FOUND:

@@ -213,8 +213,6 @@ def _convolution(equation: Any) -> int:
     return total
 
 
-_TERA = 1e12
-
 _PEAKS: dict[str, dict[str, float]] = {
     "V100S": {"float32": 16.4, "float16": 130},
     "V100 SXM2": {"float32": 15.7, "float16": 125},
@@ -270,4 +268,4 @@ def peak(device_kind: str, dtype: str) -> float | None:
     if "MIG" in words:
         return None
     rates = next((peaks for kind, peaks in _PEAKS.items() if words.issuperset(kind.split())), {})
-    return rates[dtype] * _TERA if dtype in rates else None
+    return rates[dtype] * 1e12 if dtype in rates else None
