@@ -225,18 +225,14 @@ class CheckReport:
 
     def lines(self) -> list[str]:
         """Return the summary as readable lines, several for each split."""
-        lines = [f"{name}: {line}" for name, summary in self.summary().items() for line in _lines(summary)]
-        lines += self.leaks()
         count = f"faults in the listing of images: {len(self.refused):,}"
-        return [f"{count}; correct them, since a run ends at the first", *lines] if self.refused else lines
-
-    def leaks(self) -> list[str]:
-        """Return a line for each image that is in two splits, exactly or nearly; for many, the first lines."""
+        lines = [f"{count}; correct them, since a run ends at the first"] if self.refused else []
+        lines += [f"{name}: {line}" for name, summary in self.summary().items() for line in _lines(summary)]
         rows = ((split.name_of(row), each) for split in self.splits for row, each in enumerate(split.findings))
-        leaks = [(name, note) for name, each in rows for note in each.notes if _kind(note) in ("leak", "near leak")]
-        lines = [f"{name}: {note}" for name, note in leaks]
-        more = [f"... and {len(lines) - _SHOWN:,} more, in the manifest"] if len(lines) > _SHOWN else []
-        return lines[:_SHOWN] + more
+        notes = ((name, note) for name, each in rows for note in each.notes)
+        leaks = [f"{name}: {note}" for name, note in notes if _kind(note) in ("leak", "near leak")]
+        more = [f"... and {len(leaks) - _SHOWN:,} more, in the manifest"] if len(leaks) > _SHOWN else []
+        return lines + leaks[:_SHOWN] + more
 
 
 def _kind(note: str) -> str:

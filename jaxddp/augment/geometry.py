@@ -151,8 +151,7 @@ def resized(images: jax.Array, side: Side, dtype: Any) -> jax.Array:
     middle are always rounded up.
     """
     shape = (len(images), side.pixels, side.pixels, images.shape[-1])
-    method = {"bilinear": "bilinear", "bicubic": "cubic"}[side.interpolation]
-    means = jax.image.resize(images.astype(dtype), shape, method, antialias=True)
+    means = jax.image.resize(images.astype(dtype), shape, side.interpolation, antialias=True)
     if jnp.issubdtype(images.dtype, jnp.floating):
         return means.astype(images.dtype)
     levels = jnp.floor(means + (0.5 + _UPWARD_BIAS))

@@ -195,16 +195,20 @@ factor from 1.
 """
 
 
-def space_of(names: Iterable[str], steps: np.ndarray, others: Space, largest: tuple = (0.9, 0.3, 30)) -> Space:
+def space_of(
+    names: Iterable[str], steps: np.ndarray, others: Space, largest: tuple = (0.9, 0.3, 30), shift: tuple = (0, 0)
+) -> Space:
     """Return the magnitudes of operations; 0 for one without a magnitude.
 
     Args:
         steps: float64[n], the shares of the largest magnitude.
-        others: the magnitudes of operations other than blends, shear and rotate.
+        others: the magnitudes of other operations than those that follow.
         largest: the largest magnitudes of blends, shear and rotate.
+        shift: the largest translations along x and y.
     """
     blends, shear, rotate = largest
     of_others = {**dict.fromkeys(BLENDS, blends), "shear_x": shear, "shear_y": shear, "rotate": rotate}
+    of_others |= {"translate_x": shift[0], "translate_y": shift[1]}
     return {name: others[name] if name in others else of_others.get(name, 0) * steps for name in names}
 
 

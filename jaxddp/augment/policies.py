@@ -1,11 +1,14 @@
 """Augmentation policies, which draw operations for each image: functions of uint8[H, W, C], by name, and RandAugment.
 
-The tables of AutoAugment are those of the paper's appendix (Cubuk et al. 2019, arXiv:1805.09501). A policy has 25
-sub-policies of two operations, each with a probability and an index of its magnitude. An operation without a magnitude
-has index 0.
+The tables of AutoAugment in `auto_augment.csv` are those of the paper's appendix (Cubuk et al. 2019, arXiv:1805.09501).
+A policy has 25 sub-policies of two operations, each with a probability and an index of its magnitude. An operation
+without a magnitude has index 0.
 """
 
+import csv
+import itertools
 from collections.abc import Callable
+from pathlib import Path
 from statistics import NormalDist
 
 import jax
@@ -30,8 +33,7 @@ def wide_space() -> ops.Space:
     """
     steps = np.arange(31) / 30
     others = {"posterize": 8 - np.round(6 * steps), "solarize": 255 - 255 * steps}
-    others |= {"translate_x": 32 * steps, "translate_y": 32 * steps}
-    return ops.space_of(ops.OPERATIONS, steps, others, largest=(0.99, 0.99, 135))
+    return ops.space_of(ops.OPERATIONS, steps, others, largest=(0.99, 0.99, 135), shift=(32, 32))
 
 
 @POLICIES.add("trivial_augment")
@@ -52,60 +54,25 @@ def trivial_augment(settings: AugmentConfig) -> Policy:
 Choice = tuple[str, float, int]
 """An operation with its probability and the index of its magnitude."""
 
-IMAGENET: tuple[tuple[Choice, Choice], ...] = (
-    (("posterize", 0.4, 8), ("rotate", 0.6, 9)), (("solarize", 0.6, 5), ("autocontrast", 0.6, 0)),
-    (("equalize", 0.8, 0), ("equalize", 0.6, 0)), (("posterize", 0.6, 7), ("posterize", 0.6, 6)),
-    (("equalize", 0.4, 0), ("solarize", 0.2, 4)), (("equalize", 0.4, 0), ("rotate", 0.8, 8)),
-    (("solarize", 0.6, 3), ("equalize", 0.6, 0)), (("posterize", 0.8, 5), ("equalize", 1.0, 0)),
-    (("rotate", 0.2, 3), ("solarize", 0.6, 8)), (("equalize", 0.6, 0), ("posterize", 0.4, 6)),
-    (("rotate", 0.8, 8), ("color", 0.4, 0)), (("rotate", 0.4, 9), ("equalize", 0.6, 0)),
-    (("equalize", 0.0, 0), ("equalize", 0.8, 0)), (("invert", 0.6, 0), ("equalize", 1.0, 0)),
-    (("color", 0.6, 4), ("contrast", 1.0, 8)), (("rotate", 0.8, 8), ("color", 1.0, 2)),
-    (("color", 0.8, 8), ("solarize", 0.8, 7)), (("sharpness", 0.4, 7), ("invert", 0.6, 0)),
-    (("shear_x", 0.6, 5), ("equalize", 1.0, 0)), (("color", 0.4, 0), ("equalize", 0.6, 0)),
-    (("equalize", 0.4, 0), ("solarize", 0.2, 4)), (("solarize", 0.6, 5), ("autocontrast", 0.6, 0)),
-    (("invert", 0.6, 0), ("equalize", 1.0, 0)), (("color", 0.6, 4), ("contrast", 1.0, 8)),
-    (("equalize", 0.8, 0), ("equalize", 0.6, 0)),
-)  # fmt: skip
-CIFAR10: tuple[tuple[Choice, Choice], ...] = (
-    (("invert", 0.1, 0), ("contrast", 0.2, 6)), (("rotate", 0.7, 2), ("translate_x", 0.3, 9)),
-    (("sharpness", 0.8, 1), ("sharpness", 0.9, 3)), (("shear_y", 0.5, 8), ("translate_y", 0.7, 9)),
-    (("autocontrast", 0.5, 0), ("equalize", 0.9, 0)), (("shear_y", 0.2, 7), ("posterize", 0.3, 7)),
-    (("color", 0.4, 3), ("brightness", 0.6, 7)), (("sharpness", 0.3, 9), ("brightness", 0.7, 9)),
-    (("equalize", 0.6, 0), ("equalize", 0.5, 0)), (("contrast", 0.6, 7), ("sharpness", 0.6, 5)),
-    (("color", 0.7, 7), ("translate_x", 0.5, 8)), (("equalize", 0.3, 0), ("autocontrast", 0.4, 0)),
-    (("translate_y", 0.4, 3), ("sharpness", 0.2, 6)), (("brightness", 0.9, 6), ("color", 0.2, 8)),
-    (("solarize", 0.5, 2), ("invert", 0.0, 0)), (("equalize", 0.2, 0), ("autocontrast", 0.6, 0)),
-    (("equalize", 0.2, 0), ("equalize", 0.6, 0)), (("color", 0.9, 9), ("equalize", 0.6, 0)),
-    (("autocontrast", 0.8, 0), ("solarize", 0.2, 8)), (("brightness", 0.1, 3), ("color", 0.7, 0)),
-    (("solarize", 0.4, 5), ("autocontrast", 0.9, 0)), (("translate_y", 0.9, 9), ("translate_y", 0.7, 9)),
-    (("autocontrast", 0.9, 0), ("solarize", 0.8, 3)), (("equalize", 0.8, 0), ("invert", 0.1, 0)),
-    (("translate_y", 0.7, 9), ("autocontrast", 0.9, 0)),
-)  # fmt: skip
-SVHN: tuple[tuple[Choice, Choice], ...] = (
-    (("shear_x", 0.9, 4), ("invert", 0.2, 0)), (("shear_y", 0.9, 8), ("invert", 0.7, 0)),
-    (("equalize", 0.6, 0), ("solarize", 0.6, 6)), (("invert", 0.9, 0), ("equalize", 0.6, 0)),
-    (("equalize", 0.6, 0), ("rotate", 0.9, 3)), (("shear_x", 0.9, 4), ("autocontrast", 0.8, 0)),
-    (("shear_y", 0.9, 8), ("invert", 0.4, 0)), (("shear_y", 0.9, 5), ("solarize", 0.2, 6)),
-    (("invert", 0.9, 0), ("autocontrast", 0.8, 0)), (("equalize", 0.6, 0), ("rotate", 0.9, 3)),
-    (("shear_x", 0.9, 4), ("solarize", 0.3, 3)), (("shear_y", 0.8, 8), ("invert", 0.7, 0)),
-    (("equalize", 0.9, 0), ("translate_y", 0.6, 6)), (("invert", 0.9, 0), ("equalize", 0.6, 0)),
-    (("contrast", 0.3, 3), ("rotate", 0.8, 4)), (("invert", 0.8, 0), ("translate_y", 0.0, 2)),
-    (("shear_y", 0.7, 6), ("solarize", 0.4, 8)), (("invert", 0.6, 0), ("rotate", 0.8, 4)),
-    (("shear_y", 0.3, 7), ("translate_x", 0.9, 3)), (("shear_x", 0.1, 6), ("invert", 0.6, 0)),
-    (("solarize", 0.7, 2), ("translate_y", 0.6, 7)), (("shear_y", 0.8, 4), ("invert", 0.8, 0)),
-    (("shear_x", 0.7, 9), ("translate_y", 0.8, 3)), (("shear_y", 0.8, 5), ("autocontrast", 0.7, 0)),
-    (("shear_x", 0.7, 2), ("invert", 0.1, 0)),
-)  # fmt: skip
-TABLES = {"auto_augment_imagenet": IMAGENET, "auto_augment_cifar10": CIFAR10, "auto_augment_svhn": SVHN}
+
+def _tables() -> dict[str, list[tuple[Choice, Choice]]]:
+    """Return the sub-policies of each policy, which `auto_augment.csv` lists."""
+    tables: dict[str, list[tuple[Choice, Choice]]] = {}
+    with (Path(__file__).parent / "auto_augment.csv").open(encoding="utf-8", newline="") as file:
+        for name, *cells in itertools.islice(csv.reader(file), 1, None):
+            first, second = ((cells[at], float(cells[at + 1]), int(cells[at + 2])) for at in (0, 3))
+            tables.setdefault(name, []).append((first, second))
+    return tables
+
+
+TABLES = _tables()
 
 
 def learned_space(size: ops.Size) -> ops.Space:
     """Return the 10 magnitudes of each operation, as in torchvision; "invert" has none."""
     steps, (height, width) = np.arange(10) / 9, size
     others = {"posterize": 8 - np.round(4 * steps), "solarize": 255 - 255 * steps}
-    others |= {"translate_x": 150 / 331 * width * steps, "translate_y": 150 / 331 * height * steps}
-    return ops.space_of(ops.OPERATIONS, steps, others)
+    return ops.space_of(ops.OPERATIONS, steps, others, shift=(150 / 331 * width, 150 / 331 * height))
 
 
 def _auto_augment(settings: AugmentConfig) -> Policy:
@@ -146,9 +113,8 @@ def mixing_space(size: ops.Size) -> ops.Space:
     """
     steps, (height, width) = np.arange(SEVERITY) / 9, size
     others = {"posterize": 4 - np.round(4 * steps), "solarize": 255 - 255 * steps}
-    others |= {"translate_x": width / 3 * steps, "translate_y": height / 3 * steps}
     names = "autocontrast", "equalize", "posterize", "rotate", "solarize", "shear_x", "shear_y"
-    return ops.space_of((*names, "translate_x", "translate_y"), steps, others)
+    return ops.space_of((*names, "translate_x", "translate_y"), steps, others, shift=(width / 3, height / 3))
 
 
 @POLICIES.add("augmix")

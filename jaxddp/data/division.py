@@ -98,9 +98,13 @@ def held_out_rows(ids: np.ndarray, labels: np.ndarray, share: float) -> np.ndarr
     return is_held_out
 
 
+def digest64(name: bytes) -> int:
+    """Return the first 8 bytes of the SHA-256 of a name as an integer."""
+    return int.from_bytes(hashlib.sha256(name).digest()[:8])
+
+
 def _digests(names: np.ndarray) -> np.ndarray:
-    """Return the first 8 bytes of the SHA-256 of each name, uint64[N]."""
-    return np.array([int.from_bytes(hashlib.sha256(name).digest()[:8]) for name in names.tolist()], np.uint64)
+    return np.array([*map(digest64, names.tolist())], np.uint64)
 
 
 def _held_out_by_group(table: ExampleTable, labels: np.ndarray, share: float, where: str) -> np.ndarray:

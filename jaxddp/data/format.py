@@ -97,25 +97,22 @@ class LocalFormat:
     """A format of local data sets, defined by functions of a path."""
 
     description: str
-    holds: Callable[[Path], bool | Match]
-    """Returns whether a path holds a data set of this format; True means `Match.WHOLE`."""
+    holds: Callable[[Path], bool]
+    """Returns whether a path holds a data set of this format, which has both splits."""
     read: Callable[..., SourceTable]
     """A function `(path, split) -> table`; with `skips_faults`, `(path, split, refuse) -> table`."""
-    is_divided: Callable[[Path], bool] = lambda path: True
-    """Returns whether the data set at a path has a validation split; see `Format.divided`."""
     skips_faults: bool = False
     """Whether `read` passes the faults of unusable rows and files to `refuse`, and skips these rows and files."""
 
     def match(self, place: Place) -> Match:
-        match = place.local is not None and self.holds(place.local)
-        return match if isinstance(match, Match) else Match.WHOLE if match else Match.NONE
+        return Match.WHOLE if place.local is not None and self.holds(place.local) else Match.NONE
 
     def divided(self, place: Place) -> bool:
         for key, name in (("train", place.data.train), ("val", place.data.val)):
             if name is not None:
                 fault = f": the splits of {place.local or place.address} have fixed names in this format"
                 raise InputError(Key(f"data.{key}", name), fault, advice=("leave ", Key(f"data.{key}"), " out"))
-        return place.local is None or self.is_divided(place.local)
+        return True
 
     def open(self, place: Place, split: Split) -> SourceTable:
         assert place.local is not None

@@ -4,7 +4,6 @@ The modules of `jaxddp/data/formats/` register the formats in `FORMATS`; see `ja
 """
 
 import dataclasses
-import hashlib
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,11 +20,11 @@ from jaxddp.config.data_section import TABLE_KEYS
 from jaxddp.config.registry import FORMATS
 from jaxddp.core.errors import InputError, Key, Option, about, counted, show
 from jaxddp.core.phases import doing
-from jaxddp.data.division import GROUPS, check_groups, grouped, held_out, one_fold
+from jaxddp.data.division import GROUPS, check_groups, digest64, grouped, held_out, one_fold
 from jaxddp.data.faults import Refuse, find_repeats, pass_faults_to, raise_fault
 from jaxddp.data.format import Format, Match, Place
 from jaxddp.data.formats.csv_listing import has_labels, is_csv, read_paths
-from jaxddp.data.formats.folders import is_folder, is_image_name
+from jaxddp.data.formats.folders import is_folder, is_image_name, visible_entries, visible_folders
 from jaxddp.data.formats.ilsvrc import TEST_CSV, test_listing
 from jaxddp.data.formats.splits import SPLITS
 from jaxddp.data.manifest import ImageManifest, compare_with_manifest, find_manifest
@@ -33,7 +32,7 @@ from jaxddp.data.order import ChosenOrder, permutation
 from jaxddp.data.source import Source, SourceTable, Split, labels_of
 from jaxddp.data.storage import root
 from jaxddp.data.storage.root import convert_os_errors, is_url
-from jaxddp.data.storage.store import LocalFiles, is_passed_over
+from jaxddp.data.storage.store import LocalFiles
 from jaxddp.data.table import ExampleTable
 
 TRAIN = "train"
@@ -180,27 +179,19 @@ def open_splits(data: DataConfig, refuse: Refuse = raise_fault, *, undivided: bo
         if data.group_column is not None and len(opened) == 2:
             train, val = (cast(ExampleTable, table) for table in opened.values())
             check_groups(train, val, str(where))
-        _warn_of_one_class(opened)
-        return _with_equal_labels(opened)
-    if data.held_out is None and undivided:
+    elif data.held_out is None and undivided:
         return {"all": _open(data_format, place, "train")}
-    if data.held_out is None:
+    elif data.held_out is None:
         advice = ("give ", Key("data.val_share"), ", such as 0.1 to hold out a tenth of each class")
         raise InputError(f"{where}: has no validation split", advice=advice)
-    whole = cast(ExampleTable, grouped(_open(data_format, place, "train"), data.group_column))
-    _warn_of_one_class({"train": whole})
-    if data.fold_of is not None:
-        return _with_equal_labels({**one_fold(whole, *data.fold_of)})
-    return _with_equal_labels({**held_out(whole, cast(float, data.val_share), str(where))})
-
-
-def _warn_of_one_class(splits: Mapping[str, SourceTable]) -> None:
-    train = splits.get("train")
-    if train is not None and train.num_classes == 1:
-        _log.warning(
-            "the only class is %s, so every prediction is right; give images of two classes or more",
-            show(train.class_names[0]),
-        )
+    else:
+        whole = cast(ExampleTable, grouped(_open(data_format, place, "train"), data.group_column))
+        fold, share = data.fold_of, cast(float, data.val_share)
+        opened = {**(one_fold(whole, *fold) if fold else held_out(whole, share, str(where)))}
+    if "train" in opened and opened["train"].num_classes == 1:
+        advice = "so every prediction is right; give images of two classes or more"
+        _log.warning("the only class is %s, %s", show(opened["train"].class_names[0]), advice)
+    return _with_equal_labels(opened)
 
 
 @_reading()
@@ -213,8 +204,7 @@ def open_images(path: str, data: DataConfig) -> SourceTable:
     # A CSV file may have no labels, so only its column of images is read.
     if is_csv(Path(path)) or not _is_data_set(place):
         return open_inputs([path], data)
-    data_format, place = _recognized(place)
-    return data_format.open(place, "train")
+    return _open(*_recognized(place), "train")
 
 
 @convert_os_errors()
@@ -325,8 +315,7 @@ def _places_below(place: Place, depth: int = 4) -> list[Place]:
     """Return the data sets in the folders of a directory that is none itself: `pets/pets/`, `food/images/`."""
     if place.local is None or not place.local.is_dir() or not depth:
         return []
-    names = [name for name in sorted(os.listdir(place.local)) if not is_passed_over(name)]
-    folders = [path for path in map(place.local.joinpath, names) if path.is_dir()]
+    folders = [place.local / name for name in sorted(visible_folders(place.local))]
     inner = [dataclasses.replace(place, address=str(path)) for path in folders if len(folders) <= _MOST_FOLDERS]
     return [one for each in inner for one in ([each] if _is_found(_matches(each)) else _places_below(each, depth - 1))]
 
@@ -386,11 +375,9 @@ def open_inputs(places: Sequence[str | os.PathLike[str]], data: DataConfig | Non
         if is_test or (is_csv(path) and path.is_file()):
             if len(texts) > 1:
                 raise InputError(f"{text}: lists images; give it alone")
-            return (
-                test_listing(text)
-                if is_test
-                else read_paths(path.absolute(), DataConfig(**_table_keys(data or DataConfig())))
-            )
+            if is_test:
+                return test_listing(text)
+            return read_paths(path.absolute(), DataConfig(**_table_keys(data or DataConfig())))
     images = [image for text in texts for image in _images(text, alone=len(texts) == 1)]
     # Ids are written to text files, so bytes that are not UTF-8 are replaced.
     ids = np.array([os.fsencode(name).decode(errors="replace").encode() for name, _ in images])
@@ -420,9 +407,7 @@ def _below(top: Path, folder: str, above: tuple[str, ...]) -> Iterator[str]:
     real_path = os.path.realpath(top / folder)
     if real_path in above:
         return  # A link to a parent folder: the images of that folder are found without the link.
-    with files.reading(top / folder, "make it a readable folder"), os.scandir(top / folder) as entries:
-        visible = [entry for entry in entries if not is_passed_over(entry.name)]
-    for entry in visible:
+    for entry in visible_entries(top / folder):
         name = os.path.join(folder, entry.name)
         if is_folder(entry):
             yield from _below(top, name, (*above, real_path))
@@ -473,15 +458,10 @@ def few_labels(table: SourceTable, per_class: int, seed: int = 0) -> SourceTable
     by_class = np.argsort(labels.values, kind="stable")[-counts.sum() :]
     ends = np.cumsum(counts)
     chosen = [
-        by_class[end - count : end][permutation(int(count), seed, _word(class_id))[:per_class]]
+        by_class[end - count : end][permutation(int(count), seed, digest64(class_id.encode()))[:per_class]]
         for class_id, count, end in zip(labels.ids, counts, ends, strict=True)
     ]
     return table.rows(np.sort(np.concatenate(chosen)))
-
-
-def _word(text: str) -> int:
-    """Return a 64-bit hash of a text."""
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8])
 
 
 def chosen_images(source: Source, data: DataConfig, rows: np.ndarray) -> np.ndarray:

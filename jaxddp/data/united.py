@@ -154,11 +154,7 @@ class UnitedSource:
     def _united(self, batch: Batch, mask: np.ndarray) -> Batch:
         """Return a batch of this process with rows and labels of the union."""
         row = batch.row + np.int32(sum(self.lengths[: self.host]))
-        if batch.label.ndim == 1:
-            label = self.new_labels[batch.label]
-        else:
-            label = np.zeros((len(batch.label), self.num_classes), np.uint8)
-            label[:, self.new_labels] = batch.label
+        label = _renumbered(batch.label, self.new_labels, self.num_classes)
         substituted = None if batch.substituted is None else batch.substituted * mask
         return batch._replace(label=label, mask=mask, row=row, substituted=substituted)
 
@@ -184,14 +180,18 @@ def in_classes(source: Source, ids: tuple[str, ...], names: tuple[str, ...]) -> 
         counts[places] = source.class_counts
         new_labels = places[source.new_labels]
         return replace(source, class_ids=ids, class_names=names, class_counts=counts, new_labels=new_labels)
-    labels = np.asarray(source.labels)
-    if labels.ndim == 2:
-        values = np.zeros((len(labels), len(ids)), np.uint8)
-        values[:, places] = labels
-    else:
-        values = np.where(labels >= 0, places[labels], labels)
+    values = _renumbered(np.asarray(source.labels), places, len(ids))
     more: Any = {"labels": values, "class_names": names} | ({} if hasattr(source, "images") else {"class_ids": ids})
     return replace(cast(Any, source), **more)
+
+
+def _renumbered(labels: np.ndarray, places: np.ndarray, num_classes: int) -> np.ndarray:
+    """Return labels as indices of other classes; `places` has the new index of each class, int32[k]."""
+    if labels.ndim == 1:
+        return np.where(labels >= 0, places[labels], labels)
+    values = np.zeros((len(labels), num_classes), np.uint8)
+    values[:, places] = labels
+    return values
 
 
 def unite(source: Source, data: DataConfig, peers: Peers, what: str) -> Source:

@@ -15,7 +15,7 @@ import csv
 import io
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,7 @@ _SUFFIXES = (".csv", ".tsv", ".jsonl", ".txt")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _ROWS_BETWEEN_REPORTS = 10_000
 _DELIMITERS = ",;\t|"
+_DATA = DataConfig()
 _PAIR = ("path", "label")
 _NO_TABLES = ("test", "sample")
 """The beginnings of the names of CSV files without labels."""
@@ -146,31 +147,29 @@ def check_utf8(texts: Iterable[str], file: FolderFile, line: int) -> None:
 
 
 def read_csv(
-    file: Path, split: Split = "train", refuse: Refuse = raise_fault, data: DataConfig | None = None
+    file: Path, split: Split = "train", refuse: Refuse = raise_fault, data: DataConfig = _DATA
 ) -> ExampleTable:
     """Read the images in a CSV file or, for "val", in its validation file; or those of a folder. See `read_listing`.
 
     Raises: InputError if the file or a column is missing, or no row can be used.
     """
-    data = data or DataConfig()
     file, val = _files(file, data)
     of_val = _open(val, data) if val is not None and split == "val" else None
     return listing.read_listing(_open(file, data), split, data, refuse, of_val, by_column=val is None)
 
 
-def read_paths(file: Path, data: DataConfig | None = None) -> ExampleTable:
+def read_paths(file: Path, data: DataConfig = _DATA) -> ExampleTable:
     """Read only the paths. The images have no classes, and their labels are -1.
 
     Raises: InputError if there is a row that `read_csv` rejects.
     """
-    data = data or DataConfig()
     return listing.read_images(_open(file, data), data)
 
 
 def _open(file: Path, data: DataConfig, limit: int | None = None) -> CsvFile:
     usual = {"image": listing.IMAGES, "label": listing.LABELS}
     wanted = [(*data.named_columns.get(role, ()), *names) for role, names in usual.items()]
-    return CsvFile(open_root(file.parent, file.name).file(file.name), wanted, limit)
+    return CsvFile(FolderFile(open_root(file.parent, file.name), file.name), wanted, limit)
 
 
 def is_csv(path: Path) -> bool:
@@ -178,20 +177,26 @@ def is_csv(path: Path) -> bool:
     return path.suffix.lower() in _SUFFIXES
 
 
-def has_labels(file: Path, data: DataConfig | None = None) -> bool:
-    """Return whether a CSV file has a column of labels; not if it cannot be read."""
+def _judge(file: Path, judge: Callable[[CsvFile, DataConfig], Any], data: DataConfig = _DATA) -> bool:
+    """Return whether the head of a CSV file passes a test; not if it cannot be read."""
     # A fault is not reported here; `read_csv` reports it.
     with suppress(InputError):
-        return listing.has_labels(_open(file, data or DataConfig(), _HEAD), data or DataConfig())
+        return bool(judge(_open(file, data, _HEAD), data))
     return False
+
+
+def has_labels(file: Path, data: DataConfig = _DATA) -> bool:
+    """Return whether a CSV file has a column of labels; not if it cannot be read."""
+    return _judge(file, listing.has_labels, data)
 
 
 def lists_images(file: Path) -> bool:
     """Return whether a file is a CSV file that is no solution file of ILSVRC."""
-    with suppress(InputError):
-        header = is_csv(file) and file.is_file() and _open(file, DataConfig(), _HEAD).header
-        return bool(header) and listing.find_column(header, ["ImageId"]) is None
-    return False
+
+    def is_listing(table: CsvFile, data: DataConfig) -> bool:
+        return bool(table.header) and listing.find_column(table.header, ["ImageId"]) is None
+
+    return is_csv(file) and file.is_file() and _judge(file, is_listing)
 
 
 def _files(path: Path, data: DataConfig) -> tuple[Path, Path | None]:
@@ -219,7 +224,7 @@ def _find(folder: Path, split: Split) -> str | None:
             if is_sure or has_labels(folder / name):
                 return name
         if below := find_split(split, visible_folders(folder), folder):
-            table = _only_table(folder / below, DataConfig())
+            table = _only_table(folder / below, _DATA)
             return table and f"{below}/{table}"
     return None
 
@@ -235,19 +240,12 @@ def _only_table(folder: Path, data: DataConfig) -> str | None:
         flat = [entry for entry in folders if not any(below.is_dir() for below in os.scandir(entry))]
         if len(folders) > 1 and flat and not any(entry.name.startswith(("train", "test")) for entry in flat):
             return None
-        named = [entry for entry in named if _finds_images(Path(entry.path), data)]
+        named = [entry for entry in named if _judge(Path(entry.path), listing.finds_images, data)]
         if len(named) > 1:
             by_name = [entry for entry in named if has_labels(Path(entry.path), data)]
-            named = by_name or [entry for entry in named if _finds_images(Path(entry.path), data, with_labels=True)]
+            named = by_name or [entry for entry in named if _judge(Path(entry.path), listing.choose_columns, data)]
         return named[0].name if len(named) == 1 else None
     return None
-
-
-def _finds_images(file: Path, data: DataConfig, with_labels: bool = False) -> bool:
-    with suppress(InputError):
-        table = _open(file, data, _HEAD)
-        return bool(listing.choose_columns(table, data)) if with_labels else listing.finds_images(table, data)
-    return False
 
 
 class CsvListings:

@@ -99,7 +99,7 @@ def find_layout(root: Path, data: DataConfig = _DATA) -> FolderLayout:
     if unlabelled or others or len(classes) == 1:
         flat += [name for name in classes if rank(name, "train")]
     if flat:
-        tables = sorted(entry.path for entry in _entries(root) if _TABLE.fullmatch(entry.name.lower()))
+        tables = sorted(entry.path for entry in visible_entries(root) if _TABLE.fullmatch(entry.name.lower()))
         advice = f"give {tables[0]}" if tables else "list path,label in train.csv"
         fault = "images, but no class folders; put the images of each class into a folder of its own"
         raise InputError(f"{root / flat[0]}: {fault}, or {advice}")
@@ -112,7 +112,7 @@ def find_layout(root: Path, data: DataConfig = _DATA) -> FolderLayout:
 
 def image_names(folder: Path) -> list[str]:
     """Return the names of the images in a folder, without those in its folders, sorted."""
-    return sorted(entry.name for entry in _entries(folder) if is_image_name(entry.name) and not is_folder(entry))
+    return sorted(entry.name for entry in visible_entries(folder) if is_image_name(entry.name) and not is_folder(entry))
 
 
 def _named_folder(root: Path, split: Split, data: DataConfig) -> Path:
@@ -233,7 +233,7 @@ def read_folders(
 def class_names(layout: FolderLayout, split: Split, refuse: Refuse = raise_fault) -> list[str]:
     """Return the names of the class folders of a split, sorted. Raises: InputError if there are none."""
     names, folder = [], layout.splits[split]
-    for entry in sorted(_entries(folder), key=lambda entry: entry.name):
+    for entry in sorted(visible_entries(folder), key=lambda entry: entry.name):
         with pass_faults_to(refuse):
             is_class = is_folder(entry) and not (folder == layout.root and entry.name in layout.others)
             names += [entry.name] if is_class and _is_utf8(folder, entry.name, refuse) else []
@@ -244,7 +244,7 @@ def class_names(layout: FolderLayout, split: Split, refuse: Refuse = raise_fault
 
 def visible_folders(folder: Path) -> set[str]:
     """Return the names of the folders in a folder. Raises: InputError if it cannot be read."""
-    return {entry.name for entry in _entries(folder) if entry.is_dir()}
+    return {entry.name for entry in visible_entries(folder) if entry.is_dir()}
 
 
 def _has_image(folder: Path) -> bool:
@@ -259,7 +259,7 @@ def _refuse_listings(
     folder: Path, pattern: re.Pattern[str], ids: np.ndarray, classes: Sequence[str], refuse: Refuse
 ) -> None:
     """Reject the files in a folder that may hold the labels, and log the names of the others."""
-    files_beside = sorted(entry.name for entry in _entries(folder) if entry.is_file())
+    files_beside = sorted(entry.name for entry in visible_entries(folder) if entry.is_file())
     for file in (folder / name for name in files_beside if pattern.fullmatch(name.lower())):
         with pass_faults_to(refuse):
             if _may_hold_labels(file, ids, classes):
@@ -304,7 +304,7 @@ def _images(folder: Path, parents: tuple[str, ...], refuse: Refuse) -> Iterator[
         real_path = os.path.realpath(folder)
         if any(os.path.join(parent, "").startswith(os.path.join(real_path, "")) for parent in parents):
             raise InputError(f"{folder}: a symbolic link leads into a folder above itself; remove the link")
-        for entry in sorted(_entries(folder), key=lambda entry: entry.name):
+        for entry in sorted(visible_entries(folder), key=lambda entry: entry.name):
             with pass_faults_to(refuse):
                 if is_folder(entry):
                     if _is_utf8(folder, entry.name, refuse):
@@ -331,7 +331,7 @@ def _is_utf8(folder: Path, name: str, refuse: Refuse) -> bool:
     return True
 
 
-def _entries(folder: Path) -> list[os.DirEntry[str]]:
+def visible_entries(folder: Path) -> list[os.DirEntry[str]]:
     """Return the entries of a folder that are not passed over. Raises: InputError if it cannot be read."""
     with files.reading(folder, "make it a readable folder"), os.scandir(folder) as entries:
         return [entry for entry in entries if not is_passed_over(entry.name)]

@@ -23,7 +23,6 @@ from jaxddp.config.registry import FORMATS
 from jaxddp.core.errors import InputError
 from jaxddp.data.faults import Refuse
 from jaxddp.data.format import Match, Place
-from jaxddp.data.formats.array_files import check_names
 from jaxddp.data.formats.splits import required_split, split_name
 from jaxddp.data.source import Split
 from jaxddp.data.table import ExampleTable
@@ -55,14 +54,14 @@ class HubSets:
         name = required_split(place.address, splits, split, place.data)
         where, dataset = f"{place.address}, {name}", splits[name]
         columns = _find_columns(where, dataset, place)
-        cells = _cells(where, dataset, columns.label, place.refuse)
+        cells = _cells(where, dataset, columns.labels[0], place.refuse)
 
         def cells_of(one: Split) -> list[tables.LabelCells]:
             other = split_name(place.address, splits, one, place.data)
             if one == split or other is None:
                 return [cells] if one == split else []
             table = f"{place.address}, {other}"
-            return [_cells(table, splits[other], _find_columns(table, splits[other], place).label, place.refuse)]
+            return [_cells(table, splits[other], _find_columns(table, splits[other], place).labels[0], place.refuse)]
 
         classes = tables.find_classes(columns.names, cells_of, place.address, place.refuse)
         labels = tables.class_indices(cells, classes, place.refuse)
@@ -76,12 +75,15 @@ class HubSets:
 class _Columns(listing.Listing):
     """The columns of a split, for `choose_columns`, which reads no row of it."""
 
-    def __init__(self, where: str, header: Sequence[str], images: Sequence[str], classes: Sequence[str]):
-        self.file, self.header, self.images, self.classes = where, header, images, classes
+    def __init__(self, where: str, header: Sequence[str], images: Sequence[str], names: Mapping[str, tuple[str, ...]]):
+        self.file, self.header, self.images, self.classes, self._names = where, header, images, [*names], names
 
     def rows(self, columns: Sequence[str], refuse: Refuse) -> Iterator[list[Any]]:
         # No column is taken for one of 0 and 1.
         yield [0, *columns]
+
+    def class_names(self, label: str) -> tuple[str, ...]:
+        return self._names.get(label, ())
 
 
 def _open_splits(place: Place) -> Mapping[str, Any]:
@@ -97,7 +99,7 @@ def _open_splits(place: Place) -> Mapping[str, Any]:
     return tables.open_prepared(parts["name"], parts["config"], parts["revision"])
 
 
-def _find_columns(where: str, dataset: Any, place: Place) -> tables.TableColumns:
+def _find_columns(where: str, dataset: Any, place: Place) -> listing.Columns:
     kinds, features = tables.import_datasets(where), dataset.features
     if not len(dataset):
         raise InputError(f"{where}: holds no row; choose another split")
@@ -105,12 +107,10 @@ def _find_columns(where: str, dataset: Any, place: Place) -> tables.TableColumns
     classes = {
         name: tuple(map(str, kind.names)) for name, kind in features.items() if isinstance(kind, kinds.ClassLabel)
     }
-    chosen = listing.choose_columns(_Columns(where, [*features], images, [*classes]), place.data)
-    image, label = chosen.image, chosen.labels[0]
-    if image not in images:
+    chosen = listing.choose_columns(_Columns(where, [*features], images, classes), place.data)
+    if chosen.image not in images:
         raise InputError(f"{where}: no column of images, found {', '.join(features)}; choose a set with an Image")
-    check_names(classes.get(label, ()), lambda place: f"{where}: the names of {label}, name {place + 1}")
-    return tables.TableColumns(image, label, classes.get(label))
+    return chosen
 
 
 def _cells(where: str, dataset: Any, label: str, refuse: Refuse) -> tables.LabelCells:

@@ -9,6 +9,7 @@ The archive unpacks the images to:
 """
 
 import io
+import os
 import re
 from collections.abc import Collection
 from contextlib import suppress
@@ -27,8 +28,9 @@ from jaxddp.data.formats.devkit import find_kit, read_kit
 from jaxddp.data.formats.folders import find_layout
 from jaxddp.data.formats.listing import sound_rows
 from jaxddp.data.source import ClassSelection, Split
-from jaxddp.data.storage.root import DataRoot, DatasetEntry, FolderFile, find_dataset, is_url, open_root
+from jaxddp.data.storage.root import DatasetEntry, Folder, FolderFile, find_dataset, is_url, open_root, with_cache
 from jaxddp.data.storage.shards import SHARDS
+from jaxddp.data.storage.store import LocalFiles, Store
 from jaxddp.data.table import ExampleTable
 
 TRAIN_CSV = "LOC_train_solution.csv"
@@ -84,20 +86,18 @@ def test_listing(root: AnyPath, csv: AnyPath = TEST_CSV, cache: AnyPath | None =
 
     Only the column ImageId is read. Raises: see `train_solutions`.
     """
-    _, data_root, file = _open(root, csv, cache)
+    _, _, store, file = _open(root, csv, cache)
     image_id, label, lines = _read_rows(file, (), raise_fault)
     path = np.strings.add(f"{_IMAGES}/test/".encode(), np.strings.add(image_id, b".JPEG"))
-    return sound_rows(
-        ExampleTable(data_root.store, image_id, path, label), lambda row: f"{file}:{lines[row]}", raise_fault
-    )
+    return sound_rows(ExampleTable(store, image_id, path, label), lambda row: f"{file}:{lines[row]}", raise_fault)
 
 
 def _read_labelled(
     place: AnyPath, csv: AnyPath, classes: ClassSelection, cache: AnyPath | None, split: Split, refuse: Refuse
 ) -> ExampleTable:
-    entry, data_root, file = _open(place, csv, cache, split)
-    root = data_root.folder.root
-    mapping = read_mapping(data_root.file(SYNSET_MAPPING), refuse)
+    entry, folder, store, file = _open(place, csv, cache, split)
+    root = folder.root
+    mapping = read_mapping(FolderFile(folder, SYNSET_MAPPING), refuse)
     image_id, label, lines = _read_rows(file, mapping, refuse)
     # Ids tell the folder of an image; the folder of other ids is that of `split`.
     synset = np.array([synset.encode() for synset in mapping])[label]
@@ -110,21 +110,24 @@ def _read_labelled(
         of_val = np.strings.replace(of_class, b"/train/", b"/val/", 1)
     folder = np.where(in_train, of_class, of_val)
     path = np.strings.add(folder, np.strings.add(image_id, b".JPEG"))
-    table = ExampleTable(data_root.store, image_id, path, label, tuple(mapping), tuple(mapping.values()))
+    table = ExampleTable(store, image_id, path, label, tuple(mapping), tuple(mapping.values()))
     chosen = entry.classes if classes is None else classes
     return sound_rows(table, lambda row: f"{file}:{lines[row]}", refuse, chosen)
 
 
 def _open(
     root: AnyPath, csv: AnyPath, cache: AnyPath | None, split: Split | None = None
-) -> tuple[DatasetEntry, DataRoot, FolderFile]:
-    """Return the entry of a data set in datasets.toml, its root, and the solution file of a split, or `csv`."""
+) -> tuple[DatasetEntry, Folder, Store, FolderFile]:
+    """Return the entry of a data set in datasets.toml, its folder, the store of its images, which may be a cache of the
+    folder, and the solution file of a split, or `csv`. Text files are always fetched again."""
     for name, path in {"root": root, "csv": csv, "cache": cache or "."}.items():
         files.check_path(path, name)
     entry = find_dataset(root)
-    data_root = open_root(entry.path, SYNSET_MAPPING, cache)
+    folder = open_root(entry.path, SYNSET_MAPPING)
     named = getattr(entry, split) if split is not None and csv == _CSV[split] else None
-    return entry, data_root, data_root.file(named or csv)
+    path = os.fspath(named or csv)
+    file = FolderFile(LocalFiles(Path("/")) if os.path.isabs(path) else folder, path)
+    return entry, folder, with_cache(folder, folder, cache), file
 
 
 class ImageNet:

@@ -23,10 +23,12 @@ import jaxddp.core.files as files
 from jaxddp.config import DataConfig
 from jaxddp.core.errors import InputError, Key, choices, nearest, show, some
 from jaxddp.data.faults import Refuse, check_distinct, find_repeats, index_of_column, raise_fault
+from jaxddp.data.formats.array_files import check_names
+from jaxddp.data.formats.folders import visible_folders
 from jaxddp.data.formats.splits import SPLITS
 from jaxddp.data.source import ClassSelection, Split
 from jaxddp.data.storage.root import FolderFile
-from jaxddp.data.storage.store import LocalFiles, is_passed_over
+from jaxddp.data.storage.store import LocalFiles
 from jaxddp.data.table import ExampleTable
 
 IMAGES = (
@@ -118,6 +120,8 @@ class Columns(NamedTuple):
     divider: str | None = None
     several: bool = False
     """Whether each column of labels is a class, and holds 0 or 1."""
+    names: tuple[str, ...] = ()
+    """The names of the classes in the column of labels, in their order; none if the labels alone tell them."""
 
     def __str__(self) -> str:
         names = f"{len(self.labels)} columns of 0 and 1 ({some(self.labels)})" if self.several else ""
@@ -162,7 +166,7 @@ def read_listing(
     columns = choose_columns(listing, data, divider)
     rows, listed = _read_rows(listing, columns, data, refuse, values.get("train")), listing
     first = {label: row.number for row in reversed(rows) for label in row.labels}
-    names = columns.labels if columns.several else listing.class_names(columns.labels[0]) or sorted(first)
+    names = columns.labels if columns.several else columns.names or sorted(first)
     check_distinct(sorted(first, key=first.__getitem__), lambda name: listing.place(first[name]), refuse)
     if split == "val":
         if val is not None:
@@ -259,7 +263,9 @@ def choose_columns(listing: Listing, data: DataConfig, divider: str | None = Non
         raise InputError(fault, advice=("name one by ", Key("data.columns"), f" {role}=NAME"))
     for column in filter(None, (image, *labels, group, divider)):
         index_of_column(header, column, listing.top)
-    return Columns(image, tuple(labels), group, divider, several)
+    names = () if several else listing.class_names(labels[0])
+    check_names(names, lambda place: f"{listing.top}: the names of {labels[0]}, name {place + 1}")
+    return Columns(image, tuple(labels), group, divider, several, names)
 
 
 def _classes(listing: Listing, names: Sequence[str]) -> list[str]:
@@ -429,9 +435,7 @@ def _find_images(file: FolderFile, root: Path, images: Sequence[str], data: Data
 
 def _folders(root: Path, folder: str = "") -> list[str]:
     """Return the folders in a folder, relative to the root, sorted."""
-    with os.scandir(root / folder) as entries:
-        names = (entry.name for entry in entries if not is_passed_over(entry.name) and entry.is_dir())
-        return [os.path.join(folder, name) for name in sorted(names)]
+    return [os.path.join(folder, name) for name in sorted(visible_folders(root / folder))]
 
 
 def sound_rows(

@@ -34,7 +34,6 @@ from jaxddp.config.registry import FORMATS
 from jaxddp.core.errors import InputError, about, counted, show, size
 from jaxddp.data.faults import Refuse, pass_faults_to
 from jaxddp.data.format import Place
-from jaxddp.data.formats.array_files import check_names
 from jaxddp.data.formats.splits import ShardFormat
 from jaxddp.data.source import Split
 from jaxddp.data.storage.root import Folder, FolderFile
@@ -78,7 +77,7 @@ def read_parquet(place: Place, folder: Folder, split: Split, shards: dict[Split,
         _log.warning(f"{folder.name()}: the files hold {size(total)}; {memory}, and {others}")
     store = tables.ParquetFiles(folder, columns.image)
     table = ExampleTable(store, example_id, path_of_row, np.concatenate(labels), classes.names, offset=offset)
-    return replace(table, reading=f"{parts[0].name}: image={columns.image}, label={columns.label}")
+    return replace(table, reading=f"{parts[0].name}: {columns}")
 
 
 class ParquetRows(listing.Listing):
@@ -189,23 +188,15 @@ def _check_parts(files: list[FolderFile]) -> None:
 
 def _find_columns(
     files: list[FolderFile], data: DataConfig, refuse: Refuse
-) -> tuple[tables.TableColumns, list[FolderFile]]:
+) -> tuple[listing.Columns, list[FolderFile]]:
     """Return the columns of the first readable file, and the files without the unreadable ones before it.
 
     Raises: InputError if no file can be read.
     """
     for place, file in enumerate(files):
         with pass_faults_to(refuse):
-            return _columns_of_file(file, data), files[place:]
+            return listing.choose_columns(ParquetRows([file]), data), files[place:]
     raise InputError(f"{_parent(files[0])}: none of {counted(len(files), 'file')} can be read; {tables.WRITE_AGAIN}")
-
-
-def _columns_of_file(file: FolderFile, data: DataConfig) -> tables.TableColumns:
-    rows = ParquetRows([file])
-    chosen = listing.choose_columns(rows, data)
-    label, names = chosen.labels[0], rows.class_names(chosen.labels[0])
-    check_names(names, lambda place: f"{file}: the names of {label}, name {place + 1}")
-    return tables.TableColumns(chosen.image, label, names or None)
 
 
 def _class_names(schema: Any) -> dict[str, tuple[str, ...]]:
@@ -229,12 +220,12 @@ def _class_names(schema: Any) -> dict[str, tuple[str, ...]]:
 
 
 def _read_cells(
-    files: list[FolderFile], columns: tables.TableColumns, refuse: Refuse
+    files: list[FolderFile], columns: listing.Columns, refuse: Refuse
 ) -> dict[FolderFile, tables.LabelCells]:
     """Return the labels of each file that can be read."""
     import pyarrow
 
-    cells, column = dict[FolderFile, tables.LabelCells](), columns.label
+    cells, column = dict[FolderFile, tables.LabelCells](), columns.labels[0]
     for file in files:
         with pass_faults_to(refuse), tables.open_parquet(file) as parquet, tables.as_input_errors(file):
             if column not in parquet.schema_arrow.names:

@@ -46,7 +46,7 @@ def read_tars(place: Place, folder: Folder, split: Split, shards: dict[Split, li
         # A mistyped label does not turn the other labels into names.
         classes = Classes(names, numbered=words.isdisjoint(names))
     else:
-        classes = find_classes(None, lambda one: cells.get(one, []), folder.name(), place.refuse)
+        classes = find_classes((), lambda one: cells.get(one, []), folder.name(), place.refuse)
     parts = {os.fsencode(path): part for path, part in every[split].items()}
     ids = np.concatenate([np.strings.add(path + b"/", part.key) for path, part in parts.items()])
     paths = np.repeat(np.array([*parts]), [len(part.key) for part in parts.values()])
@@ -68,8 +68,7 @@ def _names_in_file(folder: Folder) -> tuple[str, ...]:
     for name in _NAMES:
         where = folder.name(name)
         try:
-            with folder.open(name) as file:
-                content = file.read()
+            content = folder.read_text(name)
         except (FileNotFoundError, IsADirectoryError):
             continue
         except InputError:

@@ -69,19 +69,6 @@ class FolderFile:
             raise InputError(f"{self}: cannot be read ({error.strerror}); give a readable text file") from None
 
 
-@dataclass(frozen=True)
-class DataRoot:
-    """The root of a data set: its folder, and the store of its images, which may be a cache of the folder's."""
-
-    folder: Folder
-    store: Store
-
-    def file(self, name: str | PathLike[str]) -> FolderFile:
-        """Return a text file, by its name relative to the root or its absolute path on this machine."""
-        path = os.fspath(name)
-        return FolderFile(LocalFiles(Path("/")) if os.path.isabs(path) else self.folder, path)
-
-
 def is_url(root: str) -> bool:
     """Return whether a root is a URL of any kind, and not a path of this machine."""
     return re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", root) is not None
@@ -103,26 +90,19 @@ def convert_os_errors() -> Iterator[None]:
 
 
 @convert_os_errors()
-def open_root(root: str | PathLike[str], file_name: str, cache: str | PathLike[str] | None = None) -> DataRoot:
-    """Open a directory, or a URL that `Objects` accepts. A path becomes absolute, with links not resolved.
+def open_root(root: str | PathLike[str], file_name: str) -> Folder:
+    """Return a directory, or the objects of a URL. A path becomes absolute, with links not resolved.
 
     Args:
         file_name: the name of a file in the root, for messages.
-        cache: a local folder that keeps the images fetched from a URL; see `CachedStore`. Text files are always fetched
-            again.
 
-    Raises:
-        InputError: the directory is missing or cannot be entered, the URL is not valid, or `cache` is given for a
-            directory.
+    Raises: InputError if the directory is missing or cannot be entered, or the URL is not valid.
     """
-    if is_url(os.fspath(root)):
-        folder: Folder = Objects.open_url(os.fspath(root))
-    else:
-        folder = LocalFiles(path := files.expanded(root).absolute())
-        if not path.is_dir():
-            state = "is not a directory" if path.exists() else "no such directory"
-            raise InputError(f"{path}: {state}; give the directory that holds {file_name}{files.nearest_beside(path)}")
-    return DataRoot(folder, with_cache(folder, folder, cache))
+    folder = folder_of(os.fspath(root))
+    if (path := folder.root) is not None and not path.is_dir():
+        state = "is not a directory" if path.exists() else "no such directory"
+        raise InputError(f"{path}: {state}; give the directory that holds {file_name}{files.nearest_beside(path)}")
+    return folder
 
 
 def with_cache(store: Store, folder: Folder, cache: str | PathLike[str] | None) -> Store:

@@ -306,15 +306,6 @@ REFUSED = -2
 _UNKNOWN = "-1"
 
 
-class TableColumns(NamedTuple):
-    """The columns of a table that are read."""
-
-    image: str
-    label: str
-    names: tuple[str, ...] | None
-    """The names of the classes; None if the labels are strings, or integers without names."""
-
-
 class Classes(NamedTuple):
     """The classes of all splits."""
 
@@ -351,7 +342,7 @@ def label_cells(values: Any, where: object, column: str, refuse: Refuse) -> Labe
 
 
 def find_classes(
-    names: tuple[str, ...] | None, cells_of: Callable[[Split], Sequence[LabelCells]], where: str, refuse: Refuse
+    names: tuple[str, ...], cells_of: Callable[[Split], Sequence[LabelCells]], where: str, refuse: Refuse
 ) -> Classes:
     """Return the classes of a data set: its names of classes or, without names, those of the labels.
 
