@@ -15,7 +15,7 @@ from jaxddp.config import DataConfig
 from jaxddp.core.errors import InputError, Key
 from jaxddp.data.faults import Refuse, raise_fault
 from jaxddp.data.source import SourceTable, Split
-from jaxddp.data.storage.root import Folder, folder_of, is_address, is_url
+from jaxddp.data.storage.root import Folder, folder_of, is_address
 from jaxddp.data.storage.shards import split_address
 
 
@@ -33,18 +33,18 @@ class Place:
     """What a format has found there by its name, so that it lists a large tree once for all of its methods."""
 
     @property
+    def path(self) -> Path:
+        """The absolute path without resolving links. Nothing is there if the address is not a path."""
+        return files.expanded(self.address).absolute()
+
+    @property
     def local(self) -> Path | None:
-        """The absolute path without resolving links; None if the address is not a path."""
-        return None if is_address(self.address) else files.expanded(self.address).absolute()
+        """The `path`; None if the address is not a path."""
+        return None if is_address(self.address) else self.path
 
     @cached_property
-    def shards(self) -> tuple[Folder, str] | None:
-        """The folder or URL of the address, and a pattern of file names or ""; None if there is no such folder.
-
-        Raises: InputError; see `Objects.open_url`.
-        """
-        if is_address(self.address) and not is_url(self.address):
-            return None
+    def shards(self) -> tuple[Folder, str]:
+        """The folder or URL of the address, and a pattern of file names or "". Raises: see `Objects.open_url`."""
         folder, pattern = split_address(self.address)
         return folder_of(folder), pattern
 
@@ -105,7 +105,7 @@ class LocalFormat:
     """Whether `read` passes the faults of unusable rows and files to `refuse`, and skips these rows and files."""
 
     def match(self, place: Place) -> Match:
-        return Match.WHOLE if place.local is not None and self.holds(place.local) else Match.NONE
+        return Match.WHOLE if place.local is not None and self.holds(place.path) else Match.NONE
 
     def divided(self, place: Place) -> bool:
         for key, name in (("train", place.data.train), ("val", place.data.val)):
@@ -115,6 +115,5 @@ class LocalFormat:
         return True
 
     def open(self, place: Place, split: Split) -> SourceTable:
-        assert place.local is not None
         refuse = [place.refuse] if self.skips_faults else []
-        return self.read(place.local, split, *refuse).select(place.data.classes)
+        return self.read(place.path, split, *refuse).select(place.data.classes)

@@ -268,16 +268,14 @@ class CsvListings:
         return Match.LIKELY if _only_table(path, data) else Match.NONE
 
     def divided(self, place: Place) -> bool:
-        assert place.local is not None
-        (file, val), data = _files(place.local, place.data), place.data
+        (file, val), data = _files(place.path, place.data), place.data
         if val is None:
             return listing.divides(_open(file, data), data)
         listing.check_one_division(data, file.name, val.name)
         return True
 
     def open(self, place: Place, split: Split) -> ExampleTable:
-        assert place.local is not None
-        return read_csv(place.local, split, place.refuse, place.data).select(place.data.classes)
+        return read_csv(place.path, split, place.refuse, place.data).select(place.data.classes)
 
 
 FORMATS.add("csv_listing")(CsvListings())

@@ -339,9 +339,8 @@ def visible_entries(folder: Path) -> list[os.DirEntry[str]]:
 
 def _layout_of(place: Place) -> FolderLayout:
     """Return the layout of a local place. Raises: see `find_layout`."""
-    assert place.local is not None
     if "folders" not in place.found:
-        place.found["folders"] = find_layout(place.local, place.data)
+        place.found["folders"] = find_layout(place.path, place.data)
     return place.found["folders"]
 
 
@@ -367,8 +366,7 @@ class ClassFolders:
         return place.local is not None and "val" in _layout_of(place).splits
 
     def open(self, place: Place, split: Split) -> ExampleTable:
-        assert place.local is not None
-        return read_folders(place.local, split, place.refuse, _layout_of(place)).select(place.data.classes)
+        return read_folders(place.path, split, place.refuse, _layout_of(place)).select(place.data.classes)
 
 
 FORMATS.add("folders")(ClassFolders())

@@ -38,8 +38,8 @@ class HubSets:
     keys = ("columns",)
 
     def match(self, place: Place) -> Match:
-        is_saved = place.local is not None and tables.is_saved(place.local)
-        return Match.NAMED if is_saved or place.address.startswith(_PREFIX) else Match.NONE
+        is_named = place.address.startswith(_PREFIX) or tables.is_saved(place.path)
+        return Match.NAMED if is_named else Match.NONE
 
     def divided(self, place: Place) -> bool:
         return split_name(place.address, _open_splits(place), "val", place.data) is not None

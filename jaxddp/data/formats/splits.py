@@ -20,7 +20,7 @@ from jaxddp.config import DataConfig
 from jaxddp.core.errors import InputError, Key, counted, nearest, show
 from jaxddp.data.format import Match, Place
 from jaxddp.data.source import Split
-from jaxddp.data.storage.root import Folder, with_cache
+from jaxddp.data.storage.root import Folder, is_address, is_url, with_cache
 from jaxddp.data.storage.tables import REFUSED
 from jaxddp.data.table import ExampleTable
 
@@ -50,7 +50,7 @@ class ShardFormat:
     """Returns whether a column divides the rows of the shards into both splits."""
 
     def match(self, place: Place) -> Match:
-        if place.shards is None:
+        if is_address(place.address) and not is_url(place.address):
             return Match.NONE
         folder, pattern = place.shards
         if any((name or "").endswith(self.suffix) for name in (pattern, place.data.train, place.data.val)):
@@ -65,12 +65,10 @@ class ShardFormat:
         return found
 
     def divided(self, place: Place) -> bool:
-        assert place.shards is not None
         shards = find_shards(place, self.suffix)
         return self.by_column(place, place.shards[0], shards) or "val" in shards
 
     def open(self, place: Place, split: Split) -> ExampleTable:
-        assert place.shards is not None
         folder, shards = place.shards[0], find_shards(place, self.suffix)
         if split not in shards and not self.by_column(place, folder, shards):
             raise InputError(f"{folder.name()}: no shards of its {split} split; call them {split}-*{self.suffix}")
@@ -87,7 +85,6 @@ def find_shards(place: Place, suffix: str) -> dict[Split, list[str]]:
     Raises:
         InputError: a pattern is wrong or matches no file, or a shard is in both splits.
     """
-    assert place.shards is not None
     shards = _find(place, suffix)
     if both := sorted({*shards.get("train", ())} & {*shards.get("val", ())}):
         name = place.shards[0].name(both[0])
@@ -96,7 +93,6 @@ def find_shards(place: Place, suffix: str) -> dict[Split, list[str]]:
 
 
 def _find(place: Place, suffix: str) -> dict[Split, list[str]]:
-    assert place.shards is not None
     folder, pattern = place.shards
     shards: dict[Split, list[str]] = {}
     if name := place.data.train or pattern:
