@@ -48,8 +48,8 @@ _SIDE, _LIKE, _MIN_CONTRAST = 8, 0.99, 4.0
 """Two images are nearly equal if the gray values of their reductions correlate by 0.99, and have this standard
 deviation. 150 photographs that are halved, doubled, or compressed at quality 20 reach 0.996; of CIFAR-10's 10,000 test
 images, 44 are so near to a training image, and all show the same picture."""
-_AT_ONCE = 1024, 65_536
-"""The number of images of each of two splits that are compared at a time."""
+_AT_ONCE = 64
+"""The number of images of a split that are compared with another split at a time."""
 _SHOWN = 20
 
 
@@ -243,13 +243,10 @@ def _nearly_equal(split: CheckedSplit, other: CheckedSplit, without: Collection[
     """Return the rows of a split that look like an image of another split, each with the row most like it."""
     (rows, values), (of_other, others) = _normalized(split, without), _normalized(other, ())
     found: dict[int, int] = {}
-    for start in range(0, len(rows), _AT_ONCE[0]):
-        best, nearest = np.full(len(rows[start : start + _AT_ONCE[0]]), _LIKE, np.float32), {}
-        for begin in range(0, len(of_other), _AT_ONCE[1]):
-            likeness = values[start : start + _AT_ONCE[0]] @ others[begin : begin + _AT_ONCE[1]].T
-            for place in np.flatnonzero(likeness.max(1) > best):
-                best[place], nearest[place] = likeness[place].max(), begin + int(likeness[place].argmax())
-        found |= {int(rows[start + place]): int(of_other[at]) for place, at in sorted(nearest.items())}
+    for start in range(0, len(rows), _AT_ONCE):
+        likeness = values[start : start + _AT_ONCE] @ others.T
+        for place in np.flatnonzero(likeness.max(1, initial=0) > _LIKE):
+            found[int(rows[start + place])] = int(of_other[likeness[place].argmax()])
     return found
 
 

@@ -285,9 +285,8 @@ def rotate_hue(pixels: jax.Array, shift: jax.Array) -> jax.Array:
     value, least = pixels.max(0), pixels.min(0)
     chroma = value - least
     # `hue` is the hue times the chroma, so it is a whole number. Gray pixels have chroma 0 and hue 0.
-    hue = jnp.where(
-        red == value, green - blue, jnp.where(green == value, 2 * chroma + blue - red, 4 * chroma + red - green)
-    )
+    from_red, from_green, from_blue = green - blue, 2 * chroma + blue - red, 4 * chroma + red - green
+    hue = jnp.select([red == value, green == value], [from_red, from_green], from_blue)
     turned = (hue * ONE + shift * chroma) % jnp.maximum(TURN * chroma, 1)
     sector = turned // jnp.maximum(ONE * chroma, 1)
     # Within a sector, one channel rises from the least value to the largest, or falls.
@@ -298,9 +297,8 @@ def rotate_hue(pixels: jax.Array, shift: jax.Array) -> jax.Array:
         (rising, value, value, falling, least, least),
         (least, least, rising, value, value, falling),
     )
-    return jnp.stack(
-        [jnp.select([sector == index for index in range(5)], list(each[:5]), each[5]) for each in channels]
-    )
+    in_sector = [sector == index for index in range(5)]
+    return jnp.stack([jnp.select(in_sector, list(each[:5]), each[5]) for each in channels])
 
 
 Strengths = tuple[float, float, float, float]

@@ -131,10 +131,8 @@ def _held_out_by_group(table: ExampleTable, labels: np.ndarray, share: float, wh
     missing = np.setdiff1d(labels, [*labels[is_held_out], -1])
     if len(missing):
         classes = some([table.class_ids[label] for label in missing if label < table.num_classes])
-        fault = (
-            f"no validation image of {counted(len(missing), 'class')} ({classes}), because of the group of each image"
-        )
-        _log.warning(f"{where}: {fault}")
+        which = f"{counted(len(missing), 'class')} ({classes})"
+        _log.warning(f"{where}: no validation image of {which}, because of the group of each image")
     return is_held_out
 
 

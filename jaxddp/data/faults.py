@@ -50,14 +50,11 @@ def find_repeats(values: np.ndarray) -> list[tuple[int, int]]:
     return [(row, int(first[inverse[row]])) for row in repeats.tolist()]
 
 
-def index_of_column(names: Sequence[str], wanted: str, where: str) -> int | None:
-    """Return the index of a column; None if there is none.
+def check_column(names: Sequence[str], wanted: str, where: str) -> None:
+    """Check that no other column has the same name as `wanted`, apart from case, spaces and invisible characters.
 
-    Raises:
-        InputError: another column has the same name apart from case, spaces and invisible characters.
+    Raises: InputError, with the place of the header `where`.
     """
-    if wanted not in names:
-        return None
     index = names.index(wanted)
     for place, name in enumerate(names):
         if place != index and _folded(name) == _folded(wanted):
@@ -65,7 +62,6 @@ def index_of_column(names: Sequence[str], wanted: str, where: str) -> int | None
             both = show(name) if name == wanted else f"{show(wanted)} ({one}) and {show(name)} ({other})"
             columns = f"columns {index + 1} and {place + 1} have the same name, {both}"
             raise InputError(f"{where}: {columns}; remove one, or rename it")
-    return index
 
 
 def _folded(name: str) -> str:

@@ -3,7 +3,7 @@
 FORMATS.add("idx")(LocalFormat("train-images-idx3-ubyte and its like: IDX, such as MNIST", holds_idx, read_idx))
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import cached_property
@@ -47,6 +47,13 @@ class Place:
         """The folder or URL of the address, and a pattern of file names or "". Raises: see `Objects.open_url`."""
         folder, pattern = split_address(self.address)
         return folder_of(folder), pattern
+
+
+def check_unset(data: DataConfig, keys: Iterable[str], fault: str) -> None:
+    """Raise `InputError` with a fault if one of some keys has a value, which has no effect."""
+    for key in keys:
+        if value := getattr(data, key):
+            raise InputError(Key(f"data.{key}", value), f": {fault}", advice=("leave ", Key(f"data.{key}"), " out"))
 
 
 class Match(IntEnum):
@@ -108,10 +115,7 @@ class LocalFormat:
         return Match.WHOLE if place.local is not None and self.holds(place.path) else Match.NONE
 
     def divided(self, place: Place) -> bool:
-        for key, name in (("train", place.data.train), ("val", place.data.val)):
-            if name is not None:
-                fault = f": the splits of {place.local or place.address} have fixed names in this format"
-                raise InputError(Key(f"data.{key}", name), fault, advice=("leave ", Key(f"data.{key}"), " out"))
+        check_unset(place.data, ("train", "val"), f"the splits of {place.path} have fixed names in this format")
         return True
 
     def open(self, place: Place, split: Split) -> SourceTable:

@@ -22,7 +22,7 @@ from jaxddp.core.errors import InputError, Key, Option, about, counted, show
 from jaxddp.core.phases import doing
 from jaxddp.data.division import GROUPS, check_groups, digest64, grouped, held_out, one_fold
 from jaxddp.data.faults import Refuse, find_repeats, pass_faults_to, raise_fault
-from jaxddp.data.format import Format, Match, Place
+from jaxddp.data.format import Format, Match, Place, check_unset
 from jaxddp.data.formats.csv_listing import has_labels, is_csv, read_paths
 from jaxddp.data.formats.folders import is_folder, is_image_name, visible_entries, visible_folders
 from jaxddp.data.formats.ilsvrc import TEST_CSV, test_listing
@@ -298,12 +298,8 @@ def _recognized(place: Place) -> tuple[Format, Place]:
         both = f"{len(names)} formats, {' and '.join(names)}"
         raise InputError(f"{where}: holds data sets of {both}; give a directory with one of them, or a file")
     data_format, place.found["format"] = FORMATS.get(names[0]), names[0]
-    for key in TABLE_KEYS:
-        if getattr(place.data, key) and key not in getattr(data_format, "keys", ()):
-            fault = f" is for tables of images, and {where} is of the format {names[0]}"
-            raise InputError(
-                Key(f"data.{key}", getattr(place.data, key)), fault, advice=("leave ", Key(f"data.{key}"), " out")
-            )
+    without_effect = [key for key in TABLE_KEYS if key not in getattr(data_format, "keys", ())]
+    check_unset(place.data, without_effect, f"is for tables of images, and {where} is of the format {names[0]}")
     return data_format, place
 
 

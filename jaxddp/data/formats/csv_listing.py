@@ -27,7 +27,7 @@ from jaxddp.config.data_section import TABLE_KEYS
 from jaxddp.config.registry import FORMATS
 from jaxddp.core.errors import InputError, show
 from jaxddp.core.phases import reached
-from jaxddp.data.faults import Refuse, index_of_column, raise_fault
+from jaxddp.data.faults import Refuse, check_column, raise_fault
 from jaxddp.data.format import Match, Place
 from jaxddp.data.formats.folders import is_image_name, visible_folders
 from jaxddp.data.formats.splits import SPLITS, find_split
@@ -136,7 +136,7 @@ def csv_rows(file: FolderFile, names: Sequence[str], refuse: Refuse = raise_faul
         fault = f"no column {names[columns.index(None)]}, found {found}; give the columns {','.join(names)}"
         raise InputError(f"{file}:1: {fault}")
     for column in filter(None, columns):
-        index_of_column(table.header, column, f"{file}:1")
+        check_column(table.header, column, f"{file}:1")
     return table.rows([*filter(None, columns)], refuse)
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import jaxddp.core.files as files
 from jaxddp.config.registry import FORMATS
 from jaxddp.core.errors import InputError
-from jaxddp.data.faults import Refuse, check_distinct, raise_fault
+from jaxddp.data.faults import Refuse, raise_fault
 from jaxddp.data.format import LocalFormat
 from jaxddp.data.formats.array_files import as_input_errors, check_names
 from jaxddp.data.formats.numpy_files import unpack_array
@@ -52,7 +52,6 @@ def read_packed(root: Path, split: Split, refuse: Refuse = raise_fault) -> Examp
             unusable_shards.append(number)
     image_id, label, shard, offset = _columns(root / f"{split}.npz", len(of_split))
     path = np.array([name.encode() for name in of_split], "S")[shard]
-    check_distinct(manifest["classes"]["ids"], lambda name: str(root / MANIFEST), refuse)
     classes = tuple(manifest["classes"]["ids"]), tuple(manifest["classes"]["names"])
     store = RecordFiles(LocalFiles(root), FEATURE)
     table = ExampleTable(store, image_id, path, label, *classes, offset=offset)

@@ -69,11 +69,9 @@ def _names_in_file(folder: Folder) -> tuple[str, ...]:
         where = folder.name(name)
         try:
             content = folder.read_text(name)
-        except (FileNotFoundError, IsADirectoryError):
-            continue
-        except InputError:
+        except (FileNotFoundError, IsADirectoryError, InputError) as error:
             # Some stores answer 403 for a missing object, if its reader may not list the objects.
-            if folder.can_list:
+            if isinstance(error, InputError) and folder.can_list:
                 raise
             continue
         with as_input_errors(where):

@@ -82,7 +82,5 @@ def _chunks(url: str, digest: str, until: float) -> Iterator[bytes]:
         raise TemporaryFailure(reason) from None
     if count < length:
         raise IncompleteResponse(f"cut short: {count:,} of {length:,} bytes arrived")
-    if not actual.hexdigest().startswith(digest):
-        raise IncompleteResponse(
-            f"is not the published file: its SHA-256 begins with {actual.hexdigest()[: len(digest)]}, not {digest}"
-        )
+    if (begins := actual.hexdigest()[: len(digest)]) != digest:
+        raise IncompleteResponse(f"is not the published file: its SHA-256 begins with {begins}, not {digest}")
