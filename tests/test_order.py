@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jaxddp.core.duration import Duration
 from jaxddp.core.errors import InputError
 from jaxddp.data.order import EvalOrder, SampleOrder, Shard, permutation
 
@@ -30,8 +31,7 @@ def test_the_permutation_equals_that_of_earlier_releases():
 def test_each_example_appears_once_an_epoch(sizes: tuple[int, int], seed: int, epochs: int):
     num_examples, batch_size = sizes
     order = SampleOrder(num_examples, batch_size, seed)
-    stop = order.steps(epochs)
-    assert (stop - 1) * batch_size < epochs * num_examples <= stop * batch_size
+    stop = Duration.parse(f"{epochs} epochs").steps(num_examples=num_examples, batch_size=batch_size)
     rows = rows_of_steps(order, stop)[: epochs * num_examples].reshape(epochs, num_examples)
     assert (np.sort(rows, axis=1) == np.arange(num_examples)).all()
     seen = np.concatenate([order.epochs(step) for step in range(stop)])[: epochs * num_examples]

@@ -69,8 +69,8 @@ def not_installed(package: str, extra: str) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error's message, which may have many lines or none."""
-    return next(iter(str(error).splitlines()), "")
+    """Return the first line of an error's message, which may have many lines; the error's type if it has none."""
+    return next(iter(str(error).splitlines()), "") or type(error).__name__
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -1,6 +1,7 @@
 """Compute values in threads, ahead of their use."""
 
 import os
+import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -13,6 +14,20 @@ T = TypeVar("T")
 def usable_cores() -> int:
     """Return the number of cores that this process may use: a scheduler or `taskset` may give it fewer than all."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def in_daemon(call: Callable[[], T]) -> Future[T]:
+    """Start a call in a thread that does not keep the process alive, and return its future result."""
+    result: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            result.set_result(call())
+        except Exception as error:
+            result.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return result
 
 
 def map_in_threads(work: Callable[[A], T], items: Iterable[A], threads: int = 1, *, ahead: int = 32) -> Generator[T]:

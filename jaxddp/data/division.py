@@ -10,7 +10,7 @@ import io
 import logging
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -179,12 +179,10 @@ def _loss(left: np.ndarray, group: _Group, total: np.ndarray) -> float:
     return float(((before - group.counts / total[group.classes]) ** 2 - before**2).sum())
 
 
-def check_groups(train: ExampleTable, val: ExampleTable, where: str) -> None:
+def check_groups(splits: Mapping[str, SourceTable], where: str) -> None:
     """Check that no group is in both splits. Raises: InputError, which names those that are."""
-    if train.group is None or val.group is None:
-        return
-    both = np.intersect1d(train.group, val.group)
-    if len(both):
+    groups = [table.group for table in splits.values() if isinstance(table, ExampleTable) and table.group is not None]
+    if len(groups) == 2 and len(both := np.intersect1d(*groups)):
         names = some([name.decode() for name in both])
         fault = f"{where}: {counted(len(both), 'group')} ({names}) with images in both splits"
         advice = ("divide the data by group, as `jaxddp data split` does, or leave ", Key("data.group_column"), " out")

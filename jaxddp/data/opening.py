@@ -176,9 +176,7 @@ def open_splits(data: DataConfig, refuse: Refuse = raise_fault, *, undivided: bo
                 opened[split] = grouped(_open(data_format, place, split), data.group_column)
         if not opened:
             raise InputError(f"{where}: no split can be read; correct the faults that are listed above")
-        if data.group_column is not None and len(opened) == 2:
-            train, val = (cast(ExampleTable, table) for table in opened.values())
-            check_groups(train, val, str(where))
+        check_groups(opened, str(where))
     elif data.held_out is None and undivided:
         return {"all": _open(data_format, place, "train")}
     elif data.held_out is None:

@@ -123,10 +123,6 @@ class SampleOrder:
         """The number of slots of a batch's arrays, with padding: the length of `rows(step)`."""
         return self.batch_size
 
-    def steps(self, epochs: int) -> int:
-        """Return the number of steps for `epochs` epochs: ceil(epochs * N / B)."""
-        return -(-epochs * self.num_examples // self.batch_size)
-
     def rows(self, step: int) -> np.ndarray:
         """Return the rows of the global batch, int64[batch_size]."""
         stream = positions(step, self.batch_size)

@@ -150,9 +150,8 @@ def _stablehlo(function: Logits, signature: Signature) -> tuple[bytes, Callable[
         content = bytes(exported.serialize())
     # A user's network may raise any error while JAX traces it.
     except Exception as error:
-        reason = first_line(error) or type(error).__name__
         raise InputError(
-            f"the network cannot be exported for any number of images ({reason}); use images.shape[0], "
+            f"the network cannot be exported for any number of images ({first_line(error)}); use images.shape[0], "
             "not len(images), and let no other size depend on their number"
         ) from error
     return content, lambda pixels: np.asarray(jax.export.deserialize(bytearray(content)).call(pixels))
@@ -181,8 +180,7 @@ def convert(function: Callable[[Any], Any], example: Any) -> bytes:
             model: Any = to_onnx(function, [example], input_names=[INPUT], output_names=[OUTPUT])
         # jax2onnx may raise any error for a network that it cannot convert.
         except Exception as error:
-            reason = first_line(error) or type(error).__name__
-            raise InputError(f"format=onnx: jax2onnx cannot convert the network: {reason}") from error
+            raise InputError(f"format=onnx: jax2onnx cannot convert the network: {first_line(error)}") from error
     # jax2onnx moves transpositions past elementwise operations, but keeps the shapes of their results as they were
     # (relu6: NHWC in place of NCHW). A runtime infers the shapes itself, and warns of each shape that differs.
     for part in (model.graph, *model.functions):

@@ -19,11 +19,11 @@ import signal
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future
 from pathlib import Path
 from typing import NamedTuple
 
 from jaxddp.core.errors import InputError, Unreachable, counted, show
+from jaxddp.core.threads import in_daemon
 from jaxddp.core.tpu import local_chips
 from jaxddp.job.env_variables import COUNT, INDEX, Environ, EnvValue, lookup, number
 
@@ -185,19 +185,15 @@ def ask_metadata(address: str, paths: Sequence[str]) -> dict[str, str]:
     Raises:
         Unreachable: the server does not answer in time, or its answer is not that of a metadata server.
     """
-    answers, deadline = Future[dict[str, str]](), time.monotonic() + METADATA_SECONDS
+    deadline = time.monotonic() + METADATA_SECONDS
 
-    def ask() -> None:
-        try:
-            texts = {path: _answer(address, path, deadline) for path in paths}
-            answers.set_result({path: text for path, text in texts.items() if text is not None})
-        except Exception as error:
-            answers.set_exception(error)
+    def ask() -> dict[str, str]:
+        texts = {path: _answer(address, path, deadline) for path in paths}
+        return {path: text for path, text in texts.items() if text is not None}
 
-    # Neither the look-up of a name nor a server that sends byte after byte heeds a socket's time limit.
-    threading.Thread(target=ask, daemon=True).start()
     try:
-        return answers.result(METADATA_SECONDS)
+        # Neither the look-up of a name nor a server that sends byte after byte heeds a socket's time limit.
+        return in_daemon(ask).result(METADATA_SECONDS)
     except Exception as error:
         # The time limit of the socket may end the thread just before the deadline.
         is_late = isinstance(error, TimeoutError)

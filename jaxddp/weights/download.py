@@ -183,7 +183,7 @@ def _download(library: Any, place: HubFile, until: float, *, offline: bool, **op
 
 
 def _reason(error: BaseException) -> str:
-    return show(first_line(error) or type(error).__name__).strip("'\"")
+    return show(first_line(error)).strip("'\"")
 
 
 def _progress_until(until: float) -> type:
@@ -245,5 +245,5 @@ def upload(folder: Path, place: HubFile, *, private: bool, message: str) -> str:
         raise InputError(f"{place}: {first_line(error)}; check the name") from None
     # The library's HTTP client has errors of its own for a lost connection.
     except Exception as error:
-        reason = first_line(error) or type(error).__name__
-        raise Unreachable(f"{place}: the upload failed ({reason}); check the network, and push again") from error
+        fault = f"{place}: the upload failed ({first_line(error)})"
+        raise Unreachable(f"{fault}; check the network, and push again") from error

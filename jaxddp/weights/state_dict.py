@@ -118,7 +118,7 @@ def read_state_dict(path: Path) -> dict[str, np.ndarray]:
             raise
         # A damaged pickle can make Python raise almost any error.
         except Exception as error:
-            reason = (first_line(error) or type(error).__name__)[:200]
+            reason = first_line(error)[:200]
             raise InputError(f"{path}: not a complete .pth file ({reason}); download it again, or {advice}") from None
     for key in _NESTING_KEYS:
         if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):

@@ -119,8 +119,7 @@ def _open_builder(name: str, data_dir: Path | str | None) -> Any:
         return tfds.builder_from_directory(str(found[-1]))
     # The library documents no exception types for a damaged description.
     except Exception as error:
-        reason = first_line(error) or type(error).__name__
-        raise InputError(f"{found[-1]}: cannot be opened ({reason}); prepare the data set again") from None
+        raise InputError(f"{found[-1]}: cannot be opened ({first_line(error)}); prepare the data set again") from None
 
 
 def _feature_names(root: Path, features: Mapping[str, Any]) -> tuple[str, str]:

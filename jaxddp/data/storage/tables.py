@@ -20,7 +20,7 @@ import time
 from bisect import bisect_right
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import wait
 from contextlib import contextmanager, suppress
 from itertools import accumulate
 from pathlib import Path
@@ -41,6 +41,7 @@ from jaxddp.core.errors import (
     show,
 )
 from jaxddp.core.phases import doing, moved
+from jaxddp.core.threads import in_daemon
 from jaxddp.data.faults import Refuse, check_distinct
 from jaxddp.data.formats.array_files import numbered_names
 from jaxddp.data.source import Split
@@ -154,8 +155,7 @@ def as_input_errors(file: FolderFile) -> Iterator[None]:
         raise InputError(f"{file}: no such file; {WRITE_AGAIN}") from None
     # The errors of pyarrow have many classes; most are ValueErrors or OSErrors.
     except (pyarrow.ArrowException, OSError, ValueError) as error:
-        reason = first_line(error) or type(error).__name__
-        raise InputError(f"{file}: damaged, or not a Parquet file ({reason}); {WRITE_AGAIN}") from None
+        raise InputError(f"{file}: damaged, or not a Parquet file ({first_line(error)}); {WRITE_AGAIN}") from None
 
 
 class ArrowRows(ShardStore):
@@ -235,7 +235,7 @@ def open_saved(folder: Path) -> Mapping[str, Any]:
         opened = datasets.load_from_disk(str(folder))
     # The library documents no types of errors for damaged files.
     except Exception as error:
-        raise InputError(f"{where}: cannot be opened ({_reason(error)}); save the data set again") from None
+        raise InputError(f"{where}: cannot be opened ({show(first_line(error))}); save the data set again") from None
     return opened if isinstance(opened, dict) else {"train": opened}
 
 
@@ -266,12 +266,12 @@ def open_prepared(name: str, config: str | None, revision: str | None) -> Mappin
         try:
             return _in_thread(lambda: datasets.load_dataset(name, config, revision=revision))
         except (ConnectionError, TimeoutError) as error:
-            fault = f"the hub cannot be reached, and the data set is not in the cache ({_reason(error)})"
+            fault = f"the hub cannot be reached, and the data set is not in the cache ({show(first_line(error))})"
             advice = "check the network, HF_ENDPOINT and HF_DATASETS_OFFLINE, and start again"
             raise Unreachable(f"{address}: {fault}; {advice}") from None
         except Exception as error:
             advice = "write hf:OWNER/NAME, with :CONFIG for one of several, and log in for a data set that needs it"
-            raise InputError(f"{address}: cannot be opened ({_reason(error)}); {advice}") from None
+            raise InputError(f"{address}: cannot be opened ({show(first_line(error))}); {advice}") from None
 
 
 def _in_thread(call: Callable[[], Any]) -> Any:
@@ -279,26 +279,13 @@ def _in_thread(call: Callable[[], Any]) -> Any:
 
     Raises: TimeoutError after `_SECONDS`.
     """
-    result: Future[Any] = Future()
-
-    def run() -> None:
-        try:
-            result.set_result(call())
-        except Exception as error:
-            result.set_exception(error)
-
     # The thread of a download that never ends must not keep the process alive.
-    threading.Thread(target=run, daemon=True).start()
-    until = time.monotonic() + _SECONDS
+    result, until = in_daemon(call), time.monotonic() + _SECONDS
     while not wait([result], _PAUSE).done:
         moved()
         if time.monotonic() > until:
             raise TimeoutError(f"no end after {_SECONDS / 3600:.0f} hours")
     return result.result()
-
-
-def _reason(error: Exception) -> str:
-    return show(first_line(error) or type(error).__name__)
 
 
 REFUSED = -2
