@@ -68,6 +68,19 @@ def not_installed(package: str, extra: str) -> str:
     return f"{package} is not installed; pip install 'jaxddp[{extra}]'"
 
 
+@contextmanager
+def requires(where: object, package: str, extra: str) -> Iterator[None]:
+    """Turn an ImportError in the block, which imports a package, into an `InputError` with the extra that installs it.
+
+    Args:
+        where: what needs the package.
+    """
+    try:
+        yield
+    except ImportError:
+        raise InputError(f"{where}: {not_installed(package, extra)}") from None
+
+
 def first_line(error: BaseException) -> str:
     """Return the first line of an error's message, which may have many lines; the error's type if it has none."""
     return next(iter(str(error).splitlines()), "") or type(error).__name__

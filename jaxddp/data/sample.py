@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 import jaxddp.core.files as files
-from jaxddp.core.errors import InputError, choices, not_installed
+from jaxddp.core.errors import InputError, choices, requires
 
 _SIZE = 32
 _VALIDATION_EVERY = 6
@@ -44,10 +44,8 @@ def write_sample(name: str, out: str | Path) -> Path:
 
 def _digits() -> dict[str, bytes]:
     """Return the content of each file by its path."""
-    try:
+    with requires("the sample 'digits'", "scikit-learn", "demo"):
         from sklearn.datasets import load_digits
-    except ModuleNotFoundError:
-        raise InputError(f"the sample 'digits': {not_installed('scikit-learn', 'demo')}") from None
     from PIL import Image
 
     sample, rows = dict[str, bytes](), {"train": list[tuple[str, str]](), "val": list[tuple[str, str]]()}

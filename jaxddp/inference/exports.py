@@ -31,7 +31,7 @@ from jaxddp.augment.preprocess import Preprocess
 from jaxddp.config import goal, registry, tree
 from jaxddp.config.values import checked, flatten
 from jaxddp.core import errors, files, libraries, phases
-from jaxddp.core.errors import InputError, JaxddpError, counted, first_line, not_installed, some
+from jaxddp.core.errors import InputError, JaxddpError, counted, first_line, requires, some
 from jaxddp.core.peers import ALONE, Peers
 from jaxddp.data import opening, order
 from jaxddp.data.batch import Batch
@@ -170,10 +170,8 @@ def convert(function: Callable[[Any], Any], example: Any) -> bytes:
     # Hide warnings about rules for other JAX releases and about sizes, because the logits are compared later.
     for library in ("jax2onnx", "onnx_ir"):
         logging.getLogger(library).setLevel(logging.ERROR)
-    try:
+    with requires("format=onnx", "jax2onnx", "onnx"):
         from jax2onnx import to_onnx
-    except ModuleNotFoundError:
-        raise InputError(f"format=onnx: {not_installed('jax2onnx', 'onnx')}") from None
     # Discard the progress messages of jax2onnx.
     with contextlib.redirect_stdout(io.StringIO()), _accept_named_sizes_in_pad():
         try:
@@ -218,10 +216,8 @@ def _accept_named_sizes_in_pad() -> Iterator[None]:
 
 def session(content: bytes) -> Callable[[np.ndarray], np.ndarray]:
     """Return a function that runs an ONNX model on the CPU. Raises: InputError if onnxruntime is not installed."""
-    try:
+    with requires("format=onnx", "onnxruntime", "onnx"):
         import onnxruntime
-    except ModuleNotFoundError:
-        raise InputError(f"format=onnx: {not_installed('onnxruntime', 'onnx')}") from None
     program: Any = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
     return lambda array: program.run(None, {INPUT: array})[0]
 

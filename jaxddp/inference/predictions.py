@@ -20,7 +20,7 @@ import numpy as np
 
 from jaxddp.config.values import checked
 from jaxddp.core import files
-from jaxddp.core.errors import InputError, choices, counted, figure, not_installed, some
+from jaxddp.core.errors import InputError, choices, counted, figure, requires, some
 from jaxddp.data.formats import array_files, numpy_files
 from jaxddp.data.source import Labels, Table
 
@@ -104,10 +104,8 @@ class Predictions:
 
     def to_frame(self, top: int = 5) -> Any:
         """Return `rows` as a pandas DataFrame. Raises: InputError if pandas is not installed."""
-        try:
+        with requires("to_frame", "pandas", "pandas"):
             import pandas
-        except ImportError:
-            raise InputError(f"to_frame: {not_installed('pandas', 'pandas')}") from None
         return pandas.DataFrame([*self.rows(top)], columns=column_names(min(top, len(self.class_ids))))
 
     @cached_property
@@ -278,10 +276,8 @@ def format_of(out: Path, kind: Any, advice: str = "") -> Any:
 
 def parquet_library() -> Any:
     """Return `pyarrow`, with `pyarrow.parquet`. Raises: InputError if it is not installed."""
-    try:
+    with requires("format=parquet", "pyarrow", "parquet"):
         import pyarrow.parquet
-    except ModuleNotFoundError:
-        raise InputError(f"format=parquet: {not_installed('pyarrow', 'parquet')}") from None
     return pyarrow
 
 

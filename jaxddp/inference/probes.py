@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxddp.core.errors import InputError, counted, not_installed
+from jaxddp.core.errors import InputError, counted, requires
 from jaxddp.inference.predictions import LabelledFeatures
 
 NEIGHBOURS, TEMPERATURE = 20, 0.07
@@ -107,8 +107,6 @@ def _probe(predictions: np.ndarray, val: LabelledFeatures, settings: str) -> Pro
 
 def _sklearn() -> Any:
     """Return scikit-learn, which imports its modules on first use. Raises: InputError if it is not installed."""
-    try:
+    with requires("probe", "scikit-learn", "features"):
         import sklearn
-    except ModuleNotFoundError:
-        raise InputError(f"probe: {not_installed('scikit-learn', 'features')}") from None
     return sklearn

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from jaxddp.core.errors import InputError, Key, Unreachable, Words, first_line, not_installed, show
+from jaxddp.core.errors import InputError, Key, Unreachable, Words, first_line, requires, show
 from jaxddp.core.files import cache_folder, one_at_a_time
 from jaxddp.core.phases import doing, moved
 from jaxddp.data.storage.objects import IncompleteResponse, TemporaryFailure
@@ -105,12 +105,10 @@ class HubFile:
 
 def hub_library(name: str) -> Any:
     """Import and return huggingface_hub. Raises: InputError, about `name`, if it is not installed."""
-    try:
+    with requires(name, "huggingface_hub", "hub"):
         import huggingface_hub
         import huggingface_hub.errors
         import huggingface_hub.utils
-    except ImportError:
-        raise InputError(f"{name}: {not_installed('huggingface_hub', 'hub')}") from None
     return huggingface_hub
 
 

@@ -32,7 +32,7 @@ from jaxddp.data.format import Match, Place
 from jaxddp.data.formats.folders import is_image_name, visible_folders
 from jaxddp.data.formats.splits import SPLITS, find_split
 from jaxddp.data.source import Split
-from jaxddp.data.storage.root import FolderFile, open_root
+from jaxddp.data.storage.root import HEAD, FolderFile, open_root
 from jaxddp.data.table import ExampleTable
 
 _SUFFIXES = (".csv", ".tsv", ".jsonl", ".txt")
@@ -43,8 +43,6 @@ _DATA = DataConfig()
 _PAIR = ("path", "label")
 _NO_TABLES = ("test", "sample")
 """The beginnings of the names of CSV files without labels."""
-_HEAD = 1 << 16
-"""The number of bytes that show how a table is read."""
 
 
 class CsvFile(listing.Listing):
@@ -181,7 +179,7 @@ def _judge(file: Path, judge: Callable[[CsvFile, DataConfig], Any], data: DataCo
     """Return whether the head of a CSV file passes a test; not if it cannot be read."""
     # A fault is not reported here; `read_csv` reports it.
     with suppress(InputError):
-        return bool(judge(_open(file, data, _HEAD), data))
+        return bool(judge(_open(file, data, HEAD), data))
     return False
 
 

@@ -26,12 +26,11 @@ from jaxddp.core.errors import InputError, counted, first_line, show
 from jaxddp.data.faults import Refuse
 from jaxddp.data.formats.splits import find_split, rank
 from jaxddp.data.source import Split
-from jaxddp.data.storage.root import FolderFile
+from jaxddp.data.storage.root import HEAD, FolderFile
 from jaxddp.data.storage.store import LocalFiles
 from jaxddp.data.table import ExampleTable
 
 _TRUTH = "ILSVRC2012_validation_ground_truth.txt"
-_HEAD = 1 << 12
 _ADVICE = "unpack the development kit again"
 
 
@@ -66,7 +65,7 @@ def find_kit(root: Path) -> Kit | None:
 
 def _lists(file: Path, folder: Path) -> bool:
     """Return whether the first line of a file is the name of an image in a folder, and a word."""
-    name, *label = FolderFile(LocalFiles(file.parent), file.name).text(_HEAD).partition("\n")[0].split()[:2] or [""]
+    name, *label = FolderFile(LocalFiles(file.parent), file.name).text(HEAD).partition("\n")[0].split()[:2] or [""]
     return bool(label) and folders.is_image_name(name) and (folder / os.path.basename(name)).is_file()
 
 

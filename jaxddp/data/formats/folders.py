@@ -27,7 +27,7 @@ from jaxddp.data.faults import Refuse, check_distinct, find_repeats, pass_faults
 from jaxddp.data.format import Match, Place
 from jaxddp.data.formats.splits import SPLITS, find_split, is_word, rank
 from jaxddp.data.source import Split
-from jaxddp.data.storage.root import FolderFile
+from jaxddp.data.storage.root import HEAD, FolderFile
 from jaxddp.data.storage.store import LocalFiles, is_passed_over
 from jaxddp.data.storage.tar import IMAGES
 from jaxddp.data.table import ExampleTable
@@ -41,8 +41,6 @@ _METADATA = re.compile(r"metadata\.(csv|jsonl|parquet)")
 _NO_CLASSES = re.compile("images?|imgs?|jpe?g|jpegimages|labels|annotations|masks")
 """Names of folders, in lower case, that are no classes."""
 _TABLE = re.compile(r"(?!test|sample).*\.[ct]sv")
-_HEAD = 1 << 16
-"""The number of bytes of a text file in which names of images are looked for."""
 
 # Listing folders mostly waits for the disk or for a server.
 _LISTING_THREADS = 16
@@ -275,7 +273,7 @@ def _may_hold_labels(path: Path, ids: np.ndarray, classes: Sequence[str]) -> boo
     """
     if path.suffix.lower() in (".xls", ".xlsx", ".parquet"):
         return re.match(r"(labels|annotations|train|val|metadata)\.", path.name.lower()) is not None
-    head = FolderFile(LocalFiles(path.parent), path.name).text(_HEAD)
+    head = FolderFile(LocalFiles(path.parent), path.name).text(HEAD)
     # A name may hold spaces, or commas within quotes, so a field is divided in each of these ways.
     fields = {*re.findall(r'"([^"\n]*)"', head), *re.split(r'[\n\t,;"]', head), *re.split(r"[^\w./\\-]+", head)}
     words = {re.split(r"[/\\]", field.strip())[-1] for field in fields}

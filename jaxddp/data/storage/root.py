@@ -22,6 +22,8 @@ from jaxddp.data.storage.store import CachedStore, LocalFiles, Store
 
 CATALOG_VARIABLE = "JAXDDP_DATASETS"
 CATALOG_FILE = "datasets.toml"
+HEAD = 1 << 16
+"""The number of bytes of a text file that show what it holds."""
 
 
 Folder = LocalFiles | Objects

@@ -37,7 +37,7 @@ from jaxddp.core.errors import (
     counted,
     first_line,
     nearest,
-    not_installed,
+    requires,
     show,
 )
 from jaxddp.core.phases import doing, moved
@@ -130,10 +130,8 @@ class ParquetFiles(ShardStore):
 @contextmanager
 def open_parquet(file: FolderFile) -> Iterator[Any]:
     """Open a `pyarrow.parquet.ParquetFile`. Raises: InputError if it is damaged, or pyarrow is missing."""
-    try:
+    with requires(file, "pyarrow", "parquet"):
         import pyarrow.parquet
-    except ImportError:
-        raise InputError(f"{file}: {not_installed('pyarrow', 'parquet')}") from None
     with as_input_errors(file):
         # Parts of a row group that are near each other come in one request. pyarrow itself would wait for a FIFO.
         source = file.folder.open(file.path)
@@ -210,10 +208,8 @@ def image_lengths(rows: Any) -> np.ndarray:
 
 def import_datasets(where: str) -> Any:
     """Return the library `datasets`. Raises: InputError if it is not installed."""
-    try:
+    with requires(where, "datasets", "datasets"):
         import datasets
-    except ImportError:
-        raise InputError(f"{where}: {not_installed('datasets', 'datasets')}") from None
     return datasets
 
 

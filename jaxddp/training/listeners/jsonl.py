@@ -24,7 +24,7 @@ import jaxddp.training.events as events
 from jaxddp.config.goal import VAL, VAL_EMA
 from jaxddp.config.registry import LOGGERS
 from jaxddp.config.values import checked
-from jaxddp.core.errors import InputError, as_text, counted, figure, not_installed
+from jaxddp.core.errors import InputError, as_text, counted, figure, requires
 from jaxddp.core.peers import Peers, Spent
 from jaxddp.training.events import Columns, Listener, RunStart, Series, StepRecord
 
@@ -332,10 +332,8 @@ class History(RowListener):
         Raises:
             InputError: `part` is not one of these names, or pandas is not installed.
         """
-        try:
+        with requires("history.to_frame()", "pandas", "pandas"):
             import pandas as pd
-        except ImportError:
-            raise InputError(f"history.to_frame(): {not_installed('pandas', 'pandas')}") from None
         if (part := checked(part, Part | None, "part")) is not None:
             return pd.DataFrame(getattr(self, part))
         columns = {"step": np.zeros(0, np.int64), "epoch": np.zeros(0)}
