@@ -17,6 +17,7 @@ from typing import Any, BinaryIO, TypeVar
 
 import numpy as np
 
+import jaxddp.core.files as files
 from jaxddp.core.errors import InputError, Unreachable, choices, counted, not_installed, show
 from jaxddp.data.storage.store import Fault, faults_by_folder
 
@@ -166,10 +167,9 @@ class Objects:
         return f"{self.url}/{os.fsdecode(path)}" if path else self.url
 
     def read(self, path: bytes, offset: int = 0) -> bytes:
-        try:
+        advice = "upload it or leave it out"
+        with files.reading(self.name(path), advice, missing=f"missing image; {advice}"):
             return self._call(path, self._download)
-        except FileNotFoundError:
-            raise InputError(f"{self.name(path)}: missing image; upload it or leave it out") from None
 
     def read_text(self, path: str) -> bytes:
         """Return the bytes of a text file, which may be large, with ten times an image's deadline.
