@@ -181,8 +181,8 @@ def _loss(left: np.ndarray, group: _Group, total: np.ndarray) -> float:
 
 def check_groups(splits: Mapping[str, SourceTable], where: str) -> None:
     """Check that no group is in both splits. Raises: InputError, which names those that are."""
-    groups = [table.group for table in splits.values() if isinstance(table, ExampleTable) and table.group is not None]
-    if len(groups) == 2 and len(both := np.intersect1d(groups[0], groups[1])):
+    columns = [table.group for table in splits.values() if isinstance(table, ExampleTable) and table.group is not None]
+    if len(columns) == 2 and len(both := np.intersect1d(columns[0], columns[1])):
         names = some([name.decode() for name in both])
         fault = f"{where}: {counted(len(both), 'group')} ({names}) with images in both splits"
         advice = ("divide the data by group, as `jaxddp data split` does, or leave ", Key("data.group_column"), " out")
