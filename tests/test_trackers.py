@@ -89,11 +89,11 @@ def test_mlflow_logs_a_config_with_many_keys_completely(tmp_path):
     assert [len(params[key]) for key in config] == [min(len(value), 6000) for value in config.values()]
 
 
-def test_the_printed_address_has_no_password(tmp_path):
-    logger, run = MLflow(tmp_path), SimpleNamespace(data=SimpleNamespace(params={}))
-    logger._client = SimpleNamespace(tracking_uri="http://someone:secret@host:5000", get_run=lambda name: run)
-    logger._id = "abc"
-    assert logger.finish_open({}) == "run abc at http://host:5000"
+def test_the_printed_address_has_no_password(tmp_path, monkeypatch):
+    run, uri = SimpleNamespace(data=SimpleNamespace(params={})), "http://someone:secret@host:5000"
+    client = SimpleNamespace(tracking_uri=uri, get_run=lambda name: run, update_run=lambda name, status: None)
+    monkeypatch.setattr("mlflow.MlflowClient", lambda: client)
+    assert MLflow(tmp_path).open("abc", {}) == "run abc at http://host:5000"
 
 
 @pytest.mark.slow

@@ -6,7 +6,6 @@ within a phase. A phase can have a description for users, which `show_on` shows 
 amount of work, of which `reached` reports the completed part.
 """
 
-import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -31,7 +30,7 @@ _WAITING = frozenset({"agreement", "dispatch", "device", COMMIT})
 """The phases in which a process may wait for other processes."""
 PATIENCE_SECONDS = 1.0
 """The activity is shown after this time."""
-_UPDATE_SECONDS = 1.0
+_UPDATE_SECONDS = 0.5
 
 
 class Activity(NamedTuple):
@@ -312,24 +311,20 @@ def show_on(show: Callable[[Activity], None], clear: Callable[[], None]) -> Iter
         show: displays an activity. It is called repeatedly while the activity lasts.
         clear: removes the activity, because it ends or the next activity begins.
     """
-    condition, began, is_over = threading.Condition(), math.inf, False
+    lock, is_over, is_here = threading.Lock(), threading.Event(), False
 
     def begin(description: str) -> None:
-        nonlocal began
-        with condition:
+        nonlocal is_here
+        with lock:
             clear()
-            began = time.monotonic() if description else math.inf
-            condition.notify()
+            is_here = bool(description)
 
     def run() -> None:
-        while not is_over:
-            with condition:
-                patience = began + PATIENCE_SECONDS - time.monotonic()
-                if patience <= 0:
-                    show(activity())
-                condition.wait(patience if 0 < patience < _UPDATE_SECONDS else _UPDATE_SECONDS)
-                is_elsewhere = began == math.inf and not is_over
-            if is_elsewhere:
+        while not is_over.wait(_UPDATE_SECONDS):
+            with lock:
+                if is_here and (current := activity()).seconds >= PATIENCE_SECONDS:
+                    show(current)
+            if not is_here:
                 # Another display may show the activity, such as the live display of a run.
                 repeat()
 
@@ -339,9 +334,7 @@ def show_on(show: Callable[[Activity], None], clear: Callable[[], None]) -> Iter
         with reported_to(begin):
             yield
     finally:
-        with condition:
-            is_over = True
-            condition.notify()
+        is_over.set()
         thread.join()
 
 

@@ -236,15 +236,16 @@ class Fit:
         """
         needs, now, trains = self.needs, self.division, self.section == "train"
         batch_size = f"{self.section}.batch_size"
-        keeps = (
-            [(Option("train.remat", "blocks"), " keeps fewer activations")] if trains and now.remat == "none" else []
-        )
+        remat = Option("train.remat", "blocks"), " keeps fewer activations"
+        keeps = [remat] if trains and now.remat == "none" else []
         if needs is None or not needs.is_linear:
             raised = [("raise ", Option("train.accumulate"))] if trains else []
             return joined(", or ", [*raised, ("lower ", Option(batch_size)), *keeps])
 
+        limit = (1 - MARGIN) * self.room if self.room is not None and self.is_short else (1 - SPARED) * needs.total
+
         def fits(then: Division) -> bool:
-            return needs.estimate_bytes(now, then) <= self._limit
+            return needs.estimate_bytes(now, then) <= limit
 
         def need(then: Division) -> str:
             return f"would need about {size(needs.estimate_bytes(now, then))}"
@@ -261,13 +262,6 @@ class Fit:
         if needs.images:
             choices.append(("set ", Key("data.cache"), " to none"))
         return joined(", or ", [*choices, *keeps])
-
-    @property
-    def _limit(self) -> float:
-        """Return the largest number of bytes that a suggested division may need."""
-        if self.is_short and self.needs is not None and self.room is not None:
-            return (1 - MARGIN) * self.room
-        return (1 - SPARED) * (self.needs.total if self.needs else 0)
 
 
 def agreed_fit(division: Division, needs: Needs | None, topology: Topology, arguments: Any) -> Fit:

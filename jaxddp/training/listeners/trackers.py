@@ -73,19 +73,20 @@ class TrackingLogger(RowListener):
         return cls(workdir, config)
 
     def start(self, run: RunStart) -> None:
-        file, recorded = self._directory / f"{self.library}.json", self._log.recorded | provenance(run)
-        run_id = self.open(saved_id(file, run), recorded)
-        files.create(self._directory)
-        files.replace(file, (json.dumps({"id": run_id}) + "\n").encode())
-        print(on_screen(f"{self.library}: {self.finish_open(recorded)}"))
+        file = self._directory / f"{self.library}.json"
+        print(on_screen(f"{self.library}: {self.open(saved_id(file, run), self._log.recorded | provenance(run))}"))
 
     def open(self, saved_id: str | None, recorded: Mapping[str, Any]) -> str:
-        """Open the service's run with a saved id, or create a run if the id is None. Returns the id of the run."""
+        """Open the service's run with a saved id, or create a run if the id is None. Return the address of the run.
+
+        Save the id by `save_id` before anything else can fail.
+        """
         raise NotImplementedError
 
-    def finish_open(self, recorded: Mapping[str, Any]) -> str:
-        """Finish the setup after the id of the run is saved, and return the address of the run."""
-        raise NotImplementedError
+    def save_id(self, run_id: str) -> None:
+        """Write the id of the run into the work directory, from which a resumed run takes it."""
+        files.create(self._directory)
+        files.replace(self._directory / f"{self.library}.json", (json.dumps({"id": run_id}) + "\n").encode())
 
 
 def saved_id(path: Path, run: RunStart) -> str | None:
@@ -159,9 +160,7 @@ class WandB(TrackingLogger):
         finally:
             # The library's hooks for Python's exit print a traceback above a one-line error.
             sys.excepthook, sys.exit = hooks
-        return run_id
-
-    def finish_open(self, recorded: Mapping[str, Any]) -> str:
+        self.save_id(run_id)
         self._run.define_metric("step", hidden=True)
         self._run.define_metric("*", step_metric="step")
         if self._run.offline:
@@ -223,6 +222,7 @@ class MLflow(TrackingLogger):
         for name, value in _MLFLOW_ENVIRONMENT.items():
             os.environ.setdefault(name, value)
         from mlflow import MlflowClient
+        from mlflow.entities import Param, RunTag
 
         # urllib3 warns of each failed attempt; the final failure is reported anyway.
         logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)
@@ -230,11 +230,7 @@ class MLflow(TrackingLogger):
         if saved_id is not None:
             self._client.update_run(saved_id, status="RUNNING")
         self._id: str = saved_id or self._create(recorded.get("code.commit"))
-        return self._id
-
-    def finish_open(self, recorded: Mapping[str, Any]) -> str:
-        from mlflow.entities import Param, RunTag
-
+        self.save_id(self._id)
         # MLflow truncates longer values, and a truncated value would look changed when the run is resumed.
         params = {name: str(value)[:_MAX_PARAM_LENGTH] for name, value in recorded.items()}
         logged = self._client.get_run(self._id).data.params
