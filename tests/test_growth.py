@@ -270,7 +270,6 @@ def test_a_lack_of_memory_for_the_largest_side_is_an_error_before_the_first_step
 def test_the_mean_cost_weights_each_size_by_its_number_of_steps():
     costs = MeanCost()
     assert costs.mean() is None
-    costs.add(2, None)
     for steps, flops in ((3, 10), (1, 50)):
         costs.add(steps, Cost({"float32": flops}, memory=flops))
     mean = costs.mean()

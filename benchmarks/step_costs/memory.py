@@ -134,7 +134,6 @@ def measure_step(words: Sequence[str]) -> Figures:
     stream, state, devices = chunks(0), setup.state, setup.topology.num_devices
     feed = next(stream).feed
     program.prepare(state, *feed)
-    assert program.cost is not None
     needs = Needs.of(program.cost, state.params, setup.topology)
     assert needs is not None
     figures: Figures = {"predicted": devices * needs.total, "temporary": devices * needs.temporary}

@@ -297,11 +297,9 @@ def step(setup: RunSetup) -> Finding:
     begin = time.perf_counter()
     feed, division = (setup.feed.abstract_batch(), setup.key), setup.layout.division
     program.prepare(setup.state, *feed)
-    cost = program.cost
-    assert cost is not None
-    work = f"{cost.flops / 1e9:.3g} GFLOP a step; compiled in {time.perf_counter() - begin:.0f} s"
+    work = f"{program.cost.flops / 1e9:.3g} GFLOP a step; compiled in {time.perf_counter() - begin:.0f} s"
     kept = setup.feed.resident_bytes(setup.validated) if setup.config.data.cache == "device" else {}
-    needs = Needs.of(cost, shapes_of_one(setup.state).params, setup.topology, kept)
+    needs = Needs.of(program.cost, shapes_of_one(setup.state).params, setup.topology, kept)
     fit = Fit.of(division, [MemoryReport.of(needs, setup.topology, setup.state)])
     fit.check()
     return Finding(f"{work}; {fit}")

@@ -79,13 +79,8 @@ def launch(options: Launch, command: Sequence[str], config: Config | None = None
         total, machines = counted(assignment.processes, "process"), assignment.processes // len(gpus)
         over = f" on {machines} machines" if machines > 1 else ""
         say(f"jaxddp launch: {total}{over}, coordinator {assignment.coordinator}, output in {logs}")
-        shared = {
-            **environ,
-            "JAX_COORDINATOR_ADDRESS": assignment.coordinator,
-            "JAX_NUM_PROCESSES": str(assignment.processes),
-            RUN_ID: assignment.run_id,
-            GENERATION: str(assignment.generation),
-        }
+        shared = environ | {"JAX_COORDINATOR_ADDRESS": assignment.coordinator, RUN_ID: assignment.run_id}
+        shared |= {"JAX_NUM_PROCESSES": str(assignment.processes), GENERATION: str(assignment.generation)}
         if options.gpus == 0:
             shared |= {"CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu"}
         for rank, own_gpus, own_cores in zip(count(assignment.first_rank), gpus, cores, strict=False):

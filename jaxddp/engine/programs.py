@@ -138,13 +138,12 @@ class Program:
         steps_in: a function of the feed that returns its number of steps.
 
     Attributes:
-        cost: the cost of one step for the feed of the last call or preparation; None before the first one.
+        cost: the cost of one step for the feed of the last call or preparation, which sets it.
     """
 
     def __init__(self, function: Any, steps_in: Callable[..., int] = lambda *feed: 1):
         self.function, self._steps_in = function, steps_in
         self._compiled: dict[Any, tuple[Any, Cost]] = {}
-        self.cost: Cost | None = None
 
     def __call__(self, state: TrainState, *feed: Any) -> tuple[TrainState, MetricSums]:
         return self.prepare(state, *feed)(state, *feed)

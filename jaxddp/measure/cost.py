@@ -58,14 +58,13 @@ class MeanCost:
     def __init__(self) -> None:
         self._steps, self._flops_of, self._memory = 0, Counter[str](), None
 
-    def add(self, steps: int, cost: Cost | None) -> None:
-        """Add `steps` steps, each with this cost. An unknown cost (None) is ignored."""
-        if cost is not None:
-            self._steps, self._memory = self._steps + steps, cost.memory
-            self._flops_of.update({dtype: steps * flops for dtype, flops in cost.flops_of.items()})
+    def add(self, steps: int, cost: Cost) -> None:
+        """Add `steps` steps, each with this cost."""
+        self._steps, self._memory = self._steps + steps, cost.memory
+        self._flops_of.update({dtype: steps * flops for dtype, flops in cost.flops_of.items()})
 
     def mean(self) -> Cost | None:
-        """Return the mean cost of a step, with the memory of the last step; None without known costs."""
+        """Return the mean cost of a step, with the memory of the last step; None without a step."""
         return Cost(self._flops_of, self._memory).per_step(self._steps) if self._steps else None
 
 

@@ -32,7 +32,7 @@ class Memory:
         program does not fit on one of them.
         """
         topology, program, division = self._run.topology, self._run.program, self._run.division
-        needs = None if program.cost is None else Needs.of(program.cost, shapes_of_one(state).params, topology)
+        needs = Needs.of(program.cost, shapes_of_one(state).params, topology)
         self._fit = agreed_fit(division, needs, topology, (state, feed))
         self.is_checked = True
         self._fit.check()

@@ -186,11 +186,9 @@ class ImagePredictor:
     The images are read and cropped as for evaluation, once, at the first call.
 
     Attributes:
-        program: see `jaxddp.engine.predictions.make_classify`; with `explains`, see
-            `jaxddp.engine.predictions.make_explain`.
+        program: see `jaxddp.engine.predictions.make_classify`.
         rows: int[n], the rows of the images in the source.
         max_batch_size: the largest number of images in a batch; a multiple of the number of devices.
-        explains: whether the program also returns heat maps.
     """
 
     program: Callable[[TrainState, Batch], tuple[Any, Any]]
@@ -199,7 +197,6 @@ class ImagePredictor:
     data: DataConfig
     topology: Topology
     max_batch_size: int
-    explains: bool = False
 
     def __call__(self, state: TrainState) -> PredictedImages:
         """Return the predictions of a state. Raises: see `batches`."""
@@ -210,11 +207,10 @@ class ImagePredictor:
         def joined(*arrays: Any) -> np.ndarray:
             return np.concatenate([*map(np.asarray, arrays)])[: len(self.rows)]
 
-        values = jax.tree.map(joined, *outputs)
-        probabilities, heat_maps = values[:2] if self.explains else (values, None)
+        probabilities = joined(*outputs)
         images, labels = joined(*(batch.image for batch in self.batches)), self.source.labels[self.rows]
         best = probabilities.argmax(-1), probabilities.max(-1)
-        return PredictedImages(images, labels, *best, self.source.class_names, heat_maps)
+        return PredictedImages(images, labels, *best, self.source.class_names)
 
     @cached_property
     def batches(self) -> list[Batch]:
