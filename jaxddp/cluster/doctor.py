@@ -171,8 +171,7 @@ def work_directory(directory: Path, needed: int | None) -> Finding:
 def slow_processes(directory: Path) -> Finding:
     """Report the slow processes in the last measurement of the run in a directory. The others wait for them."""
     path = directory / FILE
-    with files.reading(path, "another run there writes it anew"):
-        measured = StepSeconds.loads(path, files.read(path))
+    measured = StepSeconds.loads(path, files.content_of(path, "another run there writes it anew"))
     slow, steps = measured.slow(), f"steps {measured.first + 1:,} to {measured.last:,} of the run there"
     if not slow:
         return Finding(f"{counted(len(measured.seconds), 'process')}, none makes the others wait ({steps})")

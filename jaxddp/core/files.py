@@ -106,6 +106,12 @@ def read(path: str | os.PathLike[str]) -> bytes:
         return file.read()
 
 
+def content_of(path: str | os.PathLike[str], advice: Words, *, missing: Words | None = None) -> bytes:
+    """Read a regular file. Raises: InputError about the path, with `advice`; see `reading`."""
+    with reading(os.fspath(path), advice, missing=missing):
+        return read(path)
+
+
 def parse_json(content: bytes | str, kind: type = object) -> Any:
     """Parse the JSON of a file, which may be damaged.
 

@@ -102,8 +102,7 @@ def _composed(path: Path) -> Any:
     """Return the node of PyYAML for a file. Raises: InputError if it is not valid YAML or JSON."""
     import yaml
 
-    with files.reading(path, "make it readable"):
-        content = files.read(path)
+    content = files.content_of(path, "make it readable")
     if len(content) > _LARGEST:
         raise InputError(f"{path}: has {len(content):,} bytes; a recipe file has at most {_LARGEST:,}")
     kind = path.suffix[1:].upper().replace("YML", "YAML")

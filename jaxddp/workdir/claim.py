@@ -183,8 +183,8 @@ def check_evaluation(directory: Path, config: Config) -> None:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    with files.reading(path, _RESTORE_ADVICE, missing=("is missing beside the checkpoints; ", _RESTORE_ADVICE)):
-        content = files.read(path)
+    missing = ("is missing beside the checkpoints; ", _RESTORE_ADVICE)
+    content = files.content_of(path, _RESTORE_ADVICE, missing=missing)
     try:
         return files.parse_json(content, dict)
     except ValueError as error:

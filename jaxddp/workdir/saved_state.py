@@ -27,8 +27,7 @@ def recipe_of_run(directory: Path) -> RecipeFile:
     Raises: InputError if there is no such run, or its copy of the recipe has changed.
     """
     path = directory / CONFIG_FILE
-    with files.reading(path, _ADVICE, missing=f"no such file; {_ADVICE}"):
-        files.read(path)
+    files.content_of(path, _ADVICE, missing=f"no such file; {_ADVICE}")
     file = read_recipe(path)
     file.check_copy()
     return file

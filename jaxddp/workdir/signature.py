@@ -87,8 +87,7 @@ class Signature:
         path = directory / SIGNATURE_FILE
         if not path.exists():
             return None
-        with files.reading(path, "make it readable"):
-            content = files.read(path)
+        content = files.content_of(path, "make it readable")
         hints = get_type_hints(cls, include_extras=True) | {"dtype": Literal["uint8", "uint16", "float32"]}
         try:
             entries = files.parse_json(content, dict)

@@ -80,8 +80,8 @@ def read_kit(kit: Kit, split: Split, refuse: Refuse) -> ExampleTable:
     if split == "train":
         table = folders.read_folders(kit.root, split, refuse)
         return replace(table, reading=table.reading.partition(";")[0])
-    with files.reading(kit.truth, _ADVICE):
-        text, images = files.read(kit.truth).decode(errors="replace"), folders.image_names(kit.root / kit.images)
+    text = files.content_of(kit.truth, _ADVICE).decode(errors="replace")
+    images = folders.image_names(kit.root / kit.images)
     if kit.truth.name == _TRUTH:
         numbers, synset_of = text.split(), _synsets(kit.truth.with_name("meta.mat"))
     else:
@@ -110,8 +110,7 @@ def _synsets(file: Path) -> Mapping[str, str]:
     # SciPy takes a while to import.
     import scipy.io
 
-    with files.reading(file, _ADVICE):
-        content = io.BytesIO(files.read(file))
+    content = io.BytesIO(files.content_of(file, _ADVICE))
     try:
         rows = scipy.io.loadmat(content, squeeze_me=True)["synsets"]
         # Synsets above the classes have children.

@@ -153,8 +153,8 @@ def resolve(name: str) -> DatasetEntry:
             value is not a string.
     """
     catalog = _catalog_path()
-    with files.reading(catalog, (f"create it, name another by {CATALOG_VARIABLE}, or give ", Option("data.path"))):
-        content = files.read(catalog)
+    advice = (f"create it, name another by {CATALOG_VARIABLE}, or give ", Option("data.path"))
+    content = files.content_of(catalog, advice)
     try:
         tables = tomllib.loads(content.decode("utf-8-sig"))
     # The errors of tomllib and of bytes that are not UTF-8.

@@ -110,9 +110,8 @@ class LocalFiles:
         return str(self.root / os.fsdecode(path))
 
     def read(self, path: bytes, offset: int = 0) -> bytes:
-        name, missing = self.name(path), "missing image; download it or leave it out"
-        with files.reading(name, "make it a readable image file", missing=missing):
-            return files.read(name)
+        missing = "missing image; download it or leave it out"
+        return files.content_of(self.name(path), "make it a readable image file", missing=missing)
 
     def read_text(self, path: str) -> bytes:
         return files.read(self.root / path)

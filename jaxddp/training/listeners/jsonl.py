@@ -154,8 +154,7 @@ def parse(path: Path) -> list[tuple[bytes, Row]]:
     Raises:
         InputError: the file cannot be read, or a line is not a row.
     """
-    with files.reading(path, "give a run's metrics.jsonl"):
-        *lines, _incomplete = files.read(path).split(b"\n")
+    *lines, _incomplete = files.content_of(path, "give a run's metrics.jsonl").split(b"\n")
     return [(line + b"\n", _parse_line(path, number, line)) for number, line in enumerate(lines, 1)]
 
 
