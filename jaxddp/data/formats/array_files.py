@@ -120,9 +120,14 @@ def numbered_names(*labels: np.ndarray) -> tuple[str, ...]:
 def make_table(
     images: np.ndarray, labels: np.ndarray, names: tuple[str, ...], images_from: Path | str, labels_from: Path | str
 ) -> ArrayTable:
-    """Return an `ArrayTable`. Error messages begin with the file of the images or of the labels."""
+    """Return an `ArrayTable`. Error messages begin with the file of the images or of the labels.
+
+    Args:
+        images: see `as_pixels`; gray images may have the shape [N, H, W].
+        labels: see `check_labels`; single labels may have the shape [N, 1].
+    """
     with as_input_errors(images_from):
-        images = as_pixels(images)
+        images = as_pixels(images[..., None] if images.ndim == 3 else images)
     with as_input_errors(labels_from):
         if labels.ndim == 2 and labels.shape[1] == 1:
             labels = labels[:, 0]

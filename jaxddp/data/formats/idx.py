@@ -61,8 +61,6 @@ def read_idx(folder: Path, split: Split) -> ArrayTable:
         files_of_labels = filter(None, (_find(folder, published) for published in _LABELS.values()))
         names = numbered_names(*(_read(file, {1: "labels"}) for file in files_of_labels))
     images = _read(images_file, {3: "gray images", 4: "colour images"})
-    if images.ndim == 3:
-        images = images[..., None]
     return make_table(images, labels, names, images_file, labels_file)
 
 

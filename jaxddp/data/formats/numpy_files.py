@@ -51,7 +51,6 @@ def read_numpy(path: Path, split: Split) -> ArrayTable:
     existing = array_names(path)
     of_split = {kind: _find_name(existing, split, kind) for kind in _KINDS}
     images, labels = (_read_array(path, name, existing) for name in of_split.values())
-    images = images[..., None] if images.ndim == 3 else images
     if _NAMES in existing:
         names, where = _read_array(path, _NAMES, existing), _array_place(path, _NAMES)
         if names.ndim != 1 or names.dtype.kind != "U":

@@ -26,12 +26,11 @@ from jaxddp.data.formats.splits import required_split
 from jaxddp.data.source import Split
 from jaxddp.data.storage.shards import ArrayRecords, Columns, RecordFiles, load_or_build_index, record_columns
 from jaxddp.data.storage.store import LocalFiles, check_regular
+from jaxddp.data.storage.tables import REFUSED
 from jaxddp.data.table import ExampleTable
 
 _PREFIX = "tfds:"
 _DATA = DataConfig()
-_REFUSED = -1
-"""The label of a rejected record."""
 
 
 def read_tfds(
@@ -74,7 +73,7 @@ def read_tfds(
             known = f"one of the {counted(len(names), 'class')} ({len(wrong)} such records in this file)"
             where = store.name(os.fsencode(file), int(offsets[wrong[0]]))
             faults = [f"{where}: the label {labels[wrong[0]]} is not {known}; choose a split with labels"]
-            labels[wrong] = _REFUSED
+            labels[wrong] = REFUSED
         return {"offset": offsets, "label": labels.astype(np.int32)}, faults
 
     about = f"{label} of {len(names)} in {[*lengths.values()]}"
@@ -83,7 +82,7 @@ def read_tfds(
     example_id, path, _ = record_columns(paths, [len(columns["label"]) for columns in index.values()])
     offset, labels = (np.concatenate([columns[name] for columns in index.values()]) for name in ("offset", "label"))
     table = ExampleTable(store, example_id, path, labels, names, offset=offset)
-    return table.without(np.flatnonzero(labels == _REFUSED))
+    return table.without(np.flatnonzero(labels == REFUSED))
 
 
 def _import_tfds() -> Any:
