@@ -437,11 +437,8 @@ class Adapted:
         """Add fresh adapters to the network's parameters. An adapter does not depend on the choice of the others."""
         leaves, adapters = interface.by_path(params, ()), dict[str, jax.Array]()
         for name, (*stack, inputs, outputs) in self.shapes.items():
-            own, dtype, bound = (
-                jax.random.fold_in(key, zlib.crc32(name.encode())),
-                leaves[interface.PARAMS + name].dtype,
-                inputs**-0.5,
-            )
+            own = jax.random.fold_in(key, zlib.crc32(name.encode()))
+            dtype, bound = leaves[interface.PARAMS + name].dtype, inputs**-0.5
             adapters[f"{name}/a"] = jax.random.uniform(own, (*stack, inputs, self.rank), dtype, -bound, bound)
             adapters[f"{name}/b"] = jnp.zeros((*stack, self.rank, outputs), dtype)
         return {**params, ADAPTERS: traverse_util.unflatten_dict(adapters, sep="/")}

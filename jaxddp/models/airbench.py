@@ -20,9 +20,9 @@ from jax.typing import DTypeLike
 
 from jaxddp.core.errors import InputError, Key
 from jaxddp.core.peers import ALONE, Peers
-from jaxddp.models.network import check_sides
+from jaxddp.models.network import RunNetwork, check_sides
 from jaxddp.models.ops.batch_norm import BatchNorm
-from jaxddp.models.ops.layers import Layer, Operations, patch_init
+from jaxddp.models.ops.layers import Operations, patch_init
 
 WHITENING = "whiten"
 """The name of the first convolution: `kernel` [2, 2, C, 8 C] and `bias` [8 C]."""
@@ -109,26 +109,18 @@ def _uniform(key: jax.Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.floa
     return jax.random.uniform(key, shape, dtype, -(3**0.5), 3**0.5)
 
 
-class Airbench(Layer):
+class Airbench(RunNetwork):
     """A whitening convolution, three stages, a global maximum, and a linear head.
 
     A stage has 3x3 convolutions. A max pooling after its first convolution halves the height and the width.
 
     Attributes:
         width: the number of features of the first stage.
-        axis_name, group, operations: as in `jaxddp.models.network.Network`.
     """
 
     num_classes: int
     width: int = 64
-    axis_name: str | None = None
-    group: int | None = None
-    operations: Operations | None = None
     architecture: Architecture = ARCHITECTURES["airbench"]
-
-    def with_operations(self, operations: Operations) -> "Airbench":
-        """Return the network with these implementations, or unchanged if it has implementations."""
-        return self.clone(operations=operations) if self.operations is None else self
 
     @nn.compact
     def __call__(self, images: jax.Array, train: bool = False) -> jax.Array:

@@ -262,7 +262,7 @@ def _efficientnet_pytorch(architecture: InvertedResidualSizes) -> Naming:
     return naming(*((f"^{ours}/", f"{theirs}/") for ours, theirs in names.items()))
 
 
-_TF: dict[str, Any] = {"epsilon": 1e-3, "momentum": 0.99, "same": True}
+_TF: dict[str, Any] = {"epsilon": 1e-3, "momentum": 0.99, "same": True, "namings": (_timm, _efficientnet_pytorch)}
 # torchvision draws the kernels of the heads of EfficientNets uniformly, within 1 / sqrt(classes).
 _UNIFORM: dict[str, Any] = {"head_init": nn.initializers.variance_scaling(1 / 3, "fan_out", "uniform")}
 
@@ -315,10 +315,15 @@ def _efficientnet(width: float, depth: float, *, is_lite: bool = False, **settin
     return _network(ops.nearest_multiple(32 * width), *stages, last=4 * stages[-1][3], **settings)
 
 
-def _efficientnet_v2(*rows: tuple[int, int, int, int], **settings: Any) -> InvertedResidualSizes:
-    """Return the network of a table: expansion, stride, features, blocks. The blocks of three stages are fused."""
-    stages = [(first, 3, stride, n, count, number < 3) for number, (first, stride, n, count) in enumerate(rows)]
-    return _network(rows[0][2], *stages, **_UNIFORM, **settings)
+_V2_STAGES = (1, 1), (4, 2), (4, 2), (4, 2), (6, 1), (6, 2), (6, 1)
+"""The expansion and the stride of each stage."""
+
+
+def _efficientnet_v2(*rows: tuple[int, int], **settings: Any) -> InvertedResidualSizes:
+    """Return the network of a table: features, blocks. The blocks of three stages are fused."""
+    pairs = zip(_V2_STAGES, rows, strict=False)
+    stages = [(first, 3, stride, *row, number < 3) for number, ((first, stride), row) in enumerate(pairs)]
+    return _network(rows[0][0], *stages, **_UNIFORM, **settings)
 
 
 def _mobilenet_v2(width: float) -> InvertedResidualSizes:
@@ -331,19 +336,23 @@ def _mobilenet_v2(width: float) -> InvertedResidualSizes:
     return _network(round(32 * width / 8) * 8, *stages, namings=(_torchvision_mobilenet_v2, _timm), **settings)
 
 
-def _mobilenet_v3(stem: int, *rows: tuple[int, int, int, bool, bool, int]) -> InvertedResidualSizes:
-    """Return the network of a table: kernel, expanded features, features, squeeze, hard swish (or ReLU), stride."""
-    inputs, blocks = [stem, *(row[2] for row in rows)], []
-    for number, (kernel, expanded, features, has_squeeze, is_swish, stride) in enumerate(rows, start=1):
-        squeeze = ops.nearest_multiple(expanded // 4) if has_squeeze else 0
-        activation = nn.hard_swish if is_swish else nn.relu
-        block = Block(inputs[number - 1], expanded, features, kernel, stride, squeeze, activation)
-        blocks.append((f"block{number}", block))
+def _mobilenet_v3(*stages: tuple[Any, ...]) -> InvertedResidualSizes:
+    """Return the network of a table: kernel, features, stride, squeeze, hard swish (or ReLU), expanded features.
+
+    The stride is that of a stage's first block. The last column has a number for each block.
+    """
+    inputs, blocks = 16, []
+    for kernel, features, stride, has_squeeze, is_swish, *sizes in stages:
+        for index, expanded in enumerate(sizes):
+            squeeze = ops.nearest_multiple(expanded // 4) if has_squeeze else 0
+            numbers = (inputs, expanded, features, kernel, 1 if index else stride, squeeze)
+            blocks.append((f"block{len(blocks) + 1}", Block(*numbers, nn.hard_swish if is_swish else nn.relu)))
+            inputs = features
     settings: dict[str, Any] = {"hidden": 1280, "epsilon": 1e-3, "momentum": 0.99, "namings": (_torchvision,)}
-    return InvertedResidualSizes(stem, tuple(blocks), 960, nn.hard_swish, nn.relu, nn.hard_sigmoid, **settings)
+    return InvertedResidualSizes(16, tuple(blocks), 960, nn.hard_swish, nn.relu, nn.hard_sigmoid, **settings)
 
 
-def _mobilenet_v4(stem: int, fused: tuple[Block, ...], *stages: tuple[int, str]) -> InvertedResidualSizes:
+def _mobilenet_v4(fused: tuple[Block, ...], *stages: tuple[int, str]) -> InvertedResidualSizes:
     """Return the network of a table: the features of each stage after the fused blocks, and its blocks.
 
     A block is three digits: the kernels of its two depthwise convolutions, 0 for none, and its expansion. The stride of
@@ -356,7 +365,7 @@ def _mobilenet_v4(stem: int, fused: tuple[Block, ...], *stages: tuple[int, str])
             blocks.append((f"stage{number}_{index}", Block(*numbers, nn.relu, start=start)))
             inputs = features
     gates = nn.relu, nn.relu, nn.sigmoid
-    return InvertedResidualSizes(stem, tuple(blocks), 960, *gates, (_timm,), hidden=1280, hidden_norm=True)
+    return InvertedResidualSizes(fused[0].inputs, tuple(blocks), 960, *gates, (_timm,), hidden=1280, hidden_norm=True)
 
 
 def _fused(inputs: int, expanded: int, features: int, **settings: Any) -> Block:
@@ -364,79 +373,42 @@ def _fused(inputs: int, expanded: int, features: int, **settings: Any) -> Block:
 
 
 _V2 = {
-    "s": ((1, 1, 24, 2), (4, 2, 48, 4), (4, 2, 64, 4), (4, 2, 128, 6), (6, 1, 160, 9), (6, 2, 256, 15)),
-    "m": (
-        (1, 1, 24, 3),
-        (4, 2, 48, 5),
-        (4, 2, 80, 5),
-        (4, 2, 160, 7),
-        (6, 1, 176, 14),
-        (6, 2, 304, 18),
-        (6, 1, 512, 5),
-    ),
-    "l": (
-        (1, 1, 32, 4),
-        (4, 2, 64, 7),
-        (4, 2, 96, 7),
-        (4, 2, 192, 10),
-        (6, 1, 224, 19),
-        (6, 2, 384, 25),
-        (6, 1, 640, 7),
-    ),
+    "s": ((24, 2), (48, 4), (64, 4), (128, 6), (160, 9), (256, 15)),
+    "m": ((24, 3), (48, 5), (80, 5), (160, 7), (176, 14), (304, 18), (512, 5)),
+    "l": ((32, 4), (64, 7), (96, 7), (192, 10), (224, 19), (384, 25), (640, 7)),
 }
 _SCALES = ((1.0, 1.0), (1.0, 1.1), (1.1, 1.2), (1.2, 1.4), (1.4, 1.8), (1.6, 2.2), (1.8, 2.6), (2.0, 3.1))
-_NAMINGS = (_torchvision, _timm, _efficientnet_pytorch)
 # Only the smaller networks of timm have torchvision's epsilon.
-_SMALL: dict[str, Any] = {"namings": _NAMINGS, "epsilon": 1e-5}
-_LARGE: dict[str, Any] = {"namings": (_torchvision,), "epsilon": 1e-3, "momentum": 0.99}
+_SMALL: dict[str, Any] = {"namings": (_torchvision, _timm, _efficientnet_pytorch), "epsilon": 1e-5}
+_ALONE: dict[str, Any] = {"namings": (_torchvision,), "epsilon": 1e-3}
+_LARGE: dict[str, Any] = {**_ALONE, "momentum": 0.99}
 ARCHITECTURES = {
-    **{
-        f"efficientnet_b{i}": _efficientnet(*scales, **(_SMALL if i < 5 else _LARGE))
-        for i, scales in enumerate(_SCALES)
-    },
-    **{
-        f"tf_efficientnet_b{i}": _efficientnet(*scales, namings=_NAMINGS[1:], **_TF) for i, scales in enumerate(_SCALES)
-    },
-    **{
-        f"efficientnet_lite{i}": _efficientnet(*scales, is_lite=True, namings=_NAMINGS[1:], **_TF)
-        for i, scales in enumerate(_SCALES[:5])
-    },
-    **{
-        f"efficientnet_v2_{i}": _efficientnet_v2(*rows, namings=(_torchvision,), epsilon=1e-3)
-        for i, rows in _V2.items()
-    },
-    **{f"tf_efficientnet_v2_{i}": _efficientnet_v2(*rows, namings=(_timm,), **_TF) for i, rows in _V2.items()},
+    **{f"efficientnet_b{i}": _efficientnet(*s, **(_SMALL if i < 5 else _LARGE)) for i, s in enumerate(_SCALES)},
+    **{f"tf_efficientnet_b{i}": _efficientnet(*s, **_TF) for i, s in enumerate(_SCALES)},
+    **{f"efficientnet_lite{i}": _efficientnet(*s, is_lite=True, **_TF) for i, s in enumerate(_SCALES[:5])},
+    **{f"efficientnet_v2_{i}": _efficientnet_v2(*rows, **_ALONE) for i, rows in _V2.items()},
+    **{f"tf_efficientnet_v2_{i}": _efficientnet_v2(*rows, **_TF | {"namings": (_timm,)}) for i, rows in _V2.items()},
     **{f"mobilenet_v2{name}": _mobilenet_v2(width) for name, width in (("", 1.0), ("_050", 0.5), ("_140", 1.4))},
     "mobilenet_v3_large": _mobilenet_v3(
-        16,
-        (3, 16, 16, False, False, 1),
-        (3, 64, 24, False, False, 2),
-        (3, 72, 24, False, False, 1),
-        (5, 72, 40, True, False, 2),
-        *[(5, 120, 40, True, False, 1)] * 2,
-        (3, 240, 80, False, True, 2),
-        (3, 200, 80, False, True, 1),
-        *[(3, 184, 80, False, True, 1)] * 2,
-        (3, 480, 112, True, True, 1),
-        (3, 672, 112, True, True, 1),
-        (5, 672, 160, True, True, 2),
-        *[(5, 960, 160, True, True, 1)] * 2,
+        (3, 16, 1, False, False, 16),
+        (3, 24, 2, False, False, 64, 72),
+        (5, 40, 2, True, False, 72, 120, 120),
+        (3, 80, 2, False, True, 240, 200, 184, 184),
+        (3, 112, 1, True, True, 480, 672),
+        (5, 160, 2, True, True, 672, 960, 960),
     ),
     "mobilenet_v4_conv_small": _mobilenet_v4(
-        32,
         (_fused(32, 32, 32, linear=False), _fused(32, 96, 64, linear=False)),
         (96, "553 032 032 032 032 304"),
         (128, "336 554 054 053 034 034"),
     ),
     "mobilenet_v4_conv_medium": _mobilenet_v4(
-        32,
         (_fused(32, 128, 48),),
         (80, "354 332"),
         (160, "356 334 334 354 334 304 002 304"),
         (256, "556 554 354 354 004 304 352 554 004 004 502"),
     ),
     "mobilenet_v4_conv_large": _mobilenet_v4(
-        24,
         (_fused(24, 96, 48),),
         (96, "354 334"),
         (192, "354 334 334 334 354 534 534 534 534 534 304"),

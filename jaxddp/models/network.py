@@ -63,10 +63,8 @@ def naming(*rules: tuple[str, str]) -> Naming:
     return published_name
 
 
-class Network(Layer, kw_only=True):
-    """A network with published weights.
-
-    The mean over pixels, the last norm and the head are computed in float32 or wider.
+class RunNetwork(Layer, kw_only=True):
+    """A network whose batch statistics and operations depend on a run.
 
     Attributes:
         axis_name: the mesh axis over which training averages batch statistics; None for statistics of each device.
@@ -74,11 +72,23 @@ class Network(Layer, kw_only=True):
         operations: the implementations of the operations; None for the defaults. See `jaxddp.platforms`.
     """
 
-    head_modules: ClassVar[tuple[str, ...]] = ("norm", "head")
-    """The names of the top-level modules after the last block."""
     axis_name: str | None = None
     group: int | None = None
     operations: Operations | None = None
+
+    def with_operations(self, operations: Operations) -> Self:
+        """Return the network with these implementations, or unchanged if it has implementations."""
+        return self.clone(operations=operations) if self.operations is None else self
+
+
+class Network(RunNetwork):
+    """A network with published weights.
+
+    The mean over pixels, the last norm and the head are computed in float32 or wider.
+    """
+
+    head_modules: ClassVar[tuple[str, ...]] = ("norm", "head")
+    """The names of the top-level modules after the last block."""
 
     def published_names(self) -> tuple[Naming, ...]:
         raise NotImplementedError
@@ -101,10 +111,6 @@ class Network(Layer, kw_only=True):
         if module in self.head_modules:
             return len(blocks) + 1
         return next((number for number, modules in enumerate(blocks, start=1) if module in modules), 0)
-
-    def with_operations(self, operations: Operations) -> Self:
-        """Return the network with these implementations, or unchanged if it has implementations."""
-        return self.clone(operations=operations) if self.operations is None else self
 
     def mean(self, x: jax.Array) -> jax.Array:
         """Return the mean over pixels in float32 or wider: [B, H, W, D] -> [B, D]."""

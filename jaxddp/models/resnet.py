@@ -92,10 +92,9 @@ def blurring(conv: ModuleFactory) -> ModuleFactory:
         def convolve(images: jax.Array) -> jax.Array:
             if images.shape[-1] < _LEAST_BLURRED_CHANNELS:
                 return conv(features, kernel=kernel, stride=stride, **options)(images)
-            if kernel == 1:
-                # A 1x1 convolution reads only the pixels that the strided blur computes.
-                return conv(features, kernel=1, stride=1, **options)(blur(images, stride))
-            return conv(features, kernel=kernel, stride=stride, **options)(blur(images))
+            # A 1x1 convolution reads only the pixels that the strided blur computes.
+            of_blur, left = (stride, 1) if kernel == 1 else (1, stride)
+            return conv(features, kernel=kernel, stride=left, **options)(blur(images, of_blur))
 
         return convolve
 
@@ -213,29 +212,27 @@ def bottleneck(inner: int = 1, groups: int = 1) -> tuple[Convolution, ...]:
 
 BOTTLENECK = bottleneck()
 
-ARCHITECTURES = {
-    "resnet10": Architecture((1, 1, 1, 1), BASIC),
-    "resnet18": Architecture((2, 2, 2, 2), BASIC),
-    "resnet34": Architecture((3, 4, 6, 3), BASIC),
-    "resnet50": Architecture((3, 4, 6, 3), BOTTLENECK),
-    "resnet101": Architecture((3, 4, 23, 3), BOTTLENECK),
-    "resnet152": Architecture((3, 8, 36, 3), BOTTLENECK),
-    "resnext50_32x4d": Architecture((3, 4, 6, 3), bottleneck(2, 32)),
-    "resnext101_32x8d": Architecture((3, 4, 23, 3), bottleneck(4, 32)),
-    "wide_resnet50_2": Architecture((3, 4, 6, 3), bottleneck(2)),
-    "wide_resnet101_2": Architecture((3, 4, 23, 3), bottleneck(2)),
-    "seresnet50": Architecture((3, 4, 6, 3), BOTTLENECK, squeeze_excitation=16),
-    "resnet18d": Architecture((2, 2, 2, 2), BASIC, pooled_shortcut=True),
-    "resnet26d": Architecture((2, 2, 2, 2), BOTTLENECK, pooled_shortcut=True),
-    "resnet34d": Architecture((3, 4, 6, 3), BASIC, pooled_shortcut=True),
-    "resnet50d": Architecture((3, 4, 6, 3), BOTTLENECK, pooled_shortcut=True),
-    "resnet101d": Architecture((3, 4, 23, 3), BOTTLENECK, pooled_shortcut=True),
-    "resnet152d": Architecture((3, 8, 36, 3), BOTTLENECK, pooled_shortcut=True),
-    "resnet200d": Architecture((3, 24, 36, 3), BOTTLENECK, pooled_shortcut=True),
+_STAGES = {
+    **{10: (1, 1, 1, 1), 18: (2, 2, 2, 2), 26: (2, 2, 2, 2), 34: (3, 4, 6, 3), 50: (3, 4, 6, 3), 101: (3, 4, 23, 3)},
+    **{152: (3, 8, 36, 3), 200: (3, 24, 36, 3), 270: (4, 29, 53, 4), 350: (4, 36, 72, 4), 420: (4, 44, 87, 4)},
 }
-_RS = {50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3), 200: (3, 24, 36, 3), 270: (4, 29, 53, 4)}
-_RS |= {350: (4, 36, 72, 4), 420: (4, 44, 87, 4)}
-ARCHITECTURES |= {f"resnetrs{depth}": Architecture(stages, BOTTLENECK, True, 4, True) for depth, stages in _RS.items()}
+"""The number of blocks in each stage, by depth."""
+_DEPTHS_D, _DEPTHS_RS = (18, 26, 34, 50, 101, 152, 200), (50, 101, 152, 200, 270, 350, 420)
+
+
+def _of(depth: int, **settings: Any) -> Architecture:
+    return Architecture(_STAGES[depth], BASIC if depth in (10, 18, 34) else BOTTLENECK, **settings)
+
+
+ARCHITECTURES = {
+    **{f"resnet{depth}": _of(depth) for depth in (10, 18, 34, 50, 101, 152)},
+    "resnext50_32x4d": Architecture(_STAGES[50], bottleneck(2, 32)),
+    "resnext101_32x8d": Architecture(_STAGES[101], bottleneck(4, 32)),
+    **{f"wide_resnet{depth}_2": Architecture(_STAGES[depth], bottleneck(2)) for depth in (50, 101)},
+    "seresnet50": _of(50, squeeze_excitation=16),
+    **{f"resnet{depth}d": _of(depth, pooled_shortcut=True) for depth in _DEPTHS_D},
+    **{f"resnetrs{depth}": Architecture(_STAGES[depth], BOTTLENECK, True, 4, True) for depth in _DEPTHS_RS},
+}
 
 _STEM = {"stem_conv1": 0, "stem_bn1": 1, "stem_conv2": 3, "stem_bn2": 4, "stem_conv3": 6}
 
@@ -306,9 +303,8 @@ class ResNet(Network):
 
     def before_blocks(self, x: jax.Array, conv: ModuleFactory, norm: ModuleFactory) -> jax.Array:
         """Apply the stem: [B, H, W, C] -> [B, H/4, W/4, width], or [B, H, W, width] for "small"."""
-        kernel, stride, name = {"imagenet": (7, 2, "conv1"), "small": (3, 1, "conv1"), "deep": (3, 1, "stem_conv3")}[
-            self.stem
-        ]
+        kernel, stride = (7, 2) if self.stem == "imagenet" else (3, 1)
+        name = "stem_conv3" if self.stem == "deep" else "conv1"
         for number, first_stride in ((1, 2), (2, 1)) if self.stem == "deep" else ():
             x = conv(max(1, self.width // 2), kernel=3, stride=first_stride, name=f"stem_conv{number}")(x)
             x = norm(name=f"stem_bn{number}")(x, relu=True)

@@ -72,31 +72,26 @@ _PLUS: dict[str, Any] = {"activation": "silu", "gate": "split"}
 _SIGLIP: dict[str, Any] = {"class_token": False, "pool": "attention"}
 
 
-def _of(size: str, patch: int, **settings: Any) -> ViTSize:
-    return ViTSize(*_WIDTHS[size], **{"patch": patch, **settings})
+def _of(variant: str, settings: dict[str, Any], **patches: tuple[int, ...]) -> dict[str, ViTSize]:
+    """Return ViTs by name, for each size with the sides of its patches."""
+    pairs = [(size, patch) for size, sides in patches.items() for patch in sides]
+    return {f"vit_{size}{patch}{variant}": ViTSize(*_WIDTHS[size], patch=patch, **settings) for size, patch in pairs}
 
 
 SIZES = {
-    "vit_ti16": _of("ti", 16),
-    **{f"vit_{size}{patch}": _of(size, patch) for size in "sb" for patch in (8, 16, 32)},
-    **{f"vit_l{patch}": _of("l", patch) for patch in (16, 32)},
-    "vit_h14": _of("h", 14),
-    **{
-        f"vit_{size}14_{name}": _of(size, 14, **settings, **(_GATED if size == "g" else {}))
-        for size in "sblg"
-        for name, settings in (("dinov2", _DINOV2), ("reg4_dinov2", _REGISTERS))
-    },
-    **{
-        f"vit_{size}{patch}_{name}": _of(size, patch, activation=activation, **_CLIP)
-        for size, patch in (("b", 32), ("b", 16), ("l", 14), ("h", 14))
-        for name, activation in (("clip", "gelu"), ("clip_quickgelu", "quick_gelu"))
-    },
-    **{f"vit_{size}16_siglip": _of(size, 16, **_SIGLIP) for size in "bl"},
-    "vit_so400m14_siglip": _of("so400m", 14, hidden=4304, **_SIGLIP),
-    "vit_b32_siglip": _of("b", 32, activation="gelu_tanh", **_SIGLIP),
-    "vit_so400m16_siglip": _of("so400m", 16, hidden=4304, activation="gelu_tanh", **_SIGLIP),
-    **{f"vit_{size}16_dinov3": _of(size, 16, **_DINOV3) for size in "sbl"},
-    "vit_s16plus_dinov3": _of("s", 16, **_DINOV3, **_PLUS),
+    **_of("", {}, ti=(16,), s=(8, 16, 32), b=(8, 16, 32), l=(16, 32), h=(14,)),
+    **_of("_dinov2", _DINOV2, s=(14,), b=(14,), l=(14,)),
+    **_of("_dinov2", _DINOV2 | _GATED, g=(14,)),
+    **_of("_reg4_dinov2", _REGISTERS, s=(14,), b=(14,), l=(14,)),
+    **_of("_reg4_dinov2", _REGISTERS | _GATED, g=(14,)),
+    **_of("_clip", _CLIP, b=(32, 16), l=(14,), h=(14,)),
+    **_of("_clip_quickgelu", _CLIP | {"activation": "quick_gelu"}, b=(32, 16), l=(14,), h=(14,)),
+    **_of("_siglip", _SIGLIP, b=(16,), l=(16,)),
+    **_of("_siglip", _SIGLIP | {"activation": "gelu_tanh"}, b=(32,)),
+    **_of("_siglip", _SIGLIP | {"hidden": 4304}, so400m=(14,)),
+    **_of("_siglip", _SIGLIP | {"hidden": 4304, "activation": "gelu_tanh"}, so400m=(16,)),
+    **_of("_dinov3", _DINOV3, s=(16,), b=(16,), l=(16,)),
+    "vit_s16plus_dinov3": ViTSize(*_WIDTHS["s"], **_DINOV3, **_PLUS),
     "vit_h16plus_dinov3": ViTSize(1280, 20, 32, **_DINOV3, **_PLUS),
 }
 
@@ -130,10 +125,8 @@ class ViTBlock(Layer):
     def __call__(self, x: jax.Array, factors: jax.Array | None, angles: np.ndarray | None = None) -> jax.Array:
         """Apply the block. The columns of `factors`, [B, 2], multiply its two branches; see `branch_factors`."""
         size, factors_of = self.size, (None, None) if factors is None else factors.T
-        attention = Attention(size.heads, use_bias=angles is None, name="attn", **self.dtypes)
-        y = attention(
-            nn.LayerNorm(size.epsilon, name="norm1", use_fast_variance=False, **self.dtypes)(x), angles=angles
-        )
+        y = nn.LayerNorm(size.epsilon, name="norm1", use_fast_variance=False, **self.dtypes)(x)
+        y = Attention(size.heads, use_bias=angles is None, name="attn", **self.dtypes)(y, angles=angles)
         x = add_branch(x, self.scaled(y, "gamma_1"), factors_of[0])
         y = nn.LayerNorm(size.epsilon, name="norm2", use_fast_variance=False, **self.dtypes)(x)
         return add_branch(x, self.scaled(Mlp(**size.mlp, name="mlp", **self.dtypes)(y), "gamma_2"), factors_of[1])
