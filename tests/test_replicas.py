@@ -18,7 +18,7 @@ from support.shared import sgd
 
 from jaxddp.config import Config
 from jaxddp.core.errors import ReplicaError
-from jaxddp.engine.replicas import Replicas, array_checksums, checksums
+from jaxddp.engine.replicas import Replicas, checksums
 from jaxddp.engine.state import TrainState
 from jaxddp.engine.ways.way import Way
 from jaxddp.mesh import Topology
@@ -90,7 +90,7 @@ def message(state: TrainState, topology: Topology = FOUR) -> str:
 def test_equal_replicas_pass():
     Replicas(Way(FOUR)).check(12, STATE)
     assert differing_devices(STATE) == []
-    assert np.ptp(np.asarray(array_checksums(FOUR.mesh)(STATE)), axis=0).max() == 0
+    assert np.ptp(np.asarray(checksums(FOUR.mesh, of_each=True)(STATE)), axis=0).max() == 0
 
 
 @pytest.mark.parametrize("name", [*DTYPES, "payloads", "scalar", "large", "key"])

@@ -185,7 +185,7 @@ def _search(options: Sweep, template: Template, folder: SweepFolder) -> SearchQu
         for word in space.words[1:]:
             _trial(template, options.workdir, first | {key: word})
     config = _config(template.words(first), options.workdir)
-    lowest = config.checkpoint.goal(averages=config.train.ema is not None or config.train.swa is not None).lowest
+    lowest = config.checkpoint.goal(averages=False).lowest  # It is the same for averages.
     search = Search(template.spaces, lowest, options.search_seed)
     make_trial = partial(_trial, template, options.workdir)
     return SearchQueue(folder, search, make_trial, options.trials or 1, prune=options.prune)

@@ -69,7 +69,7 @@ class Replicas:
             totals = np.asarray(checksums(mesh, spec)(arrays).addressable_data(0))[rows]
             if (totals == totals[0]).all():
                 continue
-            by_array = np.asarray(array_checksums(mesh, spec)(arrays).addressable_data(0))[rows]
+            by_array = np.asarray(checksums(mesh, spec, of_each=True)(arrays).addressable_data(0))[rows]
             paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(arrays)]
             differing = np.flatnonzero((by_array != by_array[:1]).any(axis=0))
             names = [path_of(paths[index]) for index in differing]
@@ -81,37 +81,22 @@ class Replicas:
 
 
 @functools.cache
-def checksums(mesh: Mesh, spec: P = _REPLICATED) -> Callable[[Any], jax.Array]:
+def checksums(mesh: Mesh, spec: P = _REPLICATED, *, of_each: bool = False) -> Callable[[Any], jax.Array]:
     """Compile (on first use) the checksum of the state on each device, uint32[N] in mesh order, replicated.
 
     The program reads large arrays once and small arrays twice.
 
     Args:
         spec: the sharding of the arrays, whose shards are compared.
+        of_each: return the checksum of each array, uint32[N, arrays]. This program takes seconds to compile.
     """
 
-    def checksum(state: Any) -> jax.Array:
-        words = [_words(leaf) for leaf in jax.tree.leaves(state)]
-        return _sum(jnp.stack([_sum(array) for array in few_arrays(words)]))
-
-    return _on_each_device(checksum, mesh, spec)
-
-
-@functools.cache
-def array_checksums(mesh: Mesh, spec: P = _REPLICATED) -> Callable[[Any], jax.Array]:
-    """Compile (on first use, in seconds) the checksum of each array on each device: uint32[N, arrays]."""
-
-    def checksum(state: Any) -> jax.Array:
-        return jnp.stack([_sum(_words(leaf)) for leaf in jax.tree.leaves(state)])
-
-    return _on_each_device(checksum, mesh, spec)
-
-
-def _on_each_device(checksum: Callable[[Any], jax.Array], mesh: Mesh, spec: P) -> Callable[[Any], jax.Array]:
     def local(state: Any) -> jax.Array:
         # The cast marks the values as different on each device. Otherwise XLA might compute one checksum for all
         # devices.
-        return stack_over_devices(checksum(lax.pcast(state, AXIS, to="varying")))
+        words = [_words(leaf) for leaf in jax.tree.leaves(lax.pcast(state, AXIS, to="varying"))]
+        sums = jnp.stack([_sum(array) for array in (words if of_each else few_arrays(words))])
+        return stack_over_devices(sums if of_each else _sum(sums))
 
     return jax.jit(jax.shard_map(local, mesh=mesh, in_specs=spec, out_specs=P()))
 

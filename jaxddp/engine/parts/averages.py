@@ -16,8 +16,35 @@ from jaxddp.engine.parts.part import Part
 from jaxddp.engine.state import EVAL_MODEL_STATE, EVAL_PARAMS, MEASURED_AT, TrainState
 
 
+class RunningAverage(Part):
+    """Parameters for evaluation that move towards the trained parameters of each step."""
+
+    every: int = 1
+    beside = True
+
+    def init(self, params: Any, model_state: Any) -> Any:
+        own = {EVAL_PARAMS: params}
+        if jax.tree.leaves(model_state):
+            own |= {EVAL_MODEL_STATE: model_state, MEASURED_AT: jnp.full((), -1, jnp.int32)}
+        # Copy, because a donated state must not hold a buffer twice.
+        return jax.tree.map(jnp.copy, own)
+
+    def decay_at(self, step: jax.Array) -> jax.Array:
+        """Return the decay of an update in a step, float32[], from 0."""
+        raise NotImplementedError
+
+    def update(self, own: Any, before: TrainState, after: TrainState, grads: Any) -> tuple[Any, TrainState]:
+        decay = self.decay_at(before.step.astype(jnp.float32))
+
+        def average(old: jax.Array, new: jax.Array) -> jax.Array:
+            moved = old + (1 - decay).astype(new.dtype) * (new - old)
+            return moved if self.every == 1 else jnp.where(after.step % self.every == 0, moved, old)
+
+        return {**own, EVAL_PARAMS: jax.tree.map(average, own[EVAL_PARAMS], after.params)}, after
+
+
 @dataclass(frozen=True)
-class ParameterAverage(Part):
+class ParameterAverage(RunningAverage):
     """An exponential moving average of the parameters that starts at the fresh parameters.
 
     The decay of step t, which starts at 0, warms up as min(decay, (1 + t)/(10 + t)), like TensorFlow's
@@ -41,31 +68,17 @@ class ParameterAverage(Part):
     name: str = "average"
     every: Period = 1
     warmup: bool = True
-    beside = True
 
     def __post_init__(self) -> None:
         check_values(self, "ParameterAverage: ")
 
-    def init(self, params: Any, model_state: Any) -> Any:
-        return _evaluated(params, model_state)
-
     def decay_at(self, step: jax.Array) -> jax.Array:
-        """Return the decay of an update in a step, float32[], from 0."""
         decay = jnp.minimum(self.decay, (1 + step) / (10 + step)) if self.warmup else jnp.float32(self.decay)
         return decay**self.every if self.every > 1 else decay
 
-    def update(self, own: Any, before: TrainState, after: TrainState, grads: Any) -> tuple[Any, TrainState]:
-        decay = self.decay_at(before.step.astype(jnp.float32))
-
-        def average(old: jax.Array, new: jax.Array) -> jax.Array:
-            moved = old + (1 - decay).astype(new.dtype) * (new - old)
-            return moved if self.every == 1 else jnp.where(after.step % self.every == 0, moved, old)
-
-        return {**own, EVAL_PARAMS: jax.tree.map(average, own[EVAL_PARAMS], after.params)}, after
-
 
 @dataclass(frozen=True)
-class LastAverage(ParameterAverage):
+class LastAverage(RunningAverage):
     """The mean of the parameters after each of the last steps; before these steps, the trained parameters.
 
     Source: Izmailov et al. 2018 (SWA, arXiv:1803.05407), where the rate of these steps is constant or cyclical.
@@ -74,20 +87,11 @@ class LastAverage(ParameterAverage):
         first: the first averaged step, from 0.
     """
 
-    decay: Decay = 0.0
-    first: int = 0
+    first: int
+    name: str = "average"
 
     def decay_at(self, step: jax.Array) -> jax.Array:
         return 1 - 1 / jnp.maximum(step - self.first + 1, 1)
-
-
-def _evaluated(params: Any, model_state: Any) -> dict[str, Any]:
-    """Return the arrays of a part for evaluation, at step 0."""
-    own = {EVAL_PARAMS: params}
-    if jax.tree.leaves(model_state):
-        own |= {EVAL_MODEL_STATE: model_state, MEASURED_AT: jnp.full((), -1, jnp.int32)}
-    # Copy, because a donated state must not hold a buffer twice.
-    return jax.tree.map(jnp.copy, own)
 
 
 @dataclass(frozen=True)
@@ -133,7 +137,7 @@ class Lookahead(Part):
 
 
 @dataclass(frozen=True)
-class ScheduleFreeAverage(Part):
+class ScheduleFreeAverage(RunningAverage):
     """Keeps x in the state, so that evaluation, prediction and export need no optimizer.
 
     This part is added automatically if the optimizer is schedule-free. Until the last step, the running statistics of
@@ -141,9 +145,7 @@ class ScheduleFreeAverage(Part):
     """
 
     name: str = "schedule_free"
-
-    def init(self, params: Any, model_state: Any) -> Any:
-        return _evaluated(params, model_state)
+    beside = False
 
     def update(self, own: Any, before: TrainState, after: TrainState, grads: Any) -> tuple[Any, TrainState]:
         return {**own, EVAL_PARAMS: compute_average(after.opt_state, after.params)}, after
