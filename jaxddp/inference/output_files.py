@@ -57,26 +57,18 @@ class RowFile:
     One process at a time may write them. Process 0 of a job does.
 
     Args:
-        header: identifies the output, beside the run and the images. The rows of a file with another header are not
-            continued.
-        columns: the columns of each row, among them `error`.
+        header: identifies the output, beside the run and the images: the names of the "columns", among them "error",
+            and other JSON values. The rows of a file with another header are not continued.
 
     Raises:
         InputError: `out` cannot be written.
     """
 
-    def __init__(
-        self,
-        run: trained.TrainedRun,
-        table: SourceTable,
-        out: Path,
-        header: Mapping[str, object],
-        columns: Sequence[str],
-    ):
+    def __init__(self, run: trained.TrainedRun, table: SourceTable, out: Path, header: Mapping[str, Any]):
         self.out = Path(run.topology.peers.from_first("the file", lambda: str(files.check_out(out))))
         self.path = self.out.with_name(f"{self.out.name}.partial")
         self._header = _line({**run.identity, "images": table.fingerprint, **header, "version": 1})
-        self._peers, self._table, self._columns = run.topology.peers, table, {*columns}
+        self._peers, self._table, self._columns = run.topology.peers, table, {*header["columns"]}
 
     def complete(
         self,
@@ -238,9 +230,9 @@ def write_predictions(
 
     if explain is not None:
         peers.from_first("the folder", lambda: str(files.create(explain)))
-    header = {"top": top, "min_confidence": min_confidence, "explain": str(explain and explain.absolute())}
+    header = {"columns": columns, "min_confidence": min_confidence, "explain": str(explain and explain.absolute())}
     outputs = run.stream if explain is None else run.explained_stream
-    return RowFile(run, table, out, header, columns).complete(outputs, rows_of, write, progress)
+    return RowFile(run, table, out, header).complete(outputs, rows_of, write, progress)
 
 
 def write_features(
@@ -288,10 +280,9 @@ def write_features(
     parts = ("data.", "model.", "train.precision")
     settings = {key: str(value) for key, value in flat if key.startswith(parts) and key not in MAY_CHANGE}
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
-    header = {"layer": str(layer), "pool": pool, "settings": digest}
-    return RowFile(run, table, out, header, ("features", "error")).complete(
-        lambda rest, at_once: run.feature_stream(rest, layer, pool, at_once), rows_of, write, progress
-    )
+    header = {"columns": ["features", "error"], "layer": str(layer), "pool": pool, "settings": digest}
+    outputs = lambda rest, at_once: run.feature_stream(rest, layer, pool, at_once)  # noqa: E731
+    return RowFile(run, table, out, header).complete(outputs, rows_of, write, progress)
 
 
 def write_out_of_fold(runs: Sequence[Path], out: Path) -> tuple[dict[str, float], list[dict[str, float]]]:
@@ -308,13 +299,10 @@ def write_out_of_fold(runs: Sequence[Path], out: Path) -> tuple[dict[str, float]
     Raises:
         InputError: a run, its data or the file cannot be read or written, or the classes of two runs differ.
     """
-    topology, rows, parts = Topology.create(), list[predictions.OutputRow](), list[tuple[np.ndarray, np.ndarray]]()
-    recipes, members = (
-        [recipe_of_run(run) for run in runs],
-        [trained.restore_run(run, "best", topology) for run in runs],
-    )
+    topology, rows, parts = Topology.create(), list[predictions.OutputRow](), list[tuple[np.ndarray, ...]]()
+    members = [trained.restore_run(run, "best", topology) for run in runs]
     trained.check_same_classes(members)
-    splits = [open_full_splits(recipe.config.data) for recipe in recipes]
+    splits = [open_full_splits(member.config.data) for member in members]
     for fold, (member, split) in enumerate(zip(members, splits, strict=True)):
         with doing(f"predicting the images of fold {fold}"):
             found, labels = member.predict(split["val"]), labels_of(split["val"])
@@ -323,14 +311,12 @@ def write_out_of_fold(runs: Sequence[Path], out: Path) -> tuple[dict[str, float]
         usable = np.isfinite(found.probabilities).all(1)
         parts.append((found.probabilities[usable], labels.values[usable]))
     files.replace(out, lambda file: predictions.write_prediction_rows(file, "csv", [*rows[0]], rows, splits[0]["val"]))
-    config, user_object = recipes[0].config, user_objects.objects_of_hooks(recipes[0].hooks)
+    config, user_object = members[0].config, user_objects.objects_of_hooks(recipe_of_run(runs[0]).hooks)
     data = resources.TrainingData.of(splits[0]["train"], config.data)
     _, loss = user_objects.losses_of(config, data, user_object)
     metrics = user_objects.metrics_of(config, data.labels, user_object)
-    *measured, whole = (
-        metrics_of_probabilities(loss, metrics, *part)
-        for part in (*parts, map(np.concatenate, zip(*parts, strict=True)))
-    )
+    parts.append(tuple(map(np.concatenate, zip(*parts, strict=True))))
+    *measured, whole = (metrics_of_probabilities(loss, metrics, *part) for part in parts)
     return whole, measured
 
 
