@@ -79,9 +79,8 @@ def compiler_options(words: Sequence[str]) -> dict[str, str]:
         else:
             reason = _rejection_reason(name, value)
         if reason is not None:
-            raise InputError(
-                Key(KEY), f": {show(word)} cannot be used ({reason})", advice="correct it, or leave it out"
-            )
+            problem = f": {show(word)} cannot be used ({reason})"
+            raise InputError(Key(KEY), problem, advice="correct it, or leave it out")
         options[name] = value
     return options
 

@@ -157,9 +157,7 @@ class Averaging:
             buffer, unravel = ravel_pytree(leaves)
             arrays = [buffer]
         message = arrays if dtype is None else [x.astype(dtype) for x in arrays]
-        if previous is not None:
-            message = [compute_after(x, previous) for x in message]
-        means = jax.lax.pmean(message, AXIS)
+        means = jax.lax.pmean(compute_after(message, previous), AXIS)
         results = [mean.astype(x.dtype) for mean, x in zip(means, arrays, strict=True)]
         return results if unravel is None else unravel(results[0]), means
 
@@ -222,13 +220,15 @@ def order_of_readiness(traced: ClosedJaxpr, count: int) -> list[int]:
     return sorted(range(count), key=times.__getitem__)
 
 
-def compute_after(buffer: jax.Array, previous: jax.Array) -> jax.Array:
-    """Return the buffer unchanged, but make XLA compute `previous` first.
+def compute_after(arrays: list[jax.Array], previous: jax.Array | None) -> list[jax.Array]:
+    """Return the arrays unchanged, but make XLA compute `previous` first, if it is not None.
 
     The condition is never true, but XLA cannot derive this. An optimization barrier would prevent XLA from fusing the
     division of a mean with the operation that reads the mean.
     """
-    return jnp.where(previous.ravel()[:1].sum() > jnp.inf, 0, buffer)
+    if previous is None:
+        return arrays
+    return [jnp.where(previous.ravel()[:1].sum() > jnp.inf, 0, array) for array in arrays]
 
 
 def _after(first: list[jax.Array], arrays: list[jax.Array]) -> list[jax.Array]:

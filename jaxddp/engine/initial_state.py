@@ -59,10 +59,9 @@ def make_init(
         params = model.with_adapters(params, key) if isinstance(model, Adapted) else params
         arrays_of = {part.name: part.init(params, model_state) for part in parts}
         part_arrays = {name: arrays for name, arrays in arrays_of.items() if arrays is not None}
-        if len(eval_parts := [name for name, arrays in part_arrays.items() if EVAL_PARAMS in arrays]) > 1:
-            raise InputError(
-                f"the parts {eval_parts[0]!r} and {eval_parts[1]!r} both keep parameters for evaluation; leave one out"
-            )
+        if len(both := [name for name, arrays in part_arrays.items() if EVAL_PARAMS in arrays]) > 1:
+            problem = f"the parts {both[0]!r} and {both[1]!r} both keep parameters for evaluation"
+            raise InputError(problem, advice="leave one out")
         return TrainState(jnp.zeros((), jnp.int32), params, model_state, optimizer.init(params), part_arrays)
 
     # The program runs once, so it is optimized less. It has a random initializer for each parameter, and compiling it

@@ -80,33 +80,6 @@ class RegNetSettings:
 
 
 @MODELS.add(
-    *(
-        f"{tf}efficientnet_{size}"
-        for tf in ("", "tf_")
-        for size in (*(f"b{i}" for i in range(8)), "v2_s", "v2_m", "v2_l")
-    ),
-    *(f"efficientnet_lite{size}" for size in range(5)),
-)
-@dataclass(frozen=True)
-class EfficientNetSettings:
-    """EfficientNets; see `jaxddp.models.inverted_residual`."""
-
-    batch_norm: str = "local"
-    drop_path: Decay = 0.0
-    """ViTs, Swin Transformers, ConvNeXts and EfficientNets: stochastic depth. The probability that an example skips a
-    block grows linearly, from 0 at the first block to this value at the last. In EfficientNets it is this value * i / n
-    at block i of n, counted from 0."""
-    dropout: Decay = 0.0
-    """EfficientNets and MobileNets: the probability that training sets an input of the last layer to zero."""
-
-    def make(self, config: "Config", num_classes: int) -> Any:
-        from jaxddp.models.inverted_residual import ARCHITECTURES, InvertedResidualNetwork
-
-        rates = self.drop_path, self.dropout
-        return InvertedResidualNetwork(ARCHITECTURES[config.model.name], num_classes, *rates, **_common(config))
-
-
-@MODELS.add(
     *("mobilenet_v2", "mobilenet_v2_050", "mobilenet_v2_140", "mobilenet_v3_large"),
     *(f"mobilenet_v4_conv_{size}" for size in ("small", "medium", "large")),
 )
@@ -116,12 +89,28 @@ class MobileNetSettings:
 
     batch_norm: str = "local"
     dropout: Decay = 0.0
+    """EfficientNets and MobileNets: the probability that training sets an input of the last layer to zero."""
 
     def make(self, config: "Config", num_classes: int) -> Any:
         from jaxddp.models.inverted_residual import ARCHITECTURES, InvertedResidualNetwork
 
-        architecture = ARCHITECTURES[config.model.name]
-        return InvertedResidualNetwork(architecture, num_classes, dropout=self.dropout, **_common(config))
+        rates = getattr(self, "drop_path", 0.0), self.dropout
+        return InvertedResidualNetwork(ARCHITECTURES[config.model.name], num_classes, *rates, **_common(config))
+
+
+@MODELS.add(
+    *(f"{tf}efficientnet_b{size}" for tf in ("", "tf_") for size in range(8)),
+    *(f"{tf}efficientnet_v2_{size}" for tf in ("", "tf_") for size in "sml"),
+    *(f"efficientnet_lite{size}" for size in range(5)),
+)
+@dataclass(frozen=True)
+class EfficientNetSettings(MobileNetSettings):
+    """EfficientNets; see `jaxddp.models.inverted_residual`."""
+
+    drop_path: Decay = 0.0
+    """ViTs, Swin Transformers, ConvNeXts and EfficientNets: stochastic depth. The probability that an example skips a
+    block grows linearly, from 0 at the first block to this value at the last. In EfficientNets it is this value * i / n
+    at block i of n, counted from 0."""
 
 
 @MODELS.add(

@@ -92,9 +92,8 @@ class HubFile:
         parts = _REPO.fullmatch(text.removeprefix(SCHEME))
         if parts is None:
             advice = f"write {SCHEME}owner/name, {SCHEME}owner/name/file or {SCHEME}owner/name@revision/file"
-            raise InputError(
-                where or Key("model.weights", text), ": not the address of a file of the Hub", advice=advice
-            )
+            problem = ": not the address of a file of the Hub"
+            raise InputError(where or Key("model.weights", text), problem, advice=advice)
         return cls(parts["repo"], parts["file"], parts["revision"])
 
     def __str__(self) -> str:

@@ -187,11 +187,8 @@ def find_published(name: str) -> PublishedWeights:
     library, _, function = enum.partition("/")
     key = f"{library}/{_function_of(function + '.')}" if member == _DEFAULT else name
     if key not in known:
-        problem, advice = (
-            f": no weights have this name{nearest(name, known)}",
-            "the command `jaxddp weights` lists the names",
-        )
-        raise InputError(Key("model.weights", name), problem, advice=advice)
+        problem = f": no weights have this name{nearest(name, known)}"
+        raise InputError(Key("model.weights", name), problem, advice="the command `jaxddp weights` lists the names")
     return known[key]
 
 

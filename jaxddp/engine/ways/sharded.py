@@ -185,10 +185,10 @@ class Scattering(gradients.Averaging):
     ) -> tuple[list[jax.Array], jax.Array]:
         """Gather the arrays of a bucket; see `_mean` for the result."""
         if not self.ravels:
-            pairs = zip(_all_after(slices, previous), axes, strict=True)
+            pairs = zip(gradients.compute_after(slices, previous), axes, strict=True)
             gathered = [lax.all_gather(array, AXIS, axis=axis, tiled=True) for array, axis in pairs]
             return gathered, gathered[0]
-        (message,) = _all_after([_concatenated([array.ravel() for array in slices])], previous)
+        (message,) = gradients.compute_after([_concatenated([array.ravel() for array in slices])], previous)
         rows = lax.all_gather(message, AXIS)
         parts = zip(_split(rows, [array.size for array in slices]), slices, axes, strict=True)
         return [_joined(part.astype(array.dtype), array.shape, axis) for part, array, axis in parts], rows
@@ -209,7 +209,8 @@ class Scattering(gradients.Averaging):
         count = lax.axis_size(AXIS)
         pairs = list(zip(leaves, axes, strict=True))
         arrays = [_concatenated([_divided(leaf, count, axis) for leaf, axis in pairs])] if self.ravels else leaves
-        message = _all_after(arrays if dtype is None else [array.astype(dtype) for array in arrays], previous)
+        message = arrays if dtype is None else [array.astype(dtype) for array in arrays]
+        message = gradients.compute_after(message, previous)
         if self.ravels:
             arrays = [lax.psum_scatter(message[0], AXIS) / count]
             means = _split(arrays[0], [leaf.size // count for leaf in leaves])
@@ -220,10 +221,6 @@ class Scattering(gradients.Averaging):
         shapes = [(*leaf.shape[:axis], leaf.shape[axis] // count, *leaf.shape[axis + 1 :]) for leaf, axis in pairs]
         triples = zip(means, leaves, shapes, strict=True)
         return [mean.astype(leaf.dtype).reshape(shape) for mean, leaf, shape in triples], arrays
-
-
-def _all_after(arrays: list[jax.Array], previous: jax.Array | None) -> list[jax.Array]:
-    return arrays if previous is None else [gradients.compute_after(array, previous) for array in arrays]
 
 
 def _scaled(shape: tuple[int, ...], axis: int, factor: int) -> tuple[int, ...]:
