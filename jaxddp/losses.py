@@ -86,10 +86,8 @@ def binary_cross_entropy(label_smoothing: float = 0.0, class_weights: Sequence[f
     """
 
     def loss(logits: jax.Array, labels: jax.Array) -> jax.Array:
-        is_single = labels.ndim == 1
-        targets = (
-            jax.nn.one_hot(labels, logits.shape[-1], dtype=logits.dtype) if is_single else labels.astype(logits.dtype)
-        )
+        is_single, (*_, classes), dtype = labels.ndim == 1, logits.shape, logits.dtype
+        targets = jax.nn.one_hot(labels, classes, dtype=dtype) if is_single else labels.astype(dtype)
         if label_smoothing:
             share = label_smoothing / (logits.shape[-1] if is_single else 2)
             targets = (1 - label_smoothing) * targets + share

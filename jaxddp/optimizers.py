@@ -38,9 +38,8 @@ class SgdWithMomentum:
     """Whether to use Nesterov momentum."""
 
     def make(self, config: "Config", learning_rate: "Schedule", kernels: Kernels = BY_NAME) -> "GradientTransformation":
-        return optax.chain(
-            add_decay(config, kernels), optax.sgd(learning_rate, self.momentum or None, nesterov=self.nesterov)
-        )
+        sgd = optax.sgd(learning_rate, self.momentum or None, nesterov=self.nesterov)
+        return optax.chain(add_decay(config, kernels), sgd)
 
 
 @OPTIMIZERS.add("sgd")

@@ -3,7 +3,7 @@
 On images in device memory, one call runs several steps.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import jax
@@ -16,9 +16,11 @@ from jaxddp.engine.objective import MetricSums, Objective, combine_devices
 from jaxddp.engine.state import TrainState
 from jaxddp.measure.cost import Cost, compile_with_cost
 from jaxddp.mesh import AXIS, Topology
+from jaxddp.models.interface import Keys
 from jaxddp.platforms import platform_named
 
-TrainStep = Callable[..., tuple[TrainState, MetricSums]]
+StepResult = tuple[TrainState, MetricSums]
+TrainStep = Callable[..., StepResult]
 """(state, batch, the run's random key) -> (next state, sums of this step). Without a key, the key of seed 0 is used."""
 EvalStep = Callable[..., MetricSums]
 """(state, batch) -> the sums over the batch."""
@@ -26,6 +28,8 @@ ResidentImages = jax.Array | tuple[jax.Array, jax.Array]
 """All images of a source, [N, H, W, C], replicated. With a second, unlabelled source, a pair of such arrays."""
 RESIDENT_FEED = P(), P(AXIS)
 """The shardings of images and of columns."""
+Options = Mapping[str, str]
+"""The values of options of XLA's compiler, by name."""
 
 
 def steps_on_residents(one_step: TrainStep, gather: Callable[..., Batch]) -> TrainStep:
@@ -40,10 +44,8 @@ def steps_on_residents(one_step: TrainStep, gather: Callable[..., Batch]) -> Tra
         gather: see `gather_batch`.
     """
 
-    def local_steps(
-        state: TrainState, images: ResidentImages, columns: Batch, key: jax.Array | None = None
-    ) -> tuple[TrainState, MetricSums]:
-        def take_step(state: TrainState, number: jax.Array | int) -> tuple[TrainState, MetricSums]:
+    def local_steps(state: TrainState, images: ResidentImages, columns: Batch, key: Keys = None) -> StepResult:
+        def take_step(state: TrainState, number: jax.Array | int) -> StepResult:
             return one_step(state, gather(images, columns, number), key)
 
         return scan_range(take_step, state, steps_in(images, columns))
@@ -145,7 +147,7 @@ class Program:
         self.function, self._steps_in = function, steps_in
         self._compiled: dict[Any, tuple[Any, Cost]] = {}
 
-    def __call__(self, state: TrainState, *feed: Any) -> tuple[TrainState, MetricSums]:
+    def __call__(self, state: TrainState, *feed: Any) -> StepResult:
         return self.prepare(state, *feed)(state, *feed)
 
     def check(self, state: TrainState, *feed: Any) -> Any:

@@ -194,10 +194,9 @@ class SelfTest:
         devices = way.topology.num_devices
         self._unmasked_devices = range(0, devices, -(-devices // MOST_DEVICES))
         self._jit = functools.partial(jax.jit, compiler_options=unoptimized_options(way.topology.platform))
-        self._first_examples = self._jit(
-            lambda *feed: self._examples(first_batch(*feed)), out_shardings=way.topology.replicated
-        )
-        self._gradient = self._jit(self._way.gradient(objective), out_shardings=way.topology.replicated)
+        replicated = way.topology.replicated
+        self._first_examples = self._jit(lambda *feed: self._examples(first_batch(*feed)), out_shardings=replicated)
+        self._gradient = self._jit(self._way.gradient(objective), out_shardings=replicated)
         self.operations: int | None = None
         self._tolerance = 0.0
         self._compare = functools.cache(self._make_comparison)
@@ -224,9 +223,8 @@ class SelfTest:
         if message := next(filter(None, peers.exchange("self-test", message)), ""):
             raise GradientError(f"self-test before the first step: {message}", advice=_ADVICE)
         if peers.is_first and not 0 < comparison.norm < np.inf:
-            _log.warning(
-                f"self-test: the gradient of the first examples is {comparison.norm:g}, so the test proves nothing"
-            )
+            norm = f"the gradient of the first examples is {comparison.norm:g}"
+            _log.warning(f"self-test: {norm}, so the test proves nothing")
 
     def _is_small(self, *arguments: Any) -> bool:
         """Trace the averaged gradient. Return False if it is too large or the model fails in evaluation."""

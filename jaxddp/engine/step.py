@@ -18,7 +18,7 @@ from jaxddp.engine.objective import MetricSums, TrainObjective
 from jaxddp.engine.optimizer import call_update, scale_updates
 from jaxddp.engine.parts.part import Part
 from jaxddp.engine.state import TrainState, cast_like, check_types
-from jaxddp.models.interface import with_frozen, without_frozen
+from jaxddp.models.interface import Keys, with_frozen, without_frozen
 
 _DROPOUT = 0x64726F
 
@@ -43,9 +43,7 @@ class Phases:
     gradients: Gradients = field(default_factory=Gradients)
     shares: int = 1
 
-    def gradient(
-        self, state: TrainState, batch: Batch, key: jax.Array | None, device: jax.Array | None = None
-    ) -> Contribution:
+    def gradient(self, state: TrainState, batch: Batch, key: Keys, device: jax.Array | None = None) -> Contribution:
         """Return the gradient of the global batch from a device's slice of it. Call it inside `jax.shard_map`.
 
         Args:

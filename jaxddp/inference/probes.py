@@ -72,9 +72,8 @@ def linear(train: LabelledFeatures, val: LabelledFeatures) -> Probe:
     # A stratified part needs an image of each class, and leaves one.
     is_stratified = counts[counts > 0].min() > 1 and held_out >= (counts > 0).sum()
     select = sklearn.model_selection
-    division = (select.StratifiedShuffleSplit if is_stratified else select.ShuffleSplit)(
-        1, test_size=held_out, random_state=_SEED
-    )
+    splitter = select.StratifiedShuffleSplit if is_stratified else select.ShuffleSplit
+    division = splitter(1, test_size=held_out, random_state=_SEED)
     regression = sklearn.linear_model.LogisticRegression(max_iter=_MOST_ITERATIONS)
     classifier = sklearn.pipeline.make_pipeline(sklearn.preprocessing.StandardScaler(), regression)
     search = select.GridSearchCV(classifier, {"logisticregression__C": STRENGTHS}, cv=division)

@@ -65,7 +65,7 @@ def activation(
         return function(value, *args[1:], **kwargs) if layer.before else value
 
     with nn.intercept_methods(call):
-        logits, updated = model.run(params, model_state, images, train=False, mutable=[*model_state, _COLLECTION])
+        logits, updated = model.run(params, model_state, images, train=False, also=[_COLLECTION])
     (values,) = jax.tree.leaves(updated[_COLLECTION], is_leaf=lambda node: isinstance(node, tuple))
     return logits, values[-1]
 
@@ -118,10 +118,8 @@ def _layers(model: Model, image_shape: tuple[int, int, int]) -> tuple[dict[str, 
     Both are in the order in which the last calls end. A call is None if its output is no array with an axis of images.
     """
     if not isinstance(model, LinenModel):
-        kind = name_of(type(model))
-        raise InputError(
-            f"the network is an object of type {kind}, whose layers cannot be read; give a Flax Linen module"
-        )
+        problem = f"the network is an object of type {name_of(type(model))}, whose layers cannot be read"
+        raise InputError(problem, advice="give a Flax Linen module")
     calls, inputs = dict[str, LayerCall | None](), dict[str, LayerCall]()
     params, model_state = trees_of(model, image_shape)
 

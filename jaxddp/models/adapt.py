@@ -8,7 +8,7 @@ import functools
 import inspect
 import sys
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeGuard
 
@@ -26,6 +26,7 @@ from jaxddp.models.interface import (
     MODE_ARGUMENTS,
     Keys,
     Model,
+    Outputs,
     Tree,
     call_mode,
     cast,
@@ -103,9 +104,7 @@ class NNXModel:
         params, state = jax.tree.map(lambda leaf: jnp.array(leaf, copy=True), (self.params, self.state))
         return _nested(params), _nested(state)
 
-    def apply(
-        self, params: Tree, model_state: Tree, images: jax.Array, *, train: bool, key: jax.Array | None
-    ) -> tuple[jax.Array, Tree]:
+    def apply(self, params: Tree, model_state: Tree, images: jax.Array, *, train: bool, key: Keys) -> Outputs:
         params, images = cast((params, images), self.dtype)
         leaves = _pick(params, self.params) | _pick(model_state, self.state) | self._seed_streams(key)
         module = flax.nnx.merge(self.graph, traverse_util.unflatten_dict(leaves))
@@ -119,9 +118,9 @@ class NNXModel:
                 setattr(layer, "dtype", self.dtype)  # noqa: B010
             if train and hasattr(layer, "use_running_average") and "/".join(map(str, path)) in self.settled:
                 layer.set_attributes(use_running_average=True)
-            if self.convolution and isinstance(layer, flax.nnx.Conv) and layer.feature_group_count > 1:
-                is_default = layer.conv_general_dilated is jax.lax.conv_general_dilated
-                layer.conv_general_dilated = self.convolution if is_default else layer.conv_general_dilated
+            is_grouped = isinstance(layer, flax.nnx.Conv) and layer.feature_group_count > 1
+            if self.convolution and is_grouped and layer.conv_general_dilated is jax.lax.conv_general_dilated:
+                layer.conv_general_dilated = self.convolution
         keywords: dict[str, Any] = call_mode(module.__call__, train)
         if "rngs" in signature(module.__call__).parameters:
             keywords["rngs"] = flax.nnx.Rngs(_typed(key))
@@ -292,19 +291,17 @@ class LinenModel:
 
     def apply(
         self, params: Tree, model_state: Tree, images: jax.Array, *, train: bool, key: Keys, example_keys: Keys = None
-    ) -> tuple[jax.Array, Tree]:
+    ) -> Outputs:
         keywords: dict[str, Any] = {"example_keys": example_keys} if interface.takes_example_keys(self) else {}
-        logits, updated = self.run(
-            params, model_state, images, train=train, mutable=[*model_state], rngs=_linen_streams(key), **keywords
-        )
+        logits, updated = self.run(params, model_state, images, train=train, rngs=_linen_streams(key), **keywords)
         updated = updated if self.dtype is None else like(updated, model_state)
         return logits, {**model_state, **updated} if train else model_state
 
     def run(
-        self, params: Tree, model_state: Tree, images: jax.Array, *, train: bool, mutable: list[str], **keywords: Any
-    ) -> tuple[jax.Array, Tree]:
-        """Call the module in a mode. Return the logits and the collections in `mutable`."""
-        call_arguments = call_mode(self.module.__call__, train)
+        self, params: Tree, model_state: Tree, images: jax.Array, *, train: bool, also: Sequence[str] = (), **words: Any
+    ) -> Outputs:
+        """Call the module in a mode. Return the logits, and the collections of `model_state` and those in `also`."""
+        call_arguments, mutable = call_mode(self.module.__call__, train), [*model_state, *also]
         variables, images = {"params": cast(params, self.dtype), **model_state}, cast(images, self.dtype)
         with contextlib.ExitStack() as stack:
             if self.settled:
@@ -312,7 +309,7 @@ class LinenModel:
             if self.convolution is not None:
                 stack.enter_context(with_grouped_convolution(self.convolution))
             module = _in_mode(self.module, train, call_arguments)
-            return module.apply(variables, images, mutable=mutable, **call_arguments, **keywords)
+            return module.apply(variables, images, mutable=mutable, **call_arguments, **words)
 
     def layer_arrays(self, image_shape: tuple[int, int, int]) -> dict[str, tuple[Shape, Shape, Any]]:
         """Return, for each parameter by name, its shape, its shape in a single layer, and the module that owns it.
@@ -390,7 +387,7 @@ class FunctionModel:
 
     def apply(
         self, params: Tree, model_state: Tree, images: jax.Array, *, train: bool, key: Keys, example_keys: Keys = None
-    ) -> tuple[jax.Array, Tree]:
+    ) -> Outputs:
         keys = {"key": key, "example_keys": example_keys}
         keywords = call_mode(self.function, train) | {
             name: value for name, value in keys.items() if name in signature(self.function).parameters
@@ -445,7 +442,7 @@ class Adapted:
 
     def apply(
         self, params: Tree, model_state: Tree, images: jax.Array, *, train: bool, key: Keys, example_keys: Keys = None
-    ) -> tuple[jax.Array, Tree]:
+    ) -> Outputs:
         keywords: dict[str, Any] = {"example_keys": example_keys} if interface.takes_example_keys(self.base) else {}
         return self.base.apply(merged(params, self.scale), model_state, images, train=train, key=key, **keywords)
 

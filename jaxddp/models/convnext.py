@@ -82,9 +82,8 @@ class ResponseNorm(Layer):
         # The derivative of a square root is infinite at zero.
         squares = jnp.maximum(jnp.sum(wide * wide, axis=(1, 2), keepdims=True), jnp.finfo(wide.dtype).tiny)
         norms = jnp.sqrt(squares)
-        scale, bias = (
-            self.param(name, nn.initializers.zeros, x.shape[-1:], self.param_dtype) for name in ("scale", "bias")
-        )
+        shape, names = x.shape[-1:], ("scale", "bias")
+        scale, bias = (self.param(name, nn.initializers.zeros, shape, self.param_dtype) for name in names)
         return (wide + scale * wide * (norms / (norms.mean(-1, keepdims=True) + 1e-6)) + bias).astype(x.dtype)
 
 

@@ -19,6 +19,7 @@ from jaxddp.core.errors import InputError
 
 Tree = Any  # a pytree of arrays
 Keys = jax.Array | None  # a random key, or one for each image
+Outputs = tuple[jax.Array, Tree]  # logits, and the next model state
 
 _IN_TRAINING = ("train", "training", "is_training", "is_train", "train_mode", "training_mode")
 _IN_EVALUATION = (
@@ -41,9 +42,7 @@ class Model(Protocol):
         """Create (params, model_state) for images like `example`, float[1, H, W, C]. Only `params` is trained."""
         ...
 
-    def apply(
-        self, params: Tree, model_state: Tree, images: jax.Array, *, train: bool, key: Keys
-    ) -> tuple[jax.Array, Tree]:
+    def apply(self, params: Tree, model_state: Tree, images: jax.Array, *, train: bool, key: Keys) -> Outputs:
         """Map float images [B, H, W, C] to (logits [B, K], model_state).
 
         `train` is static. In evaluation `model_state` is returned unchanged. All random numbers derive from `key`,
@@ -178,7 +177,8 @@ def without_frozen(params: Tree, frozen: Layers) -> Tree:
 
 def with_frozen(partial: Tree, params: Tree) -> Tree:
     """Replace each None in a tree of trained parameters by the entry of `params`."""
-    return jax.tree.map(lambda leaf, other: other if leaf is None else leaf, partial, params, is_leaf=_is_none)
+    is_none = lambda leaf: leaf is None  # noqa: E731
+    return jax.tree.map(lambda leaf, other: other if leaf is None else leaf, partial, params, is_leaf=is_none)
 
 
 def with_frozen_state(before: Tree, after: Tree, frozen: Layers) -> Tree:
@@ -217,7 +217,3 @@ def freeze_norms(frozen: Layers) -> Any:
 
 def _select(tree: Tree, is_selected: Callable[[str], bool]) -> Tree:
     return jax.tree_util.tree_map_with_path(lambda path, leaf: leaf if is_selected(path_of(path)) else None, tree)
-
-
-def _is_none(leaf: Any) -> bool:
-    return leaf is None

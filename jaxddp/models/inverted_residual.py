@@ -329,9 +329,7 @@ def _efficientnet_v2(*rows: tuple[int, int], **settings: Any) -> InvertedResidua
 def _mobilenet_v2(width: float) -> InvertedResidualSizes:
     """Return MobileNetV2 with its features multiplied."""
     rows = (1, 1, 16, 1), (6, 2, 24, 2), (6, 2, 32, 3), (6, 2, 64, 4), (6, 1, 96, 3), (6, 2, 160, 3), (6, 1, 320, 1)
-    stages = (
-        (expansion, 3, stride, ops.nearest_multiple(width * n), count, False) for expansion, stride, n, count in rows
-    )
+    stages = ((first, 3, stride, ops.nearest_multiple(width * n), count, False) for first, stride, n, count in rows)
     settings: dict[str, Any] = {"activation": nn.relu6, "squeezes": False, "last": max(1280, round(1280 * width))}
     return _network(round(32 * width / 8) * 8, *stages, namings=(_torchvision_mobilenet_v2, _timm), **settings)
 

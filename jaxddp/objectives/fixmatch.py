@@ -102,9 +102,8 @@ class FixMatch:
             check_augmentation(self._strong(supervised, image.shape), image.shape, image.dtype)
         except InputError as error:
             # The keys of `data.augment` are those of the strong view.
-            error.change_keys(
-                lambda key: replace(key, name=key.name.replace("data.augment.rand", "objective.strong_rand"))
-            )
+            names = "data.augment.rand", "objective.strong_rand"
+            error.change_keys(lambda key: replace(key, name=key.name.replace(*names)))
             raise
         self(supervised)
 

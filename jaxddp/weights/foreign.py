@@ -17,6 +17,9 @@ import numpy as np
 
 from jaxddp.core.errors import InputError
 
+Shapes = Mapping[str, tuple[int, ...]]
+"""The shapes of a network's arrays by path, such as "params/fc/kernel" or "batch_stats/bn1/mean"."""
+Arrays = Mapping[str, np.ndarray]
 Rename = Callable[[str], str | None]
 """A recipe's function of a name in a file, which returns the name in the network, or None for an array to leave out."""
 _OWN = "kernel"
@@ -52,7 +55,7 @@ def comparable(name: str) -> str:
     return ".".join((*parts[:-1], _LEAVES.get(parts[-1], parts[-1])))
 
 
-def renamed(stored: Mapping[str, np.ndarray], rename: Rename | None) -> dict[str, str]:
+def renamed(stored: Arrays, rename: Rename | None) -> dict[str, str]:
     """Return the names that a recipe's `rename` gives to those in a file, by the latter; without it, the names.
 
     Raises: InputError if the result is no name.
@@ -64,9 +67,7 @@ def renamed(stored: Mapping[str, np.ndarray], rename: Rename | None) -> dict[str
     return {name: new for name, new in names.items() if new is not None}
 
 
-def in_terms_of(
-    shapes: Mapping[str, tuple[int, ...]], stored: Mapping[str, np.ndarray], rename: Rename | None = None
-) -> Foreign:
+def in_terms_of(shapes: Shapes, stored: Arrays, rename: Rename | None = None) -> Foreign:
     """Give the arrays of a checkpoint the names and the layouts of a network.
 
     Args:
@@ -122,7 +123,7 @@ def _long(shape: tuple[int, ...]) -> list[int]:
     return [size for size in shape if size != 1]
 
 
-def nearest_array(path: str, shape: tuple[int, ...], others: Mapping[str, np.ndarray]) -> str | None:
+def nearest_array(path: str, shape: tuple[int, ...], others: Arrays) -> str | None:
     """Return the name that is most similar to a path, of an array with as many elements if there is one; else None."""
     wanted, size = comparable(path), math.prod(shape)
     fitting: Iterable[str] = [name for name, array in others.items() if array.size == size] or others

@@ -14,10 +14,8 @@ import numpy as np
 from jaxddp.config.layers import NO_LAYERS, Layers
 from jaxddp.core.errors import InputError, Key, counted, nearest
 from jaxddp.models.network import Naming, PositionGrid
-from jaxddp.weights.foreign import nearest_array
+from jaxddp.weights.foreign import Arrays, Shapes, nearest_array
 
-Shapes = Mapping[str, tuple[int, ...]]
-"""The shapes of a network's arrays by path, such as "params/fc/kernel" or "batch_stats/bn1/mean"."""
 _LISTED = 6
 _RENAMING = ("define rename(name) in the recipe, for names as `jaxddp weights inspect FILE RECIPE` lists them",)
 _PUBLISHED_CHANNELS = (1, 3)
@@ -70,7 +68,7 @@ def from_published(path: str, name: str, array: np.ndarray) -> np.ndarray:
     return array.reshape(-1) if name.endswith(_IMAGE_SHAPED) else array
 
 
-def published(arrays: Mapping[str, np.ndarray], naming: Naming) -> dict[str, np.ndarray]:
+def published(arrays: Arrays, naming: Naming) -> dict[str, np.ndarray]:
     """Return the state dict of the arrays, a dict by path."""
     return {naming(path): to_published(path, naming(path), array) for path, array in arrays.items()}
 
@@ -117,9 +115,7 @@ class ImageArrays:
         return cls(channels, grids(*size), grids(*stored_shape[:2]) if stored_shape else {})
 
 
-def conversions(
-    shapes: Mapping[str, tuple[int, ...]], arrays: Mapping[str, np.ndarray], images: ImageArrays
-) -> dict[str, Conversion]:
+def conversions(shapes: Shapes, arrays: Arrays, images: ImageArrays) -> dict[str, Conversion]:
     """Return the conversions of arrays with another shape than the network's, by path.
 
     Args:
@@ -211,7 +207,7 @@ class WeightMatch:
 
 def match(
     shapes: Shapes,
-    state_dict: Mapping[str, np.ndarray],
+    state_dict: Arrays,
     namings: Sequence[Naming],
     num_classes: int,
     new_layers: Layers = NO_LAYERS,
@@ -272,9 +268,7 @@ def _head(shapes: Shapes, paths: Sequence[str], num_classes: int) -> tuple[str, 
     return tuple(path for path in shapes if path.rpartition("/")[0] == heads[0]) if len(heads) == 1 else ()
 
 
-def _describe_faults(
-    faults: Sequence[str], names: Mapping[str, str], shapes: Shapes, state_dict: Mapping[str, np.ndarray]
-) -> str:
+def _describe_faults(faults: Sequence[str], names: Mapping[str, str], shapes: Shapes, state_dict: Arrays) -> str:
     """Describe the arrays that are missing or have another shape."""
     absent, differences, clauses = [path for path in faults if names[path] not in state_dict], [], []
     missing = [names[path] for path in absent]

@@ -67,9 +67,7 @@ class Reproducible(Way):
         return SHARDS
 
 
-def mean_of_shards(
-    compute: Callable[[Any, Batch, jax.Array], T], arrays: Any, batch: Batch, *, for_cpu: bool = False
-) -> T:
+def mean_of_shards(compute: Callable[[Any, Batch, jax.Array], T], arrays: Any, batch: Batch, *, for_cpu: bool) -> T:
     """Average the results of `compute` over all shards. Call it inside `jax.shard_map` with a device's slice of a batch
 
     Args:

@@ -14,7 +14,7 @@ devices.
 
 import functools
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,12 +25,12 @@ from jax import P, lax
 import jaxddp.engine.gradients as gradients
 from jaxddp.config.layers import NO_LAYERS, Layers
 from jaxddp.data.batch import Batch
-from jaxddp.engine.programs import RESIDENT_FEED, TrainStep, gather_batch
+from jaxddp.engine.programs import RESIDENT_FEED, Options, TrainStep, gather_batch
 from jaxddp.engine.state import TrainState, all_finite
 from jaxddp.engine.step import Phases
 from jaxddp.engine.ways.way import Way
 from jaxddp.mesh import AXIS, varying
-from jaxddp.models.interface import path_of, without_frozen
+from jaxddp.models.interface import Keys, path_of, without_frozen
 
 
 @dataclass(frozen=True)
@@ -40,9 +40,7 @@ class Sharded(Way):
     def specs(self, state: TrainState) -> Any:
         return sharded_specs(state, self.topology.num_devices, self.gradients.frozen)
 
-    def jit_init(
-        self, init: Callable[..., TrainState], compiler_options: Mapping[str, str]
-    ) -> Callable[..., TrainState]:
+    def jit_init(self, init: Callable[..., TrainState], compiler_options: Options) -> Callable[..., TrainState]:
         def sharded_init(*arguments: Any) -> TrainState:
             places = self.shardings(jax.eval_shape(init, *arguments))
             return jax.jit(init, out_shardings=places, compiler_options=dict(compiler_options))(*arguments)
@@ -68,9 +66,7 @@ class Sharded(Way):
             specs = self.specs(state)
             of_slices = replace(phases, gradients=self.gradients_of(specs))
 
-            def gradient(
-                state: TrainState, batch: Batch, key: jax.Array | None
-            ) -> tuple[gradients.Contribution, jax.Array]:
+            def gradient(state: TrainState, batch: Batch, key: Keys) -> tuple[gradients.Contribution, jax.Array]:
                 contribution = of_slices.gradient(state, batch, key)
                 finite = lax.pmin(all_finite(contribution.undivided).astype(jnp.int32), AXIS)
                 return contribution._replace(undivided=None), finite

@@ -11,7 +11,7 @@ mean is exact for any sizes. Model states, such as batch statistics, are average
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Self
@@ -24,8 +24,7 @@ from jax.sharding import AxisType, Mesh
 from jaxddp.core.errors import Key
 from jaxddp.data.batch import Batch, Division
 from jaxddp.engine.gradients import Contribution, is_float
-from jaxddp.engine.objective import MetricSums
-from jaxddp.engine.programs import Program, TrainStep, gather_batch
+from jaxddp.engine.programs import Options, Program, StepResult, TrainStep, gather_batch
 from jaxddp.engine.state import TrainState, all_finite
 from jaxddp.engine.step import Phases
 from jaxddp.engine.ways.reproducible import SHARDS, check_no_collective
@@ -177,9 +176,9 @@ class UnequalStep:
     topology: Topology
     teams: Sequence[Team]
     gradients: Sequence[Callable[..., Contribution]]
-    update: Callable[..., tuple[TrainState, MetricSums]]
+    update: Callable[..., StepResult]
 
-    def __call__(self, state: TrainState, *feed: Any) -> tuple[TrainState, MetricSums]:
+    def __call__(self, state: TrainState, *feed: Any) -> StepResult:
         return self.update(state, join_teams(self.compute(state, *feed), self.topology))
 
     def compute(self, state: TrainState, *feed: Any) -> list[Contribution]:
@@ -195,9 +194,7 @@ class UnequalProgram(Program):
     It is called like the program of `Way.program`, for a single step. Batches have no padding within a slice.
     """
 
-    def __init__(
-        self, phases: Phases, way: Unequal, resident: bool = False, compiler_options: Mapping[str, str] | None = None
-    ):
+    def __init__(self, phases: Phases, way: Unequal, resident: bool = False, compiler_options: Options | None = None):
         # No single jitted function computes the step, and its memory for another batch size is not estimated.
         super().__init__(None)
         topology, counts = way.topology, way.counts
@@ -242,7 +239,7 @@ class UnequalProgram(Program):
         sharded = jax.shard_map(on_device, mesh=team.mesh, in_specs=in_specs, out_specs=P(AXIS))
         return jax.jit(sharded, compiler_options=self._options).trace(team.numbers, *shapes)
 
-    def _update_state(self, state: TrainState, stacked: Contribution) -> tuple[TrainState, MetricSums]:
+    def _update_state(self, state: TrainState, stacked: Contribution) -> StepResult:
         contribution = self._phases.combine(state, jax.tree.map(lambda leaf: leaf[0], stacked))
         return self._phases.update(state, contribution, lambda: all_finite(contribution.undivided))
 

@@ -21,7 +21,15 @@ from jaxddp.core.errors import InputError, Key, Words, counted
 from jaxddp.data.batch import Batch
 from jaxddp.engine.gradients import Gradients
 from jaxddp.engine.objective import TrainObjective
-from jaxddp.engine.programs import RESIDENT_FEED, Program, TrainStep, gather_batch, steps_in, steps_on_residents
+from jaxddp.engine.programs import (
+    RESIDENT_FEED,
+    Options,
+    Program,
+    TrainStep,
+    gather_batch,
+    steps_in,
+    steps_on_residents,
+)
 from jaxddp.engine.state import TrainState, all_finite, check_types
 from jaxddp.engine.step import Phases
 from jaxddp.mesh import AXIS, Device, Topology, check_divisible
@@ -115,9 +123,7 @@ class Way:
         """The mesh of `specs`."""
         return self.topology.mesh
 
-    def jit_init(
-        self, init: Callable[..., TrainState], compiler_options: Mapping[str, str]
-    ) -> Callable[..., TrainState]:
+    def jit_init(self, init: Callable[..., TrainState], compiler_options: Options) -> Callable[..., TrainState]:
         """Compile (on first use) the initialization of a state."""
         return jax.jit(init, out_shardings=self.topology.replicated, compiler_options=dict(compiler_options))
 
@@ -151,9 +157,7 @@ class Way:
         step = self.step(phases, resident=resident, **options)
         return Program(step, steps_in) if resident else Program(step)
 
-    def step(
-        self, phases: Phases, *, resident: bool = False, compiler_options: Mapping[str, str] | None = None
-    ) -> TrainStep:
+    def step(self, phases: Phases, *, resident: bool = False, compiler_options: Options | None = None) -> TrainStep:
         """Compile (on first use) an optimizer step over the global batch, or several steps on `resident` images.
 
         The compiled function takes a state, whose memory is donated, a batch placed by `Topology.place`, and the run's

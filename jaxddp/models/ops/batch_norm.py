@@ -138,9 +138,7 @@ def _forward(
     return (result, mean, var), (x, mean, deviation, scale, bias, residual is not None, relu_result)
 
 
-def _backward(
-    options: _Options, saved: Any, grads: _Result
-) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array | None]:
+def _backward(options: _Options, saved: Any, grads: _Result) -> tuple[jax.Array | None, ...]:
     x, mean, deviation, scale, bias, has_residual, result = saved
     multiplier, grad = deviation * scale, grads[0]
     if options.relu and has_residual:

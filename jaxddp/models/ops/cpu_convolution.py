@@ -42,6 +42,7 @@ _LEAST_CHANNELS = 16
 # A product for each element of a larger kernel takes long to compile.
 _LARGEST_KERNEL = 13
 _CHANNELS_LAST = lax.conv_dimension_numbers((1,) * 4, (1,) * 4, ("NHWC", "HWIO", "NHWC"))
+Shape = tuple[int, ...]
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
@@ -55,7 +56,7 @@ def convolve(images: jax.Array, kernel: jax.Array, stride: int, padding: int) ->
         stride: the stride of both axes.
         padding: the number of zeros on each side of both axes.
     """
-    product = _product_of(images, kernel)
+    product, _ = _functions_for(images, kernel)
     if product is _dense_product and not _is_product_faster(images, kernel, kernel.shape[3]):
         return _xla_convolution(images, kernel, stride, padding)
     product = functools.partial(product, stride=stride, padding=padding)
@@ -118,9 +119,9 @@ def _forward(images: jax.Array, kernel: jax.Array, stride: int, padding: int) ->
 
 def _backward(stride: int, padding: int, saved: Any, grads: jax.Array) -> tuple[jax.Array, jax.Array]:
     images, kernel = saved
-    settings, product = {"stride": stride, "padding": padding}, _product_of(images, kernel)
+    settings, (product, gradient) = {"stride": stride, "padding": padding}, _functions_for(images, kernel)
     count = _multiplications(images, kernel, stride, padding)
-    kernel_gradient = functools.partial(_KERNEL_GRADIENTS[product], shape=kernel.shape, **settings)
+    kernel_gradient = functools.partial(gradient, shape=kernel.shape, **settings)
     images_gradient = functools.partial(_images_gradient, product, shape=images.shape, **settings)
     is_counted = True
     if product is _dense_product:
@@ -140,17 +141,19 @@ def _backward(stride: int, padding: int, saved: Any, grads: jax.Array) -> tuple[
 convolve.defvjp(_forward, _backward)
 
 
-def _product_of(images: jax.Array, kernel: jax.Array) -> Callable[..., jax.Array]:
-    """Return the function of (images, kernel, stride, padding) that computes a dense, depthwise or grouped product."""
+def _functions_for(images: jax.Array, kernel: jax.Array) -> tuple[Callable[..., jax.Array], Callable[..., jax.Array]]:
+    """Return the function of (images, kernel, stride, padding) that computes a dense, depthwise or grouped product.
+
+    The second one computes the gradient of the kernel.
+    """
     inputs, features = kernel.shape[2:]
     if inputs == images.shape[-1]:
-        return _dense_product
-    return _depthwise_product if inputs == 1 and features == images.shape[-1] else _grouped_product
+        return _dense_product, _dense_gradient
+    is_depthwise = inputs == 1 and features == images.shape[-1]
+    return (_depthwise_product, _depthwise_gradient) if is_depthwise else (_grouped_product, _grouped_gradient)
 
 
-def _as_composite(
-    product: Callable[[jax.Array, jax.Array], jax.Array], multiplications: int
-) -> Callable[..., jax.Array]:
+def _as_composite(product: Callable[..., jax.Array], multiplications: int) -> Callable[..., jax.Array]:
     composite = lax.composite(lambda a, b, **_: product(a, b), "jaxddp.convolution")
     return functools.partial(composite, multiplications=np.int64(multiplications))
 
@@ -176,9 +179,7 @@ def _is_product_faster(images: jax.Array, kernel: jax.Array, features: int) -> b
 
 def _xla_convolution(images: jax.Array, kernel: jax.Array, stride: int, padding: int) -> jax.Array:
     margins = ((padding, padding), (padding, padding))
-    return lax.conv_general_dilated(
-        images, kernel, (stride, stride), margins, dimension_numbers=("NHWC", "HWIO", "NHWC")
-    )
+    return lax.conv_general_dilated(images, kernel, (stride, stride), margins, dimension_numbers=_CHANNELS_LAST)
 
 
 def _dense_product(images: jax.Array, kernel: jax.Array, stride: int, padding: int) -> jax.Array:
@@ -208,13 +209,7 @@ def _grouped_product(images: jax.Array, kernel: jax.Array, stride: int, padding:
 
 
 def _images_gradient(
-    product: Callable[..., jax.Array],
-    grads: jax.Array,
-    kernel: jax.Array,
-    *,
-    shape: tuple[int, ...],
-    stride: int,
-    padding: int,
+    product: Callable[..., jax.Array], grads: jax.Array, kernel: jax.Array, *, shape: Shape, stride: int, padding: int
 ) -> jax.Array:
     """Compute the gradient of images [B, H, W, C] of this shape from that of the result, [B, H', W', F].
 
@@ -250,9 +245,7 @@ def _images_gradient(
     return whole[:, : shape[1], : shape[2]]
 
 
-def _depthwise_gradient(
-    images: jax.Array, grads: jax.Array, *, shape: tuple[int, ...], stride: int, padding: int
-) -> jax.Array:
+def _depthwise_gradient(images: jax.Array, grads: jax.Array, *, shape: Shape, stride: int, padding: int) -> jax.Array:
     """Return the gradient of a kernel of this shape, [k, k, 1, C]."""
     size, padded, (batch, height, width, channels) = shape[0], _pad(images, padding), grads.shape
     span, wide = (batch, (height - 1) * stride + 1, (width - 1) * stride + 1, channels), _total_dtype(grads)
@@ -265,9 +258,7 @@ def _depthwise_gradient(
     return lax.map(tap, jnp.arange(size * size)).reshape(shape).astype(images.dtype)
 
 
-def _grouped_gradient(
-    images: jax.Array, grads: jax.Array, *, shape: tuple[int, ...], stride: int, padding: int
-) -> jax.Array:
+def _grouped_gradient(images: jax.Array, grads: jax.Array, *, shape: Shape, stride: int, padding: int) -> jax.Array:
     """Return the gradient of a kernel of this shape, [k, k, C / groups, F]."""
     size, _, inputs, features = shape
     groups = images.shape[-1] // inputs
@@ -291,9 +282,7 @@ def _grouped_gradient(
     return own.transpose(1, 2, 3, 0, 5, 4).reshape(shape).astype(images.dtype)
 
 
-def _dense_gradient(
-    images: jax.Array, grads: jax.Array, *, shape: tuple[int, ...], stride: int, padding: int
-) -> jax.Array:
+def _dense_gradient(images: jax.Array, grads: jax.Array, *, shape: Shape, stride: int, padding: int) -> jax.Array:
     """Return a kernel's gradient, [k, k, C, F]: the sum over pixels of the outer product of patch and gradient."""
     (batch, height, width, features), (size, _, channels, _) = grads.shape, shape
     padded = _pad(images, padding)
@@ -330,13 +319,6 @@ def _dense_gradient(
     )
     total = jnp.stack(totals if transposed else [part.T for part in totals])
     return total.reshape(shape).astype(images.dtype)
-
-
-_KERNEL_GRADIENTS = {
-    _dense_product: _dense_gradient,
-    _depthwise_product: _depthwise_gradient,
-    _grouped_product: _grouped_gradient,
-}
 
 
 def _sum_outer_products(a: jax.Array, b: jax.Array) -> jax.Array:
@@ -409,12 +391,12 @@ def _pad(images: jax.Array, padding: int) -> jax.Array:
     return jnp.pad(images, ((0, 0), (padding, padding), (padding, padding), (0, 0)))
 
 
-def _patches(images: jax.Array, shape: tuple[int, ...], stride: int) -> jax.Array:
+def _patches(images: jax.Array, shape: Shape, stride: int) -> jax.Array:
     """Extract patches: [..., H, W, C] -> [..., H', W', k * l * C], in the order of a kernel [k, l, …]."""
     return jnp.concatenate(_taps(images, shape, stride), -1)
 
 
-def _taps(images: jax.Array, shape: tuple[int, ...], stride: int) -> list[jax.Array]:
+def _taps(images: jax.Array, shape: Shape, stride: int) -> list[jax.Array]:
     """Return the pixels that each element of a kernel reads: k * l arrays [..., H', W', C]."""
     sides = zip(images.shape[-3:-1], shape[:2], strict=True)
     height, width = ((side - size) // stride * stride + 1 for side, size in sides)

@@ -34,9 +34,7 @@ def max_pool(images: jax.Array, window: int = 3, stride: int = 2, padding: int =
     return _forward(images, window, stride, padding)[0]
 
 
-def _forward(
-    images: jax.Array, window: int, stride: int, padding: int
-) -> tuple[jax.Array, tuple[jax.Array, tuple[int, ...]]]:
+def _forward(images: jax.Array, window: int, stride: int, padding: int) -> tuple[jax.Array, Any]:
     pixels = _pixels(images, window, stride, padding)
     largest = next(pixels)
     which = lax.full_like(largest, 0, jnp.uint8)
@@ -48,9 +46,7 @@ def _forward(
     return largest, (which, images.shape)
 
 
-def _backward(
-    window: int, stride: int, padding: int, saved: tuple[jax.Array, tuple[int, ...]], grads: jax.Array
-) -> tuple[jax.Array]:
+def _backward(window: int, stride: int, padding: int, saved: Any, grads: jax.Array) -> tuple[jax.Array]:
     which, (_, height, width, _) = saved
     zero = jnp.zeros((), grads.dtype)
 
