@@ -7,7 +7,7 @@ them. `trained_network` opens both.
 import functools
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,7 +28,7 @@ from jaxddp.data.opening import open_validation_split, sample_images
 from jaxddp.data.source import Source, check_labelled, check_source, image_dtype, labels_of
 from jaxddp.data.united import in_classes, own_part
 from jaxddp.engine.state import TrainState
-from jaxddp.inference.trained import Ensemble, OnClasses, TrainedRun, evaluator_of, fitted, restore_run
+from jaxddp.inference.trained import OnClasses, TrainedRun, evaluator_of, fitted, restore_run
 from jaxddp.mesh import Topology
 from jaxddp.models.adapt import NNXModel, adapt
 from jaxddp.models.interface import Model, trees_of
@@ -37,7 +37,7 @@ from jaxddp.setup.initial_weights import WeightsTarget, signature_of_weights, st
 from jaxddp.setup.network_checks import brings_weights, logits_of
 from jaxddp.setup.recipe import model_of
 from jaxddp.setup.resources import ImageShape, TrainingData, join_and_resolve, open_validation_alone
-from jaxddp.setup.user_objects import ObjectSource, objects_of_arguments, objects_of_hooks
+from jaxddp.setup.user_objects import objects_of_arguments, objects_of_hooks
 from jaxddp.weights.foreign import Foreign, in_terms_of, renamed
 from jaxddp.weights.match import Shapes, from_published
 from jaxddp.weights.places import IMAGENET, find_published, has_library, local_weights
@@ -95,6 +95,7 @@ def network_of_weights(
     config, user_object = file.config, objects_of_hooks(file.hooks)
     if config.train.precision is None:
         config = config.replace(train={"precision": platforms.platform_named(topology.platform).precision})
+        file = replace(file, config=config)
     data, in_memory = config.data.of_evaluation, source is not None and source.pixel_shape is not None
     shape = (data.image_size, data.image_size, data.channels) if source is None else source.image_shape(data)
     dtype = np.dtype(f"uint{data.bits}") if source is None else np.dtype(image_dtype(source, data))
@@ -110,9 +111,7 @@ def network_of_weights(
     own = ClassList.of(source) if source is not None and measures else None
     stated = None if path is None else signature_of_weights(path)
     known = imagenet_classes() if published else stated and ClassList.of(stated)
-    target, known = _with_classes(
-        functools.partial(_target, file, config, user_object, shape), path, stored, known, own
-    )
+    target, known = _with_classes(functools.partial(_target, file, shape), path, stored, known, own)
     if own and not {*own.ids} <= {*known.ids}:
         if stated is not None or len(own.ids) != len(known.ids):
             raise _other_classes(config, known, own)
@@ -155,11 +154,9 @@ def _with_classes(
     return target if len(known.ids) == target.num_classes else target_of(len(known.ids)), known
 
 
-def _target(
-    file: RecipeFile, config: Config, user_object: ObjectSource, shape: ImageShape, num_classes: int
-) -> WeightsTarget:
-    model = model_of(config, num_classes, user_object, shape)
-    return WeightsTarget(model, shape, num_classes, new_layers=config.model.fresh_layers, rename=file.rename)
+def _target(file: RecipeFile, shape: ImageShape, num_classes: int) -> WeightsTarget:
+    model = model_of(file.config, num_classes, objects_of_hooks(file.hooks), shape)
+    return WeightsTarget(model, shape, num_classes, new_layers=file.config.model.fresh_layers, rename=file.rename)
 
 
 def _images(source: Source | None, config: Config, count: int) -> np.ndarray:
@@ -200,11 +197,11 @@ def mapped_names(file: RecipeFile, path: Path) -> tuple[Shapes, Foreign]:
 
     Raises: InputError if the file cannot be read, or the recipe has no network.
     """
-    data, user_object = file.config.data, objects_of_hooks(file.hooks)
+    data = file.config.data
     shape = data.image_size, data.image_size, data.channels
-    target, stored = _target(file, file.config, user_object, shape, IMAGENET), read(path)
+    target, stored = _target(file, shape, IMAGENET), read(path)
     if (count := _head_size(path, stored, target)) not in (None, IMAGENET):
-        target = _target(file, file.config, user_object, shape, count)
+        target = _target(file, shape, count)
     mapped, (*published_names, own) = stored_arrays(path, stored, target)
     if published_names:
         paths = {naming(array): array for naming in (own, *reversed(published_names)) for array in target.shapes}
@@ -285,13 +282,6 @@ def measure_network(
     of = TrainingData.of(source, data)
     measure = evaluator_of(config, objects_of_arguments(loss=loss), model, of, source, topology)
     return measure(topology.replicate(state))
-
-
-def ensemble(
-    places: Sequence[Path | RecipeFile], step: str, topology: Topology, source: Source, weights: Sequence[float] = ()
-) -> TrainedRun:
-    """Return the mean of several networks; see `trained_network` and `Ensemble.of`. Raises: InputError."""
-    return Ensemble.of([trained_network(place, step, topology, source) for place in places], weights)
 
 
 def trained_network(

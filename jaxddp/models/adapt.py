@@ -118,9 +118,9 @@ class NNXModel:
                 setattr(layer, "dtype", self.dtype)  # noqa: B010
             if train and hasattr(layer, "use_running_average") and "/".join(map(str, path)) in self.settled:
                 layer.set_attributes(use_running_average=True)
-            is_grouped = isinstance(layer, flax.nnx.Conv) and layer.feature_group_count > 1
-            if self.convolution and is_grouped and layer.conv_general_dilated is jax.lax.conv_general_dilated:
-                layer.conv_general_dilated = self.convolution
+            if self.convolution and isinstance(layer, flax.nnx.Conv) and layer.feature_group_count > 1:
+                is_default = layer.conv_general_dilated is jax.lax.conv_general_dilated
+                layer.conv_general_dilated = self.convolution if is_default else layer.conv_general_dilated
         keywords: dict[str, Any] = call_mode(module.__call__, train)
         if "rngs" in signature(module.__call__).parameters:
             keywords["rngs"] = flax.nnx.Rngs(_typed(key))

@@ -222,17 +222,16 @@ def _read(directory: Path, name: str) -> RunFiles:
     except InputError:
         validations = None
     columns, rows_fault = _series(directory, validations)
-    faults = [f"{config_fault}; its settings and its time are left out"] if config_fault else []
-    faults += [rows_fault] if rows_fault else []
-    faults += [f"{result_fault}; its status is left out"] if result_fault else []
+    config_fault = config_fault and f"{config_fault}; its settings and its time are left out"
+    result_fault = result_fault and f"{result_fault}; its status is left out"
+    faults = tuple(filter(None, (config_fault, rows_fault, result_fault)))
     status, saved = {True: "running", False: "ended", None: "unknown"}[is_locked(directory)], result.get("status")
     if status != "running" and isinstance(saved, str):
         status = saved
-    goal = validations.goal if validations else Goal()
+    goal, reference = validations.goal if validations else Goal(), None
     with suppress(InputError, TypeError):
         reference = Reference(**json_object(directory / REFERENCE_FILE)[0])
-        return RunFiles(directory, name, flatten(config), columns, result, status, tuple(faults), goal, reference)
-    return RunFiles(directory, name, flatten(config), columns, result, status, tuple(faults), goal)
+    return RunFiles(directory, name, flatten(config), columns, result, status, faults, goal, reference)
 
 
 def json_object(path: Path) -> tuple[dict[str, Any], str]:

@@ -6,19 +6,19 @@ search that is resumed, or that several hosts share, continues with the same sug
 pruner its `MedianPruner`.
 """
 
-import importlib.util
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxddp.core.errors import InputError, Key, counted, not_installed
+from jaxddp.core.errors import InputError, Key, counted
+from jaxddp.core.libraries import required
 from jaxddp.core.log import say
 from jaxddp.reports.tables import NOTHING
 from jaxddp.sweeps.folder import SweepFolder
-from jaxddp.sweeps.trials import Space, Trial, TrialEnd
+from jaxddp.sweeps.trials import Space, Trial, TrialEnd, Values
 
-MakeTrial = Callable[[Mapping[str, str]], Trial]
+MakeTrial = Callable[[Values], Trial]
 _ATTEMPTS = 20
 """The number of suggestions after which a search has no new values."""
 
@@ -96,6 +96,79 @@ class GridQueue:
         return len(self._own(self.folder.read())) - len(self.unfinished())
 
 
+class Search(NamedTuple):
+    """The suggestions of Optuna, which are functions of these values and of the trials so far (`FrozenTrial`s).
+
+    Attributes:
+        spaces: the values of each key.
+        lowest: whether a lower value of the metric is better.
+        seed: the seed of the suggestions.
+    """
+
+    spaces: Mapping[str, Space]
+    lowest: bool
+    seed: int = 0
+
+    def suggestion(self, tried: Sequence[Any], attempt: int = 0) -> dict[str, str]:
+        """Return a word for each key.
+
+        Args:
+            tried: the trials so far (see `record`), in the order of their creation.
+            attempt: the number of earlier suggestions after the same trials.
+        """
+        # A generator that began again with the seed after a restart would repeat its first numbers.
+        state = np.random.SeedSequence([self.seed, len(tried), attempt]).generate_state(1)
+        params = self._study(tried, int(state[0])).ask(self._distributions()).params
+        return {key: space.word(params[key]) for key, space in self.spaces.items()}
+
+    def should_prune(self, others: Sequence[Any], values: Values, measured: Sequence[float], checked: int = 0) -> bool:
+        """Return whether a running trial is to be pruned at one of its validations after the first `checked` ones.
+
+        It is pruned if its best validation so far is worse than the median of the finished trials at the same number of
+        validations. The first five trials are never pruned.
+        """
+        import optuna
+
+        study, pruner = self._study(others), optuna.pruners.MedianPruner()
+        # Validations may follow each other faster than this function is called.
+        parts = (self.record(values, "running", measured[:n]) for n in range(checked + 1, len(measured) + 1))
+        return any(pruner.prune(study, part) for part in parts)
+
+    def record(self, values: Values, state: str, measured: Sequence[float] = (), best: float | None = None) -> Any:
+        """Return Optuna's record of a trial.
+
+        Args:
+            values: the word of each key.
+            state: "running", "done", "pruned" or "failed".
+            measured: the values of the metric at each validation so far, the oldest first.
+            best: the value at the best validation; None if there is none.
+        """
+        from optuna.trial import TrialState, create_trial
+
+        # Optuna needs a value for a finished trial.
+        is_done = state == "done" and best is not None
+        states = {"running": TrialState.RUNNING, "pruned": TrialState.PRUNED}
+        return create_trial(
+            state=TrialState.COMPLETE if is_done else states.get(state, TrialState.FAIL),
+            value=best if is_done else None,
+            params={key: space.param(values[key]) for key, space in self.spaces.items()},
+            distributions=self._distributions(),
+            intermediate_values=dict(enumerate(measured)),
+        )
+
+    def _study(self, tried: Sequence[Any], seed: int = 0) -> Any:
+        import optuna
+
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        sampler = optuna.samplers.TPESampler(seed=seed)
+        study = optuna.create_study(direction="minimize" if self.lowest else "maximize", sampler=sampler)
+        study.add_trials(tried)
+        return study
+
+    def _distributions(self) -> dict[str, Any]:
+        return {key: space.distribution() for key, space in self.spaces.items()}
+
+
 class SearchQueue(GridQueue):
     """The trials of a search. One that another process began and did not finish comes before a new suggestion.
 
@@ -111,11 +184,8 @@ class SearchQueue(GridQueue):
 
     _keeps_ends = True
 
-    def __init__(
-        self, folder: SweepFolder, search: "Search", make_trial: MakeTrial, total: int, *, prune: bool = False
-    ):
-        if importlib.util.find_spec("optuna") is None:
-            raise InputError(f"sweep: {not_installed('optuna', 'search')}")
+    def __init__(self, folder: SweepFolder, search: Search, make_trial: MakeTrial, total: int, *, prune: bool = False):
+        required("optuna", "sweep", "search")
         self._search, self._make_trial, self._prune, self._is_exhausted = search, make_trial, prune, False
         # The number of validations of each trial that were compared with those of the other trials.
         self._checked = dict[str, int]()
@@ -171,80 +241,3 @@ class SearchQueue(GridQueue):
     def _tried(self, trial: Trial) -> Any:
         result = self.folder.result(trial)
         return self._search.record(trial.values, self._state(trial), result.measured, result.best and result.best.value)
-
-
-class Search(NamedTuple):
-    """The suggestions of Optuna, which are functions of these values and of the trials so far (`FrozenTrial`s).
-
-    Attributes:
-        spaces: the values of each key.
-        lowest: whether a lower value of the metric is better.
-        seed: the seed of the suggestions.
-    """
-
-    spaces: Mapping[str, Space]
-    lowest: bool
-    seed: int = 0
-
-    def suggestion(self, tried: Sequence[Any], attempt: int = 0) -> dict[str, str]:
-        """Return a word for each key.
-
-        Args:
-            tried: the trials so far (see `record`), in the order of their creation.
-            attempt: the number of earlier suggestions after the same trials.
-        """
-        # A generator that began again with the seed after a restart would repeat its first numbers.
-        state = np.random.SeedSequence([self.seed, len(tried), attempt]).generate_state(1)
-        params = self._study(tried, int(state[0])).ask(self._distributions()).params
-        return {key: space.word(params[key]) for key, space in self.spaces.items()}
-
-    def should_prune(
-        self, others: Sequence[Any], values: Mapping[str, str], measured: Sequence[float], checked: int = 0
-    ) -> bool:
-        """Return whether a running trial is to be pruned at one of its validations after the first `checked` ones.
-
-        It is pruned if its best validation so far is worse than the median of the finished trials at the same number of
-        validations. The first five trials are never pruned.
-        """
-        import optuna
-
-        study, pruner = self._study(others), optuna.pruners.MedianPruner()
-        # Validations may follow each other faster than this function is called.
-        parts = (self.record(values, "running", measured[:n]) for n in range(checked + 1, len(measured) + 1))
-        return any(pruner.prune(study, part) for part in parts)
-
-    def record(
-        self, values: Mapping[str, str], state: str, measured: Sequence[float] = (), best: float | None = None
-    ) -> Any:
-        """Return Optuna's record of a trial.
-
-        Args:
-            values: the word of each key.
-            state: "running", "done", "pruned" or "failed".
-            measured: the values of the metric at each validation so far, the oldest first.
-            best: the value at the best validation; None if there is none.
-        """
-        from optuna.trial import TrialState, create_trial
-
-        # Optuna needs a value for a finished trial.
-        is_done = state == "done" and best is not None
-        states = {"running": TrialState.RUNNING, "pruned": TrialState.PRUNED}
-        return create_trial(
-            state=TrialState.COMPLETE if is_done else states.get(state, TrialState.FAIL),
-            value=best if is_done else None,
-            params={key: space.param(values[key]) for key, space in self.spaces.items()},
-            distributions=self._distributions(),
-            intermediate_values=dict(enumerate(measured)),
-        )
-
-    def _study(self, tried: Sequence[Any], seed: int = 0) -> Any:
-        import optuna
-
-        optuna.logging.set_verbosity(optuna.logging.WARNING)
-        sampler = optuna.samplers.TPESampler(seed=seed)
-        study = optuna.create_study(direction="minimize" if self.lowest else "maximize", sampler=sampler)
-        study.add_trials(tried)
-        return study
-
-    def _distributions(self) -> dict[str, Any]:
-        return {key: space.distribution() for key, space in self.spaces.items()}

@@ -31,6 +31,8 @@ _SPLIT_TEXTS |= {"data.path", "data.name", "data.fold", "objective.teacher"}
 """The keys of type text whose values contain no commas."""
 
 
+Values = Mapping[str, str]
+"""The word of each key that a sweep varies, in one trial."""
 TrialEnd = Literal["done", "failed", "interrupted", "pruned", "elsewhere", "bad input"]
 """How a trial ended. "elsewhere" means that another process trains in its work directory."""
 
@@ -180,7 +182,7 @@ class Template:
     entries: Mapping[str, tuple[str, ...]]
     spaces: Mapping[str, Space]
 
-    def words(self, values: Mapping[str, str]) -> list[str]:
+    def words(self, values: Values) -> list[str]:
         """Return the arguments of a trial with these words for the varied keys."""
         words = [self.config]
         for key, entry in self.entries.items():
