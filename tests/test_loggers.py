@@ -21,7 +21,7 @@ import jaxddp
 from jaxddp.config import Config
 from jaxddp.config.registry import check_read
 from jaxddp.core.errors import InputError
-from jaxddp.engine.predictions import make_classify
+from jaxddp.engine.predictions import make_predict
 from jaxddp.setup.feed import eval_batches
 from jaxddp.training.evaluation import predicted
 from jaxddp.training.events import RunStart
@@ -142,7 +142,8 @@ def test_all_evaluations_have_predictions_of_the_same_images(devices):
     # All listeners receive the same record.
     assert [record.predictions for record in three.evaluations] == [record.predictions for record in records]
     batch = setup.topology.place(next(iter(eval_batches(shown, setup.config.data, 16, setup.topology))))
-    expected = np.asarray(make_classify(setup.measured, setup.topology)(state, batch)[0])[:11]
+    logits = make_predict(setup.measured, setup.topology)(state, batch)
+    expected = np.asarray(jax.nn.softmax(logits))[:11]
     np.testing.assert_array_equal(records[-1].predictions.predicted, expected.argmax(-1))
     np.testing.assert_allclose(records[-1].predictions.probabilities, expected.max(-1), rtol=1e-6)
     assert (records[0].predictions.probabilities != records[1].predictions.probabilities).all()

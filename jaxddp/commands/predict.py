@@ -95,16 +95,14 @@ def run(arguments: list[str]) -> None:
     with doing(IMPORTING):
         from jaxddp.data.opening import open_inputs
         from jaxddp.inference.output_files import write_predictions
-        from jaxddp.inference.pretrained import trained_network
-        from jaxddp.inference.trained import Ensemble
+        from jaxddp.inference.pretrained import ensemble
         from jaxddp.workdir.saved_state import recipe_of_run
 
         topology = topology_of(options)
     with doing("looking for the images"):
         recipe = recipe_of_run(places[0]) if isinstance(places[0], Path) else places[0]
         table = open_inputs(images, recipe.config.data)
-    members = [trained_network(place, getattr(options, "step", ""), topology, table) for place in places]
-    trained = Ensemble.of(members, options.weights)
+    trained = ensemble(places, getattr(options, "step", ""), topology, table, options.weights)
     more = {name: getattr(options, name) for name in ("top", "min_confidence", "guard_formulas", "explain")}
     with counting_images("classifying images", len(table)) as progress:
         errors = write_predictions(trained, table, options.out, form, **more, progress=progress)

@@ -25,19 +25,29 @@ LayerProgram = Callable[[TrainState, Batch], tuple[Any, Any]]
 """(state, batch) -> (values of the images, with B in front, and the batch's `substituted`), replicated."""
 
 
-def make_classify(objective: Objective, topology: Topology) -> LayerProgram:
+def make_predict(objective: Objective, topology: Topology) -> Callable[[TrainState, Batch], jax.Array]:
+    """Compile (on first use) the computation of one batch's logits, float[B, K], sharded like the batch."""
+
+    def local_predict(state: TrainState, batch: Batch) -> jax.Array:
+        images = objective.preprocess(batch, train=False).images
+        return objective.predict(state.eval_params, state.eval_model_state, images)
+
+    return jax.jit(jax.shard_map(local_predict, mesh=topology.mesh, in_specs=(P(), P(AXIS)), out_specs=P(AXIS)))
+
+
+def make_classify(objective: Objective, topology: Topology) -> Callable[[TrainState, Batch], tuple[jax.Array, Any]]:
     """Compile (on first use) the classification of one batch, replicated.
 
-    The values are the probabilities of the classes, float32[B, K]. If images may have several labels, they are the
-    sigmoid of the logits, and otherwise their softmax. They are NaN for an image with a logit that is not finite.
+    The compiled function returns the probabilities of the classes, float32[B, K], and the batch's `substituted`. If
+    images may have several labels, the probabilities are the sigmoid of the logits, and otherwise their softmax. They
+    are NaN for an image with a logit that is not finite.
     """
-    probabilities_of = make_probabilities(objective)
+    predict, probabilities_of = make_predict(objective, topology), make_probabilities(objective)
 
-    def local_classify(state: TrainState, batch: Batch) -> jax.Array:
-        images = objective.preprocess(batch, train=False).images
-        return probabilities_of(objective.predict(state.eval_params, state.eval_model_state, images))
+    def classify(state: TrainState, batch: Batch) -> tuple[jax.Array, Any]:
+        return probabilities_of(predict(state, batch)), batch.substituted
 
-    return _on_devices(local_classify, topology)
+    return jax.jit(classify, out_shardings=topology.replicated)
 
 
 def make_probabilities(objective: Objective) -> Callable[[jax.Array], jax.Array]:

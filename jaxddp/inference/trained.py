@@ -164,6 +164,23 @@ def _unusable(array: Any) -> float:
     return np.nan if np.issubdtype(array.dtype, np.floating) else 0
 
 
+def explain_program(
+    objective: Objective, topology: Topology, image_shape: tuple[int, int, int], num_classes: int, dtype: Any
+) -> tuple[LayerProgram, Any]:
+    """Return the program of `make_explain`, and the shapes and dtypes of its values for one image.
+
+    Args:
+        image_shape: (H, W, C) of the network's images.
+        dtype: the dtype of the pixels.
+
+    Raises: see `heat_map_layer`.
+    """
+    layer = heat_map_layer(objective.model, image_shape)
+    of_one = (((num_classes,), jnp.float32), (image_shape[:2], jnp.float32), (image_shape, dtype))
+    program = make_explain(objective, layer, topology)
+    return program, tuple(jax.ShapeDtypeStruct(*shape) for shape in of_one)
+
+
 _MOST_AT_ONCE = 64
 _AHEAD = 2
 
@@ -331,7 +348,7 @@ class TrainedRun:
         return self._stream(*self._feature_program(layer, pool), source, at_once)
 
     def explained_stream(self, source: Source, at_once: int | None = None) -> Iterator[BatchOutputs]:
-        """Yield (probabilities, heat maps, images) of a source; see `output_batches` and `make_explain`."""
+        """Yield (probabilities, heat maps, images) of a source; see `output_batches` and `explain_program`."""
         return self._stream(*self._explain_program, source, at_once)
 
     def _stream(self, program: LayerProgram, row: Any, source: Source, at_once: int | None) -> Iterator[BatchOutputs]:
@@ -371,12 +388,8 @@ class TrainedRun:
 
     @cached_property
     def _explain_program(self) -> tuple[LayerProgram, Any]:
-        """The program of `make_explain`, and the shapes and dtypes of its values for one image."""
-        objective, shape = self._measured, self.signature.image_shape
-        layer = heat_map_layer(objective.model, shape)
-        of_one = ((len(self.class_ids),), jnp.float32), (shape[:2], jnp.float32), (shape, self.signature.dtype)
-        program = make_explain(objective, layer, self.topology)
-        return program, tuple(jax.ShapeDtypeStruct(*each) for each in of_one)
+        shape, dtype = self.signature.image_shape, self.signature.dtype
+        return explain_program(self._measured, self.topology, shape, len(self.class_ids), dtype)
 
     def _feature_program(self, name: str | None, pool: Pool) -> tuple[LayerProgram, Any]:
         """Return the program of `make_features` for a layer, and the shape and dtype of the features of one image.
