@@ -19,7 +19,7 @@ from jaxddp.core.errors import duration, speed
 from jaxddp.inference.predictions import Outcome
 from jaxddp.reports.charts import MOST_POINTS, Chart, curves
 from jaxddp.reports.classes import accuracy_tables, predict_validation_images, run_classes
-from jaxddp.reports.compose import page_of, render, with_classes
+from jaxddp.reports.compose import Page, render
 from jaxddp.reports.tables import (
     Cell,
     RunFiles,
@@ -100,7 +100,7 @@ def test_reducing_many_points_keeps_all_peaks(tmp_path):
     rows = [{"step": step, "epoch": step / 10, "split": "train", "loss": loss} for step, loss in enumerate(losses)]
     rows[17]["loss"] = None
     write_rows(workdir, rows)
-    page = page_of(read_runs([workdir]))
+    page = Page(read_runs([workdir]))
     (trace,) = chart(page.curves, "loss").data
     assert len(trace["y"]) <= MOST_POINTS and (max(trace["y"]), min(trace["y"])) == (50, -3)
     kept_rows = trace["meta"]["rows"]
@@ -114,7 +114,7 @@ def test_a_loss_with_a_wide_range_starts_with_a_logarithmic_axis(tmp_path, losse
     workdir = write_run(tmp_path / "run")
     rows = [{"step": step, "split": "val", "loss": loss} for step, loss in enumerate((*losses, None))]
     write_rows(workdir, rows)
-    page = page_of(read_runs([workdir]))
+    page = Page(read_runs([workdir]))
     assert page.is_wide == wide
     html = render(page)
     assert ('data-scale="log" aria-pressed="true"' in html) == (wide and bool(page.curves))
@@ -125,7 +125,7 @@ def test_a_loss_with_a_wide_range_starts_with_a_logarithmic_axis(tmp_path, losse
 
 def test_mean_and_spread_over_seeds_are_those_of_numpy(tmp_path):
     runs = runs_of(tmp_path, 4)
-    page = page_of(runs)
+    page = Page(runs)
     validated = [rows_of(run.directory, "val") for run in runs]
     best = [max(rows, key=lambda row: row["top1"]) for rows in validated]
     for metric in ("loss", "top1"):
@@ -168,7 +168,7 @@ def test_a_run_is_compared_with_the_published_result_of_its_recipe(values, state
     workdirs, reference = write_ends(tmp_path, values), {"value": 0.94, "source": "<b>", "at": "8 epochs"} | stated
     for workdir in workdirs:
         (workdir / "reference.json").write_text(json.dumps(reference))
-    page = page_of(read_runs(workdirs))
+    page = Page(read_runs(workdirs))
     (sentence,) = page.comparisons
     assert sentence.startswith("Published: top1 94%") and "after 8 epochs, <b>" in sentence
     assert f"({len(values)} run{'s' * (len(values) > 1)}, 100 images) after 4 epochs" in sentence
@@ -186,12 +186,12 @@ def test_the_two_best_recipes_are_compared(tmp_path):
     workdirs += write_ends(tmp_path / "b", (0.8, 0.82, 0.1), optimizer={"learning_rate": 0.2})
     change_json(workdirs[4] / "config.json", optimizer={"learning_rate": 0.3})
     (workdirs[0] / "reference.json").write_text('{"value": 3}')
-    (sentence,) = page_of(read_runs(workdirs)).comparisons
+    (sentence,) = Page(read_runs(workdirs)).comparisons
     two = "learning_rate 0.2 81.00 ± 1.00% (2 runs, 100 images), and learning_rate 0.1 51.00 ± 1.00%"
     assert two in sentence and sentence.endswith("30.00 ± 1.41 points, more than two standard errors.")
     change_json(workdirs[2] / "result.json", status="failed")
-    assert "0.2 82.00 ± 3.84% (1 run, 100 images)" in page_of(read_runs(workdirs)).comparisons[0]
-    assert not page_of(read_runs(workdirs[:2])).comparisons
+    assert "0.2 82.00 ± 3.84% (1 run, 100 images)" in Page(read_runs(workdirs)).comparisons[0]
+    assert not Page(read_runs(workdirs[:2])).comparisons
 
 
 def test_a_mean_is_over_the_steps_that_all_runs_have(tmp_path):
@@ -226,9 +226,9 @@ def test_runs_that_differ_only_in_seed_fold_and_machine_are_one_group(tmp_path):
     assert groups == [(0, 1), (2, 3), (4,), (5,), (6,), (7, 8), (9,)]
     names = group_names(runs, groups[:2])
     assert names == ["learning_rate 0.1", "learning_rate 0.3"]
-    legend = page_of(runs[:4]).legend
+    legend = Page(runs[:4]).legend
     assert legend[0].colour == legend[1].colour != legend[2].colour == legend[3].colour
-    single_runs = page_of([runs[0], runs[2]])
+    single_runs = Page([runs[0], runs[2]])
     assert single_runs.legend[0].colour != single_runs.legend[1].colour and not single_runs.seed_table.rows
 
 
@@ -254,8 +254,8 @@ def test_runs_are_not_seeds_of_one_recipe_if_another_key_changes_their_results(t
 @pytest.mark.parametrize("status", ["failed", None])
 def test_only_runs_that_are_done_are_in_the_means_of_a_report(tmp_path, status):
     workdirs = [write_run(tmp_path / "a", 0), write_run(tmp_path / "b", 1, status="stopped")]
-    expected = texts(page_of(read_runs(workdirs)).seed_table)
-    page = page_of(read_runs([*workdirs, write_run(tmp_path / "c", 2, status=status)]))
+    expected = texts(Page(read_runs(workdirs)).seed_table)
+    page = Page(read_runs([*workdirs, write_run(tmp_path / "c", 2, status=status)]))
     assert texts(page.seed_table) == expected and len(page.legend) == 3
     (mean,) = {trace["name"] for trace in page.seed_charts[0].data if "mean" in trace.get("name", "")}
     assert mean == "all runs, mean of 2"
@@ -267,7 +267,7 @@ def test_the_settings_name_the_hooks_of_a_recipe(tmp_path):
     change_json(workdirs[1] / "config.json", recipe=hooks)
     runs = read_runs(workdirs)
     assert differences(runs)["recipe.hooks"] == ("none", "get_loss, get_model")
-    assert ["recipe.hooks", "none", "get_loss, get_model"] in texts(page_of(runs[1:]).settings)
+    assert ["recipe.hooks", "none", "get_loss, get_model"] in texts(Page(runs[1:]).settings)
     assert "recipe.hooks" not in changes(runs[0])
 
 
@@ -364,7 +364,7 @@ def test_no_name_is_interpreted_as_markup(tmp_path):
 
 def test_the_same_runs_give_the_same_bytes_and_the_page_loads_no_other_file(tmp_path):
     runs = runs_of(tmp_path)
-    first, second = render(page_of(runs)), render(page_of(read_runs([run.directory for run in runs])))
+    first, second = render(Page(runs)), render(Page(read_runs([run.directory for run in runs])))
     assert first == second
     page = first.replace(first[first.index("<script>") : first.index("</script>", first.index("<script>"))], "")
     assert "http:" not in page and "https:" not in page and "default-src 'none'" in page
@@ -404,7 +404,7 @@ def test_a_run_with_a_missing_or_damaged_file_is_still_reported(tmp_path, capfd,
     assert main(["report", str(workdir), str(other), "--out", str(tmp_path / "r.html"), "--no-predictions"]) == 0
     assert capfd.readouterr().err == ""
     for runs in ([workdir, other], [workdir]):
-        page = page_of(read_runs(runs))
+        page = Page(read_runs(runs))
         assert [fault and line.startswith(f"spoilt: {fault}") for line in page.faults] == [True] * (fault is not None)
 
 
@@ -495,7 +495,8 @@ def test_a_run_without_available_classes_is_left_out_and_logged(trained, tmp_pat
     (workdirs[1] / "signature.json").symlink_to(trained / "signature.json")
     (workdirs[2] / "config.json").write_text(json.dumps(content))
     runs = read_runs([*workdirs, trained])
-    page = with_classes(page_of(runs), runs, "best")
+    page = Page(runs)
+    page.add_classes(runs, "best")
     assert len(page.classes) == 1 and page.classes[0].name == runs[3].name
     python, moved_run, empty = page.class_faults
     assert "the run came from Python, and its config does not name the network" in python

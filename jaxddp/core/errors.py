@@ -146,6 +146,13 @@ def some(names: Sequence[str], most: int = 3) -> str:
     return ", ".join([*map(_cut, names[:most]), *(["..."] if len(names) > most else [])])
 
 
+def listed(names: Iterable[str], between: str = ", ", most: int = 6) -> str:
+    """List the first `most` names, and the number of the others: `cat, dog and 4 more`."""
+    names = list(names)
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return between.join(names[:most]) + more
+
+
 def shaped(array: Any) -> str:
     """Describe an array by its dtype and shape: `float32[64, 10]`."""
     return f"{array.dtype}{list(array.shape)}"

@@ -29,7 +29,7 @@ import numpy as np
 from jax import P, lax
 from jax.sharding import Mesh
 
-from jaxddp.core.errors import GradientError, Option, ReplicaError, counted
+from jaxddp.core.errors import GradientError, Option, ReplicaError, counted, listed
 from jaxddp.data.batch import Batch
 from jaxddp.engine.compilation import unoptimized_options
 from jaxddp.engine.gradients import Gradients
@@ -135,16 +135,12 @@ def _devices(totals: Sequence[int], compared: Sequence[Device]) -> str:
     devices = [f"device {device} of process {device.process_index}" for device in compared]
     if 2 * count > len(totals):
         others = [device for device, total in zip(devices, totals, strict=True) if total != most]
-        return f"{_list(others)} {'differs' if len(others) == 1 else 'differ'} from the other {count}"
+        names = listed(others, most=_MOST_NAMES)
+        return f"{names} {'differs' if len(others) == 1 else 'differ'} from the other {count}"
     parties: dict[int, list[str]] = {}
     for device, total in zip(devices, totals, strict=True):
         parties.setdefault(total, []).append(device)
-    return f"there is no majority ({' against '.join(map(_list, parties.values()))})"
-
-
-def _list(names: Sequence[str]) -> str:
-    more = len(names) - _MOST_NAMES
-    return ", ".join(names[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
+    return f"there is no majority ({' against '.join(listed(each, most=_MOST_NAMES) for each in parties.values())})"
 
 
 def _arrays(names: Sequence[str], count: int) -> str:

@@ -21,6 +21,7 @@ PASSES = 100
 STILL = optax.set_to_zero()
 """The optimizer of the passes. It ignores the gradients, so XLA computes none."""
 _MOST_KEPT, _TOLERANCE = 0.9999, 1e-2
+Update = Callable[[Any, Any], Any]
 
 
 def with_own_statistics(
@@ -53,12 +54,7 @@ def with_own_statistics(
     return state.replace(parts={**state.parts, name: own})
 
 
-def mean_statistics(
-    start: Any,
-    update: Callable[[Any, Any], Any],
-    batches: Iterable[Any],
-    solve: Callable[[Any, Any], Any] | None = None,
-) -> Any:
+def mean_statistics(start: Any, update: Update, batches: Iterable[Any], solve: Update | None = None) -> Any:
     """Return the mean of the statistics of batches, for the network that updates statistics.
 
     A network updates them as kept * old + (1 - kept) * (those of the batch), where `kept` is known to the network

@@ -388,10 +388,8 @@ class FunctionModel:
     def apply(
         self, params: Tree, model_state: Tree, images: jax.Array, *, train: bool, key: Keys, example_keys: Keys = None
     ) -> Outputs:
-        keys = {"key": key, "example_keys": example_keys}
-        keywords = call_mode(self.function, train) | {
-            name: value for name, value in keys.items() if name in signature(self.function).parameters
-        }
+        names, keys = signature(self.function).parameters, {"key": key, "example_keys": example_keys}
+        keywords = call_mode(self.function, train) | {name: keys[name] for name in keys if name in names}
         params, images = cast((params, images), self.dtype)
         if not self.has_state:
             return self.function(params, images, **keywords), model_state

@@ -73,10 +73,8 @@ def parameter_groups(params: Any) -> Any:
             return "whitening" if kind == "kernel" else "whitening bias"
         label = {"conv": "convolution", "norm": "norm", "head": "head"}.get(module.rstrip("_0123456789"))
         if label is None:
-            raise InputError(
-                f"{module}/{kind} is not a parameter of the network airbench",
-                advice=("set ", Key("model.name"), " to airbench"),
-            )
+            problem = f"{module}/{kind} is not a parameter of the network airbench"
+            raise InputError(problem, advice=("set ", Key("model.name"), " to airbench"))
         return label
 
     return jax.tree_util.tree_map_with_path(group, params)

@@ -18,6 +18,7 @@ from jaxddp.config.layers import Layers
 from jaxddp.core.errors import InputError
 
 Tree = Any  # a pytree of arrays
+ImageShape = tuple[int, int, int]  # height, width, channels
 Keys = jax.Array | None  # a random key, or one for each image
 Outputs = tuple[jax.Array, Tree]  # logits, and the next model state
 
@@ -142,13 +143,13 @@ def path_of(path: Any) -> str:
     return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
-def trees_of(model: Model, image_shape: tuple[int, int, int]) -> tuple[Any, Any]:
+def trees_of(model: Model, image_shape: ImageShape) -> tuple[Any, Any]:
     """Return a network's parameters and state for images [H, W, C], as shapes and dtypes."""
     example = jax.ShapeDtypeStruct((1, *image_shape), jnp.float32)
     return jax.eval_shape(model.init, jax.eval_shape(lambda: jax.random.key(0)), example)
 
 
-def shapes_of(model: Model, image_shape: tuple[int, int, int]) -> dict[str, tuple[int, ...]]:
+def shapes_of(model: Model, image_shape: ImageShape) -> dict[str, tuple[int, ...]]:
     """Return the shapes of a network's arrays for images [H, W, C], by path."""
     return {path: leaf.shape for path, leaf in by_path(*trees_of(model, image_shape)).items()}
 

@@ -63,10 +63,8 @@ def _blur_forward(images: jax.Array, stride: int) -> tuple[jax.Array, tuple[int,
 
 def _blur_backward(stride: int, shape: tuple[int, ...], grads: jax.Array) -> tuple[jax.Array]:
     # A symmetric filter is its own transpose. The gradient that JAX derives would add nine images, one by one.
-    margins = [
-        (0, side - (outputs - 1) * stride - 1, stride - 1)
-        for side, outputs in zip(shape[1:3], grads.shape[1:3], strict=True)
-    ]
+    sides = zip(shape[1:3], grads.shape[1:3], strict=True)
+    margins = [(0, side - (outputs - 1) * stride - 1, stride - 1) for side, outputs in sides]
     spread = lax.pad(grads, jnp.zeros((), grads.dtype), [(0, 0, 0), *margins, (0, 0, 0)])
     return (blur(spread),)
 

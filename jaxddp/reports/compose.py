@@ -6,7 +6,6 @@ security policy forbids loading anything.
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +16,7 @@ from jaxddp.core.errors import InputError, counted, not_installed, size
 from jaxddp.core.user_code import describe_error
 from jaxddp.recipe.file import RecipeFile
 from jaxddp.reports import tables
-from jaxddp.reports.charts import COLOURS, Chart, Positions, curves, run_positions, seed_curves
+from jaxddp.reports.charts import COLOURS, curves, run_positions, seed_curves
 from jaxddp.training.events import Series, is_wide
 
 if TYPE_CHECKING:
@@ -77,18 +76,17 @@ def _write(runs: Sequence[tables.RunFiles], out: Path, which: str | None, data_p
     if out.suffix != ".html":
         raise InputError(f"{out}: the report is an HTML page; give a name that ends in .html")
     files.create(out.parent)
-    out, page = files.check_out(out), page_of(runs)
+    out, page = files.check_out(out), Page(runs)
     if which is not None:
-        page = with_classes(page, runs, which, data_path, **more)
+        page.add_classes(runs, which, data_path, **more)
     content = render(page).encode(errors="replace")
     files.replace(out, content)
     summary = f"{out}: {counted(len(runs), 'run')}, {size(len(content))}"
     return "\n".join([summary, *page.comparisons, *page.faults, *page.class_faults])
 
 
-@dataclass(frozen=True)
 class Page:
-    """The content of a report. A section without charts, rows and faults is omitted.
+    """The content of a report about runs. A section without charts, rows and faults is omitted.
 
     Attributes:
         comparisons: sentences that compare the runs with published results and with each other.
@@ -106,21 +104,54 @@ class Page:
         class_faults: a line for each run without predictions, with the reason.
     """
 
-    title: str
-    comparisons: Sequence[str]
-    runs: tables.TextTable
-    legend: Sequence[tables.Cell]
-    faults: Sequence[str]
-    settings: tables.TextTable
-    speed: tables.TextTable
-    curves: Sequence[Chart]
-    is_wide: bool
-    seed_charts: Sequence[Chart]
-    seed_table: tables.TextTable
-    positions: Positions
-    classes: "Sequence[RunClasses]" = ()
-    accuracies: Sequence[tables.TextTable] = ()
-    class_faults: Sequence[str] = ()
+    def __init__(self, runs: Sequence[tables.RunFiles]):
+        by_seed, colours = _groups(runs)
+        done = [group._replace(members=tuple(n for n in group.members if runs[n].is_done)) for group in by_seed]
+        several = [group for group in done if len(group.members) > 1]
+        self.title = runs[0].name if len(runs) == 1 else counted(len(runs), "run")
+        self.comparisons = tables.comparisons(runs, done)
+        self.runs = tables.run_table(runs, colours)
+        self.legend = [tables.Cell(run.name, colour) for run, colour in zip(runs, colours, strict=True)]
+        self.faults = [f"{run.name}: {fault}" for run in runs for fault in run.faults]
+        self.settings = _settings(runs)
+        self.speed = tables.speed_table(runs, colours)
+        self.curves = curves(runs, colours)
+        self.is_wide = is_wide(columns for run in runs for columns in run.series[1:])
+        self.seed_charts, positions = seed_curves(runs, several)
+        self.seed_table = tables.seed_table(runs, several)
+        self.positions = run_positions(runs) | positions
+        self.classes: list[RunClasses] = []
+        self.accuracies, self.class_faults = list[tables.TextTable](), list[str]()
+
+    def add_classes(
+        self,
+        runs: Sequence[tables.RunFiles],
+        which: str,
+        data_path: str | None = None,
+        *,
+        features: bool = False,
+        images_of: "Callable[..., ValidationImages] | None" = None,
+    ) -> None:
+        """Add the predictions of each run's checkpoint for the validation data.
+
+        Args:
+            runs: those of the page.
+            images_of: a function in place of `predict_validation_images`, with the same arguments.
+            features: whether to add a map of the features of the validation images.
+        """
+        from jaxddp.reports.classes import accuracy_tables, feature_map, predict_validation_images, run_classes
+
+        classes, faults = self.classes, self.class_faults
+        for number, (run, entry) in enumerate(zip(runs, self.legend, strict=True)):
+            with _faults_of(f"{run.name}: its classes are left out", faults):
+                if run.config and not any(key.startswith("model.") for key in run.config):
+                    raise InputError("the run came from Python, and its config does not name the network")
+                images = (images_of or predict_validation_images)(run.directory, which, data_path)
+                classes.append(run_classes(number, entry, images))
+                if features:
+                    with _faults_of(f"{run.name}: its features are left out", faults):
+                        classes[-1] = classes[-1]._replace(features=feature_map(number, images))
+        self.accuracies = accuracy_tables(classes)
 
 
 def render(page: Page) -> str:
@@ -134,58 +165,6 @@ def render(page: Page) -> str:
     charts = [chart._asdict() for chart in (*page.curves, *page.seed_charts, *of_classes)]
     figures = {"charts": charts, "positions": page.positions}
     return environment.get_template("page.html").render(page=page, figures=figures, plotly=get_plotlyjs())
-
-
-def page_of(runs: Sequence[tables.RunFiles]) -> Page:
-    """Return the page of some runs without the predictions of their checkpoints."""
-    by_seed, colours = _groups(runs)
-    done = [group._replace(members=tuple(n for n in group.members if runs[n].is_done)) for group in by_seed]
-    several = [group for group in done if len(group.members) > 1]
-    seed_charts, positions = seed_curves(runs, several)
-    return Page(
-        title=runs[0].name if len(runs) == 1 else counted(len(runs), "run"),
-        comparisons=tables.comparisons(runs, done),
-        runs=tables.run_table(runs, colours),
-        legend=[tables.Cell(run.name, colour) for run, colour in zip(runs, colours, strict=True)],
-        faults=[f"{run.name}: {fault}" for run in runs for fault in run.faults],
-        settings=_settings(runs),
-        speed=tables.speed_table(runs, colours),
-        curves=curves(runs, colours),
-        is_wide=is_wide(columns for run in runs for columns in run.series[1:]),
-        seed_charts=seed_charts,
-        seed_table=tables.seed_table(runs, several),
-        positions=run_positions(runs) | positions,
-    )
-
-
-def with_classes(
-    page: Page,
-    runs: Sequence[tables.RunFiles],
-    which: str,
-    data_path: str | None = None,
-    *,
-    features: bool = False,
-    images_of: "Callable[..., ValidationImages] | None" = None,
-) -> Page:
-    """Return a copy of the page with the predictions of each run's checkpoint for the validation data.
-
-    Args:
-        images_of: a function in place of `predict_validation_images`, with the same arguments.
-        features: whether to add a map of the features of the validation images.
-    """
-    from jaxddp.reports.classes import accuracy_tables, feature_map, predict_validation_images, run_classes
-
-    classes, faults = [], []
-    for number, (run, entry) in enumerate(zip(runs, page.legend, strict=True)):
-        with _faults_of(f"{run.name}: its classes are left out", faults):
-            if run.config and not any(key.startswith("model.") for key in run.config):
-                raise InputError("the run came from Python, and its config does not name the network")
-            images = (images_of or predict_validation_images)(run.directory, which, data_path)
-            classes.append(run_classes(number, entry, images))
-            if features:
-                with _faults_of(f"{run.name}: its features are left out", faults):
-                    classes[-1] = classes[-1]._replace(features=feature_map(number, images))
-    return replace(page, classes=classes, accuracies=accuracy_tables(classes), class_faults=faults)
 
 
 @contextmanager

@@ -16,7 +16,7 @@ import optax
 
 from jaxddp.config import Config, ModelConfig
 from jaxddp.config.layers import ADAPTERS, HEADS, NO_LAYERS, Layers, has_prefix, longest_match
-from jaxddp.core.errors import InputError, Key, about, counted
+from jaxddp.core.errors import InputError, Key, about, counted, listed
 from jaxddp.core.phases import doing
 from jaxddp.engine.initial_state import Transform, make_init
 from jaxddp.engine.optimizer import only_trained, thawing, with_factors
@@ -31,7 +31,7 @@ from jaxddp.recipe.sources import CONFIG_FILE
 from jaxddp.setup.recipe import Recipe
 from jaxddp.setup.resources import ImageShape
 from jaxddp.weights.foreign import Foreign, Rename, in_terms_of, renamed
-from jaxddp.weights.match import ImageArrays, Shapes, dotted_path, has_published_names, listed, match, namings_of
+from jaxddp.weights.match import ImageArrays, Shapes, dotted_path, has_published_names, match, namings_of
 from jaxddp.weights.places import WEIGHTS_FILE, local_weights
 from jaxddp.weights.state_dict import read
 from jaxddp.workdir.saved_state import read_run

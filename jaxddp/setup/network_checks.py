@@ -10,14 +10,13 @@ import jax.numpy as jnp
 
 from jaxddp.config import Config, DataConfig
 from jaxddp.config.layers import NO_LAYERS, Layers
-from jaxddp.core.errors import InputError, Key, counted, first_line, kind_of
+from jaxddp.core.errors import InputError, Key, counted, first_line, kind_of, listed
 from jaxddp.engine.objective import wide_logits
 from jaxddp.measure.cost import flops_by_dtype, operations_in, origins
 from jaxddp.mesh import AXIS
 from jaxddp.models.adapt import FunctionModel, LinenModel, NNXModel, has_dropout, takes_cpu_convolutions
 from jaxddp.models.interface import Model, by_path, name_of, other_switches, takes_example_keys, trees_of
 from jaxddp.setup.resources import ImageShape, Layout, TrainingData
-from jaxddp.weights.match import listed
 
 _log = logging.getLogger("jaxddp.experiment")
 OWN_WEIGHTS = (

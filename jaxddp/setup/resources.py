@@ -23,14 +23,12 @@ from jaxddp.engine.ways.way import Way
 from jaxddp.job.environment import Job, find_job
 from jaxddp.job.membership import join
 from jaxddp.mesh import Topology, fix_cpu_threads, simulate_cpu_devices
+from jaxddp.models.interface import ImageShape
 from jaxddp.platforms import platform_named
 from jaxddp.recipe.file import RecipeFile
 from jaxddp.schedules import Steps
 from jaxddp.training.plan import Plan
 from jaxddp.workdir.claim import with_absolute_paths
-
-ImageShape = tuple[int, int, int]
-"""The shape (H, W, C) of an image."""
 
 
 @dataclass(frozen=True)

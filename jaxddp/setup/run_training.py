@@ -16,7 +16,7 @@ import numpy as np
 from jax import P
 
 from jaxddp.config.registry import METRICS
-from jaxddp.core.errors import InputError, plural, size
+from jaxddp.core.errors import InputError, listed, plural, size
 from jaxddp.core.files import reading
 from jaxddp.core.peers import Peers
 from jaxddp.core.phases import phase
@@ -47,7 +47,6 @@ from jaxddp.training.listeners.jsonl import SlowProcesses
 from jaxddp.training.listeners.notifier import make_loggers
 from jaxddp.training.loop import fit
 from jaxddp.training.run import Run
-from jaxddp.weights.match import listed
 from jaxddp.workdir.claim import Claim, claim, describe_end
 from jaxddp.workdir.session import Resume, session
 from jaxddp.workdir.signature import Signature

@@ -5,18 +5,18 @@ array, and some shapes depend on the size and the channels of the images.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from jaxddp.config.layers import NO_LAYERS, Layers
-from jaxddp.core.errors import InputError, Key, counted, nearest
+from jaxddp.core.errors import InputError, Key, counted, listed, nearest
+from jaxddp.models.interface import ImageShape
 from jaxddp.models.network import Naming, PositionGrid
 from jaxddp.weights.foreign import Arrays, Shapes, nearest_array
 
-_LISTED = 6
 _RENAMING = ("define rename(name) in the recipe, for names as `jaxddp weights inspect FILE RECIPE` lists them",)
 _PUBLISHED_CHANNELS = (1, 3)
 """The numbers of channels of weights that can be converted."""
@@ -102,9 +102,7 @@ class ImageArrays:
     stored_positions: Mapping[str, PositionGrid] = field(default_factory=dict)
 
     @classmethod
-    def of(
-        cls, model: Any, image_shape: tuple[int, int, int], stored_shape: tuple[int, int, int] | None = None
-    ) -> "ImageArrays":
+    def of(cls, model: Any, image_shape: ImageShape, stored_shape: ImageShape | None = None) -> "ImageArrays":
         """Return the arrays of a model or an adapted module for images [H, W, C].
 
         Args:
@@ -287,10 +285,3 @@ def _describe_faults(faults: Sequence[str], names: Mapping[str, str], shapes: Sh
     if differences:
         clauses.append(f"{len(differences)} with another shape: {listed(differences, '; ', most=2)}")
     return "; ".join(clauses)
-
-
-def listed(names: Iterable[str], between: str = ", ", most: int = _LISTED) -> str:
-    """List the first `most` names, and the number of the others."""
-    names = list(names)
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return between.join(names[:most]) + more

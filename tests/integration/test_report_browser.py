@@ -9,7 +9,7 @@ from support.browser import Browser
 from support.reports import HOSTILE, hostile_page, outcome_of_noise, write_run
 
 from jaxddp.reports.classes import accuracy_tables, feature_map, run_classes
-from jaxddp.reports.compose import page_of, render
+from jaxddp.reports.compose import Page, render
 from jaxddp.reports.tables import read_runs
 
 pytestmark = pytest.mark.ci
@@ -27,7 +27,7 @@ def page(tmp_path_factory) -> Path:
     workdirs.append(write_run(folder / "other", 3, optimizer={"learning_rate": 0.3}))
     (workdirs[3] / "metrics.jsonl").write_text((workdirs[3] / "metrics.jsonl").read_text().replace("images_per_", "i_"))
     runs = read_runs(workdirs)
-    page_content = page_of(runs)
+    page_content = Page(runs)
     classes = [run_classes(run, page_content.legend[run], outcome_of_noise(60 + run)) for run in range(3)]
     classes[1] = classes[1]._replace(features=feature_map(1, outcome_of_noise(61)))
     page_content = replace(page_content, classes=classes, accuracies=accuracy_tables(classes), class_faults=["none"])

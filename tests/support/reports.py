@@ -1,7 +1,6 @@
 """Input for reports without training: work directories of runs, predictions, and names with markup."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +11,7 @@ from jaxddp.config import Config, DataConfig
 from jaxddp.data.arrays import ArrayTable
 from jaxddp.inference.predictions import Outcome
 from jaxddp.reports.classes import ValidationImages, accuracy_tables, run_classes
-from jaxddp.reports.compose import Page, page_of
+from jaxddp.reports.compose import Page
 from jaxddp.reports.tables import read_runs
 from jaxddp.workdir.lock import LOCK_FILE
 from support.data import random_table
@@ -83,6 +82,7 @@ def hostile_page(folder: Path) -> Page:
     (workdir / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (workdir / "result.json").write_text(json.dumps({"status": HOSTILE, "step": 40}))
     runs = read_runs([workdir])
-    page = page_of(runs)
+    page = Page(runs)
     classes = [run_classes(0, page.legend[0], outcome_of_noise(names=(HOSTILE, "<i>b</i>", "c", "d", "e")))]
-    return replace(page, classes=classes, accuracies=accuracy_tables(classes), class_faults=[HOSTILE])
+    page.classes, page.accuracies, page.class_faults = classes, accuracy_tables(classes), [HOSTILE]
+    return page
