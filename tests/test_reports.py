@@ -496,7 +496,7 @@ def test_a_run_without_available_classes_is_left_out_and_logged(trained, tmp_pat
     (workdirs[2] / "config.json").write_text(json.dumps(content))
     runs = read_runs([*workdirs, trained])
     page = Page(runs)
-    page.add_classes(runs, "best")
+    page.add_classes(runs, lambda directory: predict_validation_images(directory, "best"))
     assert len(page.classes) == 1 and page.classes[0].name == runs[3].name
     python, moved_run, empty = page.class_faults
     assert "the run came from Python, and its config does not name the network" in python

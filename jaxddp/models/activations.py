@@ -16,8 +16,6 @@ from jaxddp.core.errors import InputError, nearest, show
 from jaxddp.models.adapt import LinenModel
 from jaxddp.models.interface import PARAMS, Model, Tree, by_path, name_of, trees_of
 
-HEAD = None
-"""In place of the name of a layer: the input of the head, which is the last dense layer that returns the logits."""
 _COLLECTION, _NAME = "jaxddp_activations", "jaxddp_activation"
 _SEVERAL = 2
 """The number of images of a trace. With several images, an axis of images is distinguished from an axis of length 1."""
@@ -70,8 +68,10 @@ def activation(
     return logits, values[-1]
 
 
-def find_layer(model: Model, image_shape: tuple[int, int, int], name: str | None = HEAD) -> LayerCall:
-    """Return the layer of a name, or for `HEAD` the input of the head, for images [H, W, C].
+def find_layer(model: Model, image_shape: tuple[int, int, int], name: str | None = None) -> LayerCall:
+    """Return the layer of a name, or by default the input of the head, for images [H, W, C].
+
+    The head is the last dense layer that returns the logits.
 
     Raises:
         InputError: the network is no Linen module, or it has no such layer. The message lists similar names.

@@ -6,6 +6,7 @@ security policy forbids loading anything.
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,8 @@ from jaxddp.training.events import Series, is_wide
 
 if TYPE_CHECKING:
     from jaxddp.reports.classes import RunClasses, ValidationImages
+
+    ImagesOf = Callable[[Path], ValidationImages]
 
 _LIBRARIES = (("jinja2", "report"), ("plotly", "report"), ("sklearn", "features"))
 """The libraries of a report, and their extras. The last one is for the map of features."""
@@ -48,8 +51,12 @@ def write_report(
         raise InputError("--features: needs the checkpoint's network; leave --no-predictions out")
     if not directories:
         raise InputError("report: no run is given; give the work directory of at least one")
-    runs = tables.read_runs(directories)
-    return _write(runs, out, which, data_path, features=features)
+    runs, images_of = tables.read_runs(directories), None
+    if which is not None:
+        from jaxddp.reports.classes import predict_validation_images
+
+        images_of = partial(predict_validation_images, which=which, data_path=data_path)
+    return _write(runs, out, images_of, features=features)
 
 
 def write_report_of_weights(file: RecipeFile, out: Path, *, features: bool = False) -> str:
@@ -63,7 +70,7 @@ def write_report_of_weights(file: RecipeFile, out: Path, *, features: bool = Fal
     path, config = Path(str(file.config.model.weights or file.path)), flatten(file.config.to_dict())
     of_weights = tables.RunFiles(path, str(path), config, Series(*({} for _ in Series._fields)), {}, "weights")
     images = predict_with_weights(file)
-    return _write([of_weights], out, "", None, features=features, images_of=lambda *_: images)
+    return _write([of_weights], out, lambda _: images, features=features)
 
 
 def _check_libraries(*, features: bool) -> None:
@@ -72,13 +79,13 @@ def _check_libraries(*, features: bool) -> None:
             raise InputError(f"report: {not_installed(library, extra)}")
 
 
-def _write(runs: Sequence[tables.RunFiles], out: Path, which: str | None, data_path: str | None, **more: Any) -> str:
+def _write(runs: Sequence[tables.RunFiles], out: Path, images_of: "ImagesOf | None", *, features: bool) -> str:
     if out.suffix != ".html":
         raise InputError(f"{out}: the report is an HTML page; give a name that ends in .html")
     files.create(out.parent)
     out, page = files.check_out(out), Page(runs)
-    if which is not None:
-        page.add_classes(runs, which, data_path, **more)
+    if images_of is not None:
+        page.add_classes(runs, images_of, features=features)
     content = render(page).encode(errors="replace")
     files.replace(out, content)
     summary = f"{out}: {counted(len(runs), 'run')}, {size(len(content))}"
@@ -123,30 +130,22 @@ class Page:
         self.classes: list[RunClasses] = []
         self.accuracies, self.class_faults = list[tables.TextTable](), list[str]()
 
-    def add_classes(
-        self,
-        runs: Sequence[tables.RunFiles],
-        which: str,
-        data_path: str | None = None,
-        *,
-        features: bool = False,
-        images_of: "Callable[..., ValidationImages] | None" = None,
-    ) -> None:
+    def add_classes(self, runs: Sequence[tables.RunFiles], images_of: "ImagesOf", *, features: bool = False) -> None:
         """Add the predictions of each run's checkpoint for the validation data.
 
         Args:
             runs: those of the page.
-            images_of: a function in place of `predict_validation_images`, with the same arguments.
+            images_of: returns the predictions for a work directory.
             features: whether to add a map of the features of the validation images.
         """
-        from jaxddp.reports.classes import accuracy_tables, feature_map, predict_validation_images, run_classes
+        from jaxddp.reports.classes import accuracy_tables, feature_map, run_classes
 
         classes, faults = self.classes, self.class_faults
         for number, (run, entry) in enumerate(zip(runs, self.legend, strict=True)):
             with _faults_of(f"{run.name}: its classes are left out", faults):
                 if run.config and not any(key.startswith("model.") for key in run.config):
                     raise InputError("the run came from Python, and its config does not name the network")
-                images = (images_of or predict_validation_images)(run.directory, which, data_path)
+                images = images_of(run.directory)
                 classes.append(run_classes(number, entry, images))
                 if features:
                     with _faults_of(f"{run.name}: its features are left out", faults):
