@@ -157,7 +157,8 @@ class Averaging:
             buffer, unravel = ravel_pytree(leaves)
             arrays = [buffer]
         message = arrays if dtype is None else [x.astype(dtype) for x in arrays]
-        means = jax.lax.pmean(compute_after(message, previous), AXIS)
+        message = compute_after(message, previous)
+        means = jax.lax.pmean(message, AXIS)
         results = [mean.astype(x.dtype) for mean, x in zip(means, arrays, strict=True)]
         return results if unravel is None else unravel(results[0]), means
 
