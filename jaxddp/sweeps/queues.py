@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxddp.core.errors import InputError, Key, counted
-from jaxddp.core.libraries import required
+from jaxddp.core.errors import InputError, Key, counted, requires
 from jaxddp.core.log import say
 from jaxddp.reports.tables import NOTHING
 from jaxddp.sweeps.folder import SweepFolder
@@ -185,7 +184,8 @@ class SearchQueue(GridQueue):
     _keeps_ends = True
 
     def __init__(self, folder: SweepFolder, search: Search, make_trial: MakeTrial, total: int, *, prune: bool = False):
-        required("optuna", "sweep", "search")
+        with requires("sweep", "optuna", "search"):
+            import optuna  # noqa: F401
         self._search, self._make_trial, self._prune, self._is_exhausted = search, make_trial, prune, False
         # The number of validations of each trial that were compared with those of the other trials.
         self._checked = dict[str, int]()
