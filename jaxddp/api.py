@@ -229,19 +229,17 @@ def train(
     """
     check_setup(setup)
     logs = arguments.log_settings(workdir, profile, log_to, log_project, log_name, log_config)
-    changes: dict[str, dict[str, Any]] = {
-        "log": {"every": log_every} | logs,
-        "eval": {"every": eval_every, "batch_size": setup.feed.order.batch_size},
-        "checkpoint": {"every": save_every},
-        "parallel": {"check_replicas": check_every, "self_test": self_test},
-    }
-    if epochs is not None:
-        changes["train"] = {"duration": f"{checked(epochs, arguments.Epochs, 'epochs')} epochs"}
-        arguments.check_length(setup.config, setup.config.replace(**changes))
+    config = setup.config.replace(
+        log={"every": log_every} | logs,
+        eval={"every": eval_every, "batch_size": setup.feed.order.batch_size},
+        checkpoint={"every": save_every},
+        parallel={"check_replicas": check_every, "self_test": self_test},
+        train={} if epochs is None else {"duration": f"{checked(epochs, arguments.Epochs, 'epochs')} epochs"},
+    )
+    arguments.check_length(setup.config, config)
     setup = setup.with_loss(loss)
     source = val if val is None else check_source(val, "val")
     resources = setup.resources.with_val(source, setup.config.data, setup.topology.peers)
-    config = setup.config.replace(**changes)
     setup = setup.changed(resources=resources, config=config, schedule=arguments.check_schedule(schedule))
     history, measures = History(), arguments.check_evaluators(evaluators, setup)
     all_listeners = [*([progress()] if listeners is None else check_listeners(listeners, "listeners")), history]
@@ -283,11 +281,10 @@ def evaluate(
     if not any(isinstance(each, RunSetup | TrainState) for each in (state, setup)):
         topology = Topology.create(None, join_job(find_job(), Config().parallel))
         return measure_network(state, setup, table, loss, arguments.check_data(data), topology)
-    loss = loss or softmax_cross_entropy
     arguments.check_evaluation(state, setup, table)
     if data is not None:
         raise InputError("data: the setup has the preprocessing already; leave it out")
-    return setup.with_loss(loss).evaluator(table)(state)
+    return setup.with_loss(loss or softmax_cross_entropy).evaluator(table)(state)
 
 
 @errors_name_arguments()

@@ -14,7 +14,6 @@ Pixels = Annotated[int, Range(1, 10_000)]
 Padding = Annotated[int, Range(0, 10_000)]
 RandAugment = Annotated[int, Range(0, 100)]
 RandMagnitude = Annotated[float, Range(0, 10)]
-Repeats = Annotated[int, Range(1, 100)]
 Strength = Annotated[float, Range(0, 1000)]
 Spread = Annotated[float, Range(1e-6, 1)]
 UNLABELLED_RATIO = 7
@@ -146,7 +145,7 @@ class DataConfig:
     sampling: Literal["shuffled", "balanced"] = "shuffled"
     """"shuffled" visits every example once per epoch. "balanced" samples all classes equally often: an epoch keeps its
     length, small classes repeat images, and large classes leave images for later epochs."""
-    repeats: Repeats = 1
+    repeats: Annotated[int, Range(1, 100)] = 1
     """Repeated augmentation: each batch has this many copies of each of its examples, with other random numbers. An
     epoch keeps its length, so it visits only one example of every `repeats`."""
     train: str | None = None
@@ -253,8 +252,8 @@ class DataConfig:
     @property
     def keys_of_process(self) -> tuple[str, ...]:
         """The keys whose values contain {process}; none if all processes have the same data."""
-        keys = () if self.placement == "shared" else PLACE_KEYS
-        return tuple(key for key in keys if PROCESS in (getattr(self, key) or ""))
+        is_local = self.placement == "local"
+        return tuple(key for key in PLACE_KEYS if is_local and PROCESS in (getattr(self, key) or ""))
 
     @property
     def of_evaluation(self) -> "DataConfig":

@@ -46,11 +46,7 @@ class Goal:
 
     @classmethod
     def default(cls, *, averages: bool) -> "Goal":
-        """Return the goal of a run that names none: the top-1 accuracy of the parameters that predict and export use.
-
-        Args:
-            averages: whether the run averages its parameters.
-        """
+        """Return the goal of a run that names none: the top-1 accuracy of the parameters that evaluation uses."""
         return cls(f"{VAL_EMA} top1" if averages else "top1")
 
     @classmethod
@@ -72,11 +68,7 @@ class Goal:
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> "Goal":
-        """Make a goal from the result of `plain`.
-
-        Raises:
-            ValueError, KeyError, TypeError or AttributeError: `plain` is not such a result.
-        """
+        """Make a goal from the result of `plain`. Raises: ValueError, KeyError, TypeError or AttributeError."""
         return cls.parse(plain["best"], plain["is"], checked(plain["smoothing"], Decay, "smoothing"))
 
     def plain(self) -> dict[str, Any]:

@@ -37,11 +37,7 @@ class Layers:
 
     @classmethod
     def parse(cls, text: str, key: str) -> "Layers":
-        """Parse "conv1,layer1" or "all but layer4,fc". An empty text selects no layer.
-
-        Raises:
-            InputError: the text is invalid. The message names `key`.
-        """
+        """Parse "conv1,layer1" or "all but layer4,fc"; "" selects no layer. Raises: InputError about `key`."""
         inverted = text.startswith(_ALL_BUT)
         names = tuple(name.strip() for name in text.removeprefix(_ALL_BUT).split(",")) if text.strip() else ()
         if not all(names):
@@ -92,8 +88,7 @@ class LayerSettings:
     def parse(cls, texts: Iterable[str], key: str) -> "LayerSettings":
         """Parse "fc:rate=10", "fc:decay=0" and "conv1:frozen=true".
 
-        Raises:
-            InputError: a text is invalid, or a setting is given twice.
+        Raises: InputError if a text is invalid, or a setting is given twice.
         """
         by_setting: dict[str, list[str]] = {"rate": [], "decay": [], "frozen": []}
         for text in texts:
@@ -122,13 +117,9 @@ def has_prefix(prefix: str, name: str) -> bool:
 
 
 def assignments(pairs: Iterable[str], key: str, left_name: str = "LAYER") -> dict[str, str]:
-    """Parse pairs such as "layer4=0.1" into a dict of values by layer.
+    """Parse pairs such as "layer4=0.1" into a dict of values by layer, or by what `left_name` calls it in messages.
 
-    Args:
-        left_name: the name of the left side in messages.
-
-    Raises:
-        InputError: a pair is invalid, or a layer is given twice.
+    Raises: InputError if a pair is invalid, or a layer is given twice.
     """
     values: dict[str, str] = {}
     for pair in pairs:
@@ -164,11 +155,7 @@ class BatchStatistics:
 
     @classmethod
     def parse(cls, text: str) -> "BatchStatistics":
-        """Parse "local", "sync" or "ghost:K".
-
-        Raises:
-            InputError: the text is none of these forms. The message suggests the nearest one.
-        """
+        """Parse "local", "sync" or "ghost:K". Raises: InputError, which suggests the nearest form."""
         named = {"local": cls(), "sync": cls(axis_name="data")}
         if text in named:
             return named[text]
@@ -184,8 +171,7 @@ class BatchStatistics:
             batch_size: a multiple of `shares`.
             shares: the number of equal parts into which devices, shards and microbatches divide the batch.
 
-        Raises:
-            InputError: a part is not a multiple of the group. The message names a batch size and a group size that fit.
+        Raises: InputError, which names a batch size and a group size that fit.
         """
         share = batch_size // shares
         if self.group is None or share % self.group == 0:
@@ -217,8 +203,7 @@ class WeightInit:
     def parse(cls, text: str) -> "WeightInit":
         """Parse a name such as "he_normal", "normal" (deviation 0.01) or "normal(0.02)".
 
-        Raises:
-            InputError: the name is unknown (the message names the nearest), or the deviation is invalid.
+        Raises: InputError if the name is unknown (the message names the nearest), or the deviation is invalid.
         """
         if text in _NAMES:
             return cls(text)

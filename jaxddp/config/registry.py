@@ -28,7 +28,7 @@ import importlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import Field, dataclass, fields, is_dataclass
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
+from typing import Any, TypeVar, get_type_hints
 
 import jaxddp.config.values as values_of_config
 from jaxddp.config.values import flatten, keys_of, nested, plain, replaced
@@ -56,13 +56,8 @@ class Requires:
         return bool({*self.values} & {*values}) if self.values else bool(value)
 
 
-class SectionOfChoices:
-    """A section of a config with the settings of choices; see `Registry.complete`."""
-
-    if TYPE_CHECKING:
-
-        def __getattr__(self, key: str) -> Any:
-            """Return the value of a setting of a choice."""
+SectionOfChoices: Any = object
+"""The base of a section that has further keys, the settings of choices; see `Registry.complete`."""
 
 
 class Registry:
@@ -76,11 +71,9 @@ class Registry:
     """
 
     def __init__(self, key: str, package: str, modules: dict[str, str], hook: str = "", also_read: Sequence[str] = ()):
-        """Create a kind.
+        """Create a kind whose choices are added by `modules` in a package, by the name of the choice.
 
-        Args:
-            modules: the module in `package` that adds each choice, by the name of the choice; if empty, `package` is
-                the module that adds all choices, and its import is quick.
+        If `modules` is empty, the package is the module that adds all choices, and its import is quick.
         """
         self.key, self.section, self.hook, self.also_read = key, key.partition(".")[0], hook, also_read
         self._package, self._modules = package, modules
@@ -112,7 +105,7 @@ class Registry:
         """Return a choice as it was added. Raises: see `check`."""
         self.check(name)
         if name not in self._added:
-            importlib.import_module(f"{self._package}.{self._modules[name]}".removesuffix("."))
+            importlib.import_module(f"{self._package}.{self._modules[name]}")
         return self._added[name]
 
     def get(self, name: str) -> Any:
@@ -239,10 +232,8 @@ def keys_of_choices(names: Collection[str] = NAMES) -> set[str]:
 def unmet(tree: type, settings: Mapping[str, Any], hooks: Collection[str] = ()) -> dict[str, Requires]:
     """Return the keys that have no effect with the settings of a config, each with what it needs.
 
-    A key of choices needs a choice that reads it; an unknown name is taken to read all keys.
-
-    Args:
-        settings: the result of `resolved`; keys may be absent.
+    A key of choices needs a choice that reads it; an unknown name is taken to read all keys. In `settings`, the result
+    of `resolved`, keys may be absent.
     """
     found = {key: need for key, need in needs(tree).items() if need.key in settings}
     found = {key: need for key, need in found.items() if not need.is_met(settings[need.key])}
@@ -266,8 +257,7 @@ def without_effect(config: Any, hooks: Collection[str] = ()) -> dict[str, Requir
 def reset_unread(config: Any, set_keys: Collection[str], hooks: Collection[str] = ()) -> Any:
     """Reset the inherited keys that lose their effect because a key such as `optimizer.name` was set.
 
-    Args:
-        set_keys: the keys that one file, call or command sets. They are not reset.
+    `set_keys`, which one file, call or command sets, are not reset.
     """
     default, needs_of = type(config)(), without_effect(config, hooks)
     lost = [key for key, need in needs_of.items() if key not in set_keys and need.key in set_keys]
@@ -277,12 +267,8 @@ def reset_unread(config: Any, set_keys: Collection[str], hooks: Collection[str] 
 def check_read(config: Any, hooks: Collection[str] = (), advise: Callable[[Sequence[str]], str] | None = None) -> None:
     """Check that every key that is set has an effect: its choice reads it, and the key that it needs is set.
 
-    Args:
-        advise: a function that returns the advice of the message for the keys without effect; by default, to leave
-            them out.
-
-    Raises:
-        InputError: a key has no effect. The message names it, its value, and the key that decides its effect.
+    Without effect, a key is an InputError that names it, its value, and the key that decides its effect. `advise`
+    returns the advice for such keys; by default, to leave them out.
     """
     problems = dict[str, Words]()
     for key, need in without_effect(config, hooks).items():

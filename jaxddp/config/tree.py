@@ -58,12 +58,12 @@ class ModelConfig(SectionOfChoices):
     @cached_property
     def batch_statistics(self) -> BatchStatistics:
         """The parsed `batch_norm`; local for None. Raises: InputError if the text is invalid."""
-        return BatchStatistics() if self.batch_norm is None else BatchStatistics.parse(self.batch_norm)
+        return BatchStatistics.parse(self.batch_norm or "local")
 
     @cached_property
     def initialization(self) -> WeightInit:
         """The parsed `weight_init`; he_normal for None. Raises: InputError if the text is invalid."""
-        return WeightInit() if self.weight_init is None else WeightInit.parse(self.weight_init)
+        return WeightInit.parse(self.weight_init or "he_normal")
 
     @cached_property
     def fresh_layers(self) -> Layers:
@@ -136,11 +136,7 @@ class Shares:
 
     @classmethod
     def parse(cls, text: str) -> "Shares":
-        """Parse "auto", or numbers above 0 such as "3,1".
-
-        Raises:
-            InputError: the text has another form.
-        """
+        """Parse "auto", or numbers above 0 such as "3,1". Raises: InputError if the text has another form."""
         if text == AUTO:
             return cls()
         weights = tuple(converted(word, float) for word in text.split(","))
@@ -152,31 +148,23 @@ class Shares:
     def of_devices(self, devices: int, processes: int) -> tuple[float, ...]:
         """Return the relative size of each device's slice, in mesh order. They are equal for "auto".
 
-        If there is a number for each process, it is divided evenly among the devices of the process.
-
-        Raises:
-            InputError: there are as many numbers neither as devices nor as processes.
+        If there is a number for each process, it is divided evenly among the devices of the process. Raises: InputError
+        if there are as many numbers neither as devices nor as processes.
         """
         weights = self.weights or (1.0,) * devices
         if len(weights) == processes:
             return tuple(weight for weight in weights for _ in range(devices // processes))
         if len(weights) != devices:
-            numbers = f": {counted(len(weights), 'number')} given for {counted(devices, 'device')}"
+            problem = f": {counted(len(weights), 'number')} given for {counted(devices, 'device')} of "
             advice = f"give {devices}" if processes in (1, devices) else f"give {devices}, or {processes}"
-            raise InputError(
-                Key("parallel.shares", self.text), numbers, f" of {counted(processes, 'process')}; {advice}"
-            )
+            raise InputError(Key("parallel.shares", self.text), problem, counted(processes, "process"), advice=advice)
         return weights
 
     def lengths(self, batch_size: int, devices: int, processes: int, unit: int = 1) -> tuple[int, ...]:
         """Return the number of examples of each device's slice of a global batch, in mesh order.
 
-        Args:
-            unit: the sizes are multiples of this number: of the number of microbatches, and of the number of examples
-                that must be in one microbatch.
-
-        Raises:
-            InputError: the batch cannot be divided into such slices, or a slice would be empty.
+        The sizes are multiples of `unit`: of the number of microbatches, and of the number of examples that must be in
+        one microbatch. Raises: InputError if there are no such slices, or a slice would be empty.
         """
         weights = self.of_devices(devices, processes)
         if batch_size % unit or batch_size < unit * devices:
@@ -323,12 +311,8 @@ class OptimizerConfig(SectionOfChoices):
 
     @cached_property
     def layer_rate_factors(self) -> dict[str, float]:
-        """The learning rate factors of layers, from `rate_factors` and `groups`.
-
-        Raises: InputError if the text is invalid, or if both keys have a rate for a layer.
-        """
-        factors = assignments(self.rate_factors, "optimizer.rate_factors")
-        rates = self.layer_settings.rates
+        """The factors of layers in `rate_factors` and `groups`. Raises: InputError if one is invalid, or in both."""
+        factors, rates = assignments(self.rate_factors, "optimizer.rate_factors"), self.layer_settings.rates
         # Checks that no layer has a rate in both.
         assignments([f"{layer}={rate}" for layer, rate in [*factors.items(), *rates.items()]], "optimizer.groups")
         with about(Key("optimizer.rate_factors")):
@@ -378,10 +362,9 @@ class CheckpointConfig:
     average, instead of the last value, selects the best checkpoint."""
 
     def goal(self, *, averages: bool) -> Goal:
-        """Return the parsed `best`, `best_is` and `best_smoothing`. Raises: InputError if `best` is invalid.
+        """Return the parsed `best`, `best_is` and `best_smoothing` for a run that averages its parameters or does not.
 
-        Args:
-            averages: whether the run averages its parameters.
+        Raises: InputError if `best` is invalid.
         """
         return Goal.parse(self.best or Goal.default(averages=averages).name, self.best_is, self.best_smoothing)
 
@@ -476,11 +459,7 @@ class ParallelConfig:
 
 @dataclass(frozen=True)
 class Config:
-    """All settings of a run.
-
-    Raises:
-        InputError: a value has the wrong type or is out of range.
-    """
+    """All settings of a run. Raises: InputError if a value has the wrong type or is out of range."""
 
     # `MAY_CHANGE` in jaxddp/training/checkpoints/integrity.py lists the keys that a resumed run may change.
 
@@ -521,11 +500,8 @@ class Config:
         """Return a copy with some keys changed: `config.replace(seed=1, train={"duration": "10 epochs"})`.
 
         Keys that have no effect with the new values get their defaults back, unless they are changed, too:
-        `config.replace(optimizer={"name": "adamw"})` drops LARS's `trust_coefficient`.
-
-        Raises:
-            InputError: a key is unknown (the message suggests the nearest one), or a value has the wrong type or is out
-                of range.
+        `config.replace(optimizer={"name": "adamw"})` drops LARS's `trust_coefficient`. Raises: InputError if a key is
+        unknown (the message suggests the nearest one), or a value has the wrong type or is out of range.
         """
         keys = flatten(changes).keys()
         config = registry.reset_unread(replaced(self, changes), keys)

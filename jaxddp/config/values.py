@@ -57,9 +57,7 @@ def replaced(node: Any, changes: dict[str, Any], prefix: str = "", root: Any = N
         prefix: the beginning of the names of the node's keys, such as "train.".
         root: the whole tree, if the node is a part of it. For an unknown key, keys of the whole tree are suggested.
 
-    Raises:
-        InputError: a key is unknown (the message suggests the nearest one), or a value has the wrong type or is out of
-            range.
+    Raises: InputError if a key is unknown (the message suggests the nearest one), or a value is invalid.
     """
     hints, root, values = _hints(type(node)), root or node, {}
     for key, value in changes.items():
@@ -79,10 +77,8 @@ def replaced(node: Any, changes: dict[str, Any], prefix: str = "", root: Any = N
 def check_values(node: Any, prefix: str = "") -> None:
     """Check every value of nested dataclasses against its field's type and range, and convert it to that type.
 
-    Text such as "1 epoch" becomes a `Duration`, in frozen dataclasses, too. Keys' names begin with `prefix`.
-
-    Raises:
-        InputError: a value is invalid. The message names the first such key, its value, and what is expected.
+    Text such as "1 epoch" becomes a `Duration`, in frozen dataclasses, too. Keys' names begin with `prefix`. Raises:
+    InputError, which names the first invalid key, its value, and what is expected.
     """
     for key, hint in _hints(type(node)).items():
         value = getattr(node, key)
@@ -145,8 +141,7 @@ def checked(value: Any, hint: Any, key: str, whole_hint: Any = None) -> Any:
         key: the name of the value in messages.
         whole_hint: the whole type, if `hint` is a part of it; messages describe the whole type.
 
-    Raises:
-        InputError: the value is invalid. The message names the key, the value, and what is expected.
+    Raises: InputError, which names the key, the value, and what is expected.
     """
     origin, args, whole_hint = get_origin(hint), get_args(hint), whole_hint or hint
     if origin is Annotated:
@@ -183,24 +178,18 @@ def checked(value: Any, hint: Any, key: str, whole_hint: Any = None) -> Any:
 
 
 def read(content: str | list[str] | None, hint: Any, key: str) -> Any:
-    """Return the value of a key, converted from text and checked.
+    """Return the value of a key of type `hint`, converted from text and checked.
 
     Args:
         content: the text of a value, the texts of a list of values, or None for an empty value.
-        hint: the type of the key.
-        key: the key, for messages.
 
-    Raises:
-        InputError: the text is no value of this type, or the value is out of range.
+    Raises: InputError if the text is no value of this type, or the value is out of range.
     """
     return checked(content if content is None else converted(content, hint), hint, key)
 
 
 def converted(content: str | list[str], hint: Any) -> Any:
-    """Return the value of a text, or of a list of texts; a text that is no value of its type stays a text.
-
-    `checked` then raises the error.
-    """
+    """Return the value of a text, or of a list of texts. A text that is no value stays, and `checked` refuses it."""
     kind: Any = bare(hint)
     if get_origin(kind) is tuple:
         kind = get_args(kind)[0]
@@ -234,10 +223,7 @@ def _description(hint: Any, *, several: bool = False) -> str:
 
 
 class _Observed:
-    """A base of dataclasses whose keys are those of another node. The name of each key that is read is recorded.
-
-    `_observed` holds the node, the set of the names, and their prefix.
-    """
+    """A dataclass with the keys of another node. `_observed` holds the node, the names read, and their prefix."""
 
     def __getattribute__(self, name: str) -> Any:
         node, read, prefix = object.__getattribute__(self, "__dict__")["_observed"]
@@ -277,13 +263,10 @@ def _observed_type(kind: type) -> type:
 
 
 def observed(node: T, read: set[str], prefix: str = "") -> T:
-    """Return a copy of nested dataclasses that adds the name of each key that is read to `read`.
+    """Return a copy of nested dataclasses that adds the name of each key that is read to `read`: "train.batch_size".
 
-    A comparison, a text of the copy, and `Config.replace` read no keys; `dataclasses.replace` and `plain` read all.
-
-    Args:
-        read: the set that receives the names, such as "train.batch_size".
-        prefix: the beginning of the names of the node's keys, such as "train.".
+    A comparison, a text of the copy, and `Config.replace` read no keys; `dataclasses.replace` and `plain` read all. The
+    names of the node's keys begin with `prefix`.
     """
     copy = object.__new__(_observed_type(type(node)))
     object.__getattribute__(copy, "__dict__")["_observed"] = node, read, prefix
@@ -292,7 +275,6 @@ def observed(node: T, read: set[str], prefix: str = "") -> T:
 
 def observed_like(section: Any, node: T) -> T:
     """Return a dataclass of some keys of a section. It is observed if the section is, under the same prefix."""
-    # `dataclasses.replace` reads all keys, and its result has no set to add them to.
     return observed(node, *vars(section)["_observed"][1:]) if isinstance(section, _Observed) else node
 
 
@@ -307,6 +289,12 @@ def flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     for key, value in tree.items():
         flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
     return flat
+
+
+def differing(before: Any, after: Any) -> frozenset[str]:
+    """Return the keys, with dots, whose values differ in two configs."""
+    old, new = flatten(plain(before)), flatten(plain(after))
+    return frozenset(key for key in new if new[key] != old[key])
 
 
 def nested(flat: dict[str, Any]) -> dict[str, Any]:
@@ -329,9 +317,8 @@ SHORT |= {"metrics": "eval.metrics", "precision": "train.precision"}
 _FOREIGN_NAMES = dict.fromkeys(("num_epochs", "max_epochs"), "train.duration") | {"bs": "train.batch_size"}
 _FOREIGN_NAMES |= {"wd": "optimizer.weight_decay", "arch": "model.name", "output_dir": "workdir"}
 """The keys for names that other trainers use."""
-_MAX_KEYS, _MAX_LENGTH, _MIN_SIMILARITY = 3, 80, 0.78
-_MAX_IGNORED = 2
-"""Last parts up to this length are not compared, because every word of three letters is similar to them."""
+_MAX_KEYS, _MAX_LENGTH, _MIN_SIMILARITY, _MAX_IGNORED = 3, 80, 0.78, 2
+"""Last parts up to `_MAX_IGNORED` are not compared, because every word of three letters is similar to them."""
 
 
 def similar_keys(name: str, known: Iterable[str]) -> list[str]:
@@ -342,19 +329,15 @@ def similar_keys(name: str, known: Iterable[str]) -> list[str]:
     """
     # Matching takes quadratic time, and no key is this long.
     keys, name = list(known), name.replace("-", "_")[:_MAX_LENGTH]
-    last = name.rpartition(".")[2]
+    last, last_parts = name.rpartition(".")[2], {key: key.rpartition(".")[2] for key in keys}
     for key in ((SHORT | _FOREIGN_NAMES).get(last), f"{name}.name"):
         if key in keys:
             return [key]
-    if exact := [key for key in keys if f".{key}".endswith(f".{name}")] or [key for key in keys if _last(key) == last]:
-        return exact[:_MAX_KEYS]
-    if close := get_close_matches(name, keys, n=1, cutoff=_MIN_SIMILARITY):
+    exact = [key for key in keys if f".{key}".endswith(f".{name}")]
+    exact = exact or [key for key, part in last_parts.items() if part == last]
+    close = exact[:_MAX_KEYS] or get_close_matches(name, keys, n=1, cutoff=_MIN_SIMILARITY)
+    if close:
         return close
-    last_parts = [*SHORT, *(part for part in map(_last, keys) if len(part) > _MAX_IGNORED)]
-    for part in get_close_matches(last, last_parts, n=1, cutoff=_MIN_SIMILARITY):
-        return similar_keys(part, keys)
-    return []
-
-
-def _last(key: str) -> str:
-    return key.rpartition(".")[2]
+    parts = [*SHORT, *(part for part in last_parts.values() if len(part) > _MAX_IGNORED)]
+    similar = get_close_matches(last, parts, n=1, cutoff=_MIN_SIMILARITY)
+    return similar_keys(similar[0], keys) if similar else []

@@ -546,7 +546,7 @@ def evaluate_checkpoint(
     if signature is not None and signature.class_ids != tuple(train.class_ids):
         raise InputError(f"{directory}: the data have other classes than the run was trained on; give the run's data")
     data, user_object = TrainingData.of(train, config.data), objects_of_hooks(file.hooks)
-    model = model_of(config, data.num_classes, user_object, data.image_shape)
+    model = model_of(config, data.labels.num_classes, user_object, data.image_shape)
     network_checks.check_sizes(config.data, model, data)
     evaluator = evaluator_of(config, user_object, model, data, val, topology, on_classes)
     # Choose the checkpoint again: a training run may have saved another one since.

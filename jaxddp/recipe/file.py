@@ -31,7 +31,7 @@ import jaxddp.core.files as files
 import jaxddp.recipe.text as text
 from jaxddp.config.registry import CHOICES, SCHEDULES, keys_of_choices, with_defaults
 from jaxddp.config.tree import Config
-from jaxddp.config.values import check_values, flatten, observed
+from jaxddp.config.values import check_values, differing, observed
 from jaxddp.core.errors import InputError, about, choices, show, with_keys_of_file
 from jaxddp.core.ranges import Count, Share
 from jaxddp.core.user_code import place_of
@@ -141,15 +141,11 @@ def _by_table(table: Mapping[str, str | None]) -> Callable[[str], str | None]:
 
 
 def check_parameters(function: Callable[..., Any], where: str, name: str, arguments: str, more: bool = False) -> None:
-    """Check that a function accepts positional arguments, such as "config, num_classes".
+    """Check that a function accepts positional arguments, such as "config, num_classes". Raises: InputError.
 
     Args:
         where: the beginning of messages.
-        name: the name of the function.
         more: whether the function may have further parameters without a default, which are passed by keyword.
-
-    Raises:
-        InputError: the function has other parameters, or is an async function.
     """
     if inspect.iscoroutinefunction(function):
         raise InputError(f"{where}: {name} is an async function; define a plain one, def {name}({arguments})")
@@ -165,13 +161,9 @@ def check_parameters(function: Callable[..., Any], where: str, name: str, argume
 
 @contextmanager
 def errors_name_line(path: Path, subject: str) -> Iterator[None]:
-    """Turn an error of a recipe file into an `InputError` that names the file and the line.
+    """Turn an error of a recipe file into an `InputError` that names the file, the line and a subject: "get_model: ".
 
     A change of the working directory is undone, so that relative paths of the command line stay valid.
-
-    Args:
-        path: the path of the recipe file.
-        subject: the text after the line number in the message, such as "get_model: ".
     """
     try:
         with chdir(Path.cwd()):
@@ -196,9 +188,8 @@ def errors_name_line(path: Path, subject: str) -> Iterator[None]:
 class Reference:
     """The published result of a recipe: an accuracy, or another share. A recipe file sets `reference` to it.
 
-    It is not inherited: a recipe that loads another one has other settings.
-
-    Raises: InputError if a value has the wrong type or is out of range.
+    It is not inherited: a recipe that loads another one has other settings. Raises: InputError if a value has the wrong
+    type or is out of range.
     """
 
     value: Share
@@ -328,31 +319,21 @@ _readings: ContextVar[Sequence[RecipeFile]] = ContextVar("readings", default=())
 
 
 def load(name_or_path: str | Path) -> Config:
-    """Load the config of a recipe or of a run.
+    """Return the result of a recipe's `get_config()`, or the config that a run stored. Raises: see `read_recipe`.
 
     Args:
         name_or_path: the name of a built-in config (`"imagenet_resnet50"`), the path of a recipe file, or the work
             directory of a run or its config.json. In a recipe file, a relative path starts in the folder of that file,
             and the hooks of the loaded recipe are inherited.
-
-    Returns:
-        The result of the recipe's `get_config()`, or the config that the run stored.
-
-    Raises:
-        InputError: see `read_recipe`.
     """
     return read_recipe(name_or_path).config
 
 
 def read_recipe(name_or_path: str | Path) -> RecipeFile:
-    """Run a recipe file, or read the recipe that a run stored.
+    """Run a recipe file, or read the recipe that a run stored; see `jaxddp.config.load`.
 
-    Args:
-        name_or_path: see `jaxddp.config.load`.
-
-    Raises:
-        InputError: the file does not exist or raises an error, `get_config()` returns no `Config`, a hook has the wrong
-            signature, or a `get_…` function is no hook.
+    Raises: InputError if the file does not exist or raises an error, `get_config()` returns no `Config`, a hook has the
+    wrong signature, or a `get_…` function is no hook.
     """
     readings: Any = _readings.get()
     path = recipe_path(name_or_path, readings[-1].path.parent if readings else Path())
@@ -430,8 +411,7 @@ def _read_file(path: Path) -> RecipeFile:
             config, recipe = module.get_config(), _with_modules(readings[-1])
     if not isinstance(config, Config):
         raise InputError(f"{path}: get_config() returned a {type(config).__name__}; return a jaxddp.config.Config")
-    before, after = flatten(recipe.config.to_dict()), flatten(config.to_dict())
-    set_keys = config.replaced_keys | {key for key in after if after[key] != before[key]}
+    set_keys = config.replaced_keys | differing(recipe.config, config)
     reference: Any = getattr(module, REFERENCE, None)
     if isinstance(reference, float | int | str | Mapping):
         raise InputError(f"{path}: {REFERENCE} is {show(reference)}; give a jaxddp.config.Reference(value, source)")

@@ -64,9 +64,8 @@ def check_frozen_state(model: Model, frozen: Layers, trees: Any, image_shape: Im
     """Check that a network without a module keeps the state of frozen layers in training.
 
     The batch norms of frozen layers in Linen and NNX modules use their running statistics. Functions get no such
-    switch: statistics that they change are those of a batch norm that normalizes by the batch.
-
-    Raises: InputError if the network changes the state of a frozen layer.
+    switch: statistics that they change are those of a batch norm that normalizes by the batch. Raises: InputError if
+    the network changes the state of a frozen layer.
     """
     if not frozen or isinstance(model, LinenModel | NNXModel):
         return
@@ -91,7 +90,7 @@ def check_network(model: Model, where: str, config: Config, layout: Layout, prec
         precision: the `train.precision` that the user set, which the network must have; None for a default.
     """
     used, data, topology = config.train.precision or "float32", layout.training_data, layout.way.topology
-    evaluation, training = check_outputs(model, data.image_shape, data.num_classes, used)
+    evaluation, training = check_outputs(model, data.image_shape, data.labels.num_classes, used)
     computed = next(iter(dtypes_of_products(evaluation)), used)
     if precision not in (None, computed):
         problem = f": the network computes in {computed}, because its layers or constants have this dtype"

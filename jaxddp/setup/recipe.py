@@ -195,7 +195,7 @@ def make_objects(
     data, topology, schedule = layout.training_data, layout.way.topology, rate or make_schedule(config, layout.steps)
     loss, eval_loss = losses_of(config, data, objects)
     check = lambda model, where: check_network(model, where, config, layout, precision)  # noqa: E731
-    model = model_of(config, data.num_classes, objects, data.image_shape, check)
+    model = model_of(config, data.labels.num_classes, objects, data.image_shape, check)
     optimizer, kernels, uses_schedule = optimizer_of(config, schedule, model, data.image_shape, objects)
     objective: Any = OBJECTIVES.get(config.objective.name)
     if (custom := objects("objective", config, topology)) is None:

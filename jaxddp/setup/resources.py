@@ -60,10 +60,6 @@ class TrainingData:
         dtype = image_dtype(source, data)
         return cls(len(source), labels_of(source).kind, class_counts(source), images, *shapes, dtype)
 
-    @property
-    def num_classes(self) -> int:
-        return self.labels.num_classes
-
 
 def steps_of(config: Config, plan: Plan) -> Steps:
     """Return the lengths of a run, of its warmup and of its averaged part, in steps."""
@@ -125,10 +121,7 @@ def join_job(job: Job | None, parallel: ParallelConfig) -> Peers:
 
 
 def join_and_resolve(file: RecipeFile) -> tuple[Topology, Config]:
-    """Join the job, check that all processes have the same recipe, and find the devices.
-
-    Returns:
-        The devices, and the config with its precision and absolute paths.
+    """Join the job. Return the devices, and the config with its precision and absolute paths.
 
     Raises: InputError if the processes have different recipes, or the devices do not exist.
     """
@@ -208,10 +201,7 @@ def open_validation(config: Config, topology: Topology) -> tuple[Source, Source]
 def open_validation_alone(config: Config, topology: Topology, *, of_all: bool) -> Source:
     """Open and check the validation data, or all data if there is no such split. No training data are needed.
 
-    Args:
-        of_all: whether the classes are all those of the data, also with `data.classes`, which then selects examples.
-
-    Raises: InputError.
+    With `of_all`, the classes are all those of the data, and `data.classes` selects only examples. Raises: InputError.
     """
     data = _data_of_process(config, topology)
     val = opening.open_validation_split(replace(data, classes=None) if of_all else data)
@@ -291,18 +281,14 @@ _REASONS: dict[str, tuple[Any, str]] = {
 
 
 def check_placement(config: Config, *, unlabelled: bool = False) -> None:
-    """Check that a config with `data.placement=local` has no key that needs the data of all processes.
+    """Raise `InputError` if a config with `data.placement=local` has a key that needs the data of all processes.
 
     Args:
         unlabelled: whether a source of unlabelled images was passed to the Python API.
-
-    Raises: InputError if a key has an unsupported value.
     """
     if config.data.placement == "shared":
         return
-    values = flatten(config.to_dict())
-    if unlabelled:
-        values["data.unlabelled"] = "a table"
+    values = flatten(config.to_dict()) | ({"data.unlabelled": "a table"} if unlabelled else {})
     for key, (supported, reason) in _REASONS.items():
         if values[key] != supported:
             advice = ("leave ", Key(key), " out") if supported is None else ("set ", Key(key), f" to {supported}")

@@ -164,10 +164,9 @@ class RunSetup(Recipe):
 
         A run of the new setup gives the same bits as a run of a setup that was prepared with this seed. Programs are
         not compiled again, and images on the devices stay there. The objects of the recipe stay the same: a model or an
-        optimizer that depends on the config's seed does not change.
-
-        Raises: InputError if the seed is out of range, another process uses another seed, or the model is an NNX
-        module, which has its own initial values, and neither weights nor `initialize` are given.
+        optimizer that depends on the config's seed does not change. Raises: InputError if the seed is out of range,
+        another process uses another seed, or the model is an NNX module, which has its own initial values, and neither
+        weights nor `initialize` are given.
         """
         is_other, has_weights = seed != self.feed.order.seed, self.config.model.weights is not None
         if is_other and not has_weights and self.initialize is None and brings_weights(self.model):
@@ -310,13 +309,9 @@ def check_setup(setup: Any) -> None:
 
 
 def check_state(state: Any, setup: RunSetup, *, to_train: bool = False) -> None:
-    """Check that a state has the parameters and the model state of a setup's network.
+    """Check that a state has the parameters and the model state of a setup's network, and `to_train` all other arrays.
 
-    Args:
-        to_train: whether to compare the optimizer's state and the parts' arrays, too.
-
-    Raises:
-        InputError: the object is no state, or an array differs. The message names the object or the first such array.
+    Raises: InputError, which names the first array that differs.
     """
     check_setup(setup)
     if not isinstance(state, TrainState):
@@ -334,12 +329,10 @@ def check_state(state: Any, setup: RunSetup, *, to_train: bool = False) -> None:
 
 @phase("start")
 def open_recipe(file: RecipeFile, rate: optax.Schedule | None = None) -> Recipe:
-    """Join the job, open the data and make the objects of a recipe file. Nothing is written yet.
+    """Join the job, open the data and make the objects of a recipe file. Nothing is written yet. Raises: InputError.
 
     Args:
         rate: a learning rate schedule that replaces the config's.
-
-    Raises: InputError if the recipe is invalid.
     """
     topology, config = join_and_resolve(file)
     resources = open_resources(config, topology)
@@ -378,15 +371,13 @@ def initialize(recipe: Recipe, *, fresh: bool = True, programs: CompiledPrograms
     weights: Mapping[str, np.ndarray] = {}
     if fresh:
         config, ids = recipe.config.model, recipe.resources.train.class_ids
-        target = WeightsTarget(recipe.model, shape, len(ids), tuple(ids), config.fresh_layers)
-        if recipe.file is not None:
-            target = dataclasses.replace(target, rename=recipe.file.rename)
+        rename = recipe.file and recipe.file.rename
+        target = WeightsTarget(recipe.model, shape, len(ids), tuple(ids), config.fresh_layers, rename=rename)
         weights = configured_weights(config, target, topology)
     else:
         recipe = dataclasses.replace(recipe, initialize=None)
-    made = {"network": network, "programs": programs or CompiledPrograms()}
-    none: Any = None
-    setup = RunSetup(**vars(recipe), **made, weights=weights, state=none, like=none)
+    made: Any = {"network": network, "programs": programs or CompiledPrograms(), "state": None, "like": None}
+    setup = RunSetup(**vars(recipe), **made, weights=weights)
     out_of_memory = memory_errors(lambda: "while the network was initialized", lambda: "choose a smaller network")
     with doing("initializing the network"), out_of_memory:
         state = jax.block_until_ready(setup.initial_state())
@@ -397,16 +388,13 @@ def initialize(recipe: Recipe, *, fresh: bool = True, programs: CompiledPrograms
 
 
 def _check_seed_of_hooks(setup: RunSetup, file: RecipeFile, params: Any) -> None:
-    """Check that hooks make other initial parameters for another seed than the default, and else log a warning.
-
-    Raises: InputError if a hook returns an NNX module with the parameters of the default seed.
-    """
+    """Log a warning if hooks make the initial parameters of the default seed; for an NNX module, raise `InputError`."""
     seed, default, is_fixed = setup.config.seed, Config().seed, brings_weights(setup.model)
     if seed == default or not file.hooks.keys() & {"get_model", "get_initialize"} or (is_fixed and setup.initialize):
         return
     network, topology, data = setup.network, setup.topology, setup.layout.training_data
     if is_fixed:
-        network = adapt(file.hooks["get_model"](setup.config.replace(seed=default), data.num_classes))
+        network = adapt(file.hooks["get_model"](setup.config.replace(seed=default), data.labels.num_classes))
     # No optimizer state: memory may not suffice for two.
     init = make_init(network, optax.identity(), data.image_shape, topology, transform=setup.initialize)
     if not _are_equal(params, init(topology.replicate(jax.random.key(default))).params):
@@ -417,10 +405,7 @@ def _check_seed_of_hooks(setup: RunSetup, file: RecipeFile, params: Any) -> None
 
 
 def complete_recipe(recipe: Recipe) -> Recipe:
-    """Return the recipe with what depends on the network: the settings of single layers, and averaging.
-
-    Raises: see `fine_tuned`.
-    """
+    """Return the recipe with what depends on the network: the settings of single layers, and averaging."""
     shape = recipe.layout.training_data.image_shape
     params, model_state = trees_of(with_adapters(recipe.model, recipe.config, recipe.kernels, shape), shape)
     recipe = fine_tuned(recipe, {path: leaf.shape for path, leaf in by_path(params, model_state).items()})
@@ -435,9 +420,8 @@ def check_keys_of_hooks(file: RecipeFile, recipe: Recipe) -> None:
 
     These keys are the name of the choice, the settings of all choices of the kind, and the other keys that the choices
     read. For objectives it is the name alone, because an objective may read other keys while the step is traced. A key
-    has an effect if a hook, or a function that a hook returned, reads it, or another part of the run.
-
-    Raises: InputError if a key of `file.set_keys` has no effect. The message names all such keys, and the hooks.
+    has an effect if a hook, or a function that a hook returned, reads it, or another part of the run. Raises:
+    InputError if a key of `file.set_keys` has no effect. The message names all such keys, and the hooks.
     """
     values = flatten(recipe.config.to_dict())
     set_keys = {key for key in file.set_keys if values[key] is not None}

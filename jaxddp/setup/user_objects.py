@@ -113,9 +113,8 @@ _KEY = "loss.class_weights"
 def class_weights(config: Config, class_counts: np.ndarray, num_examples: int) -> np.ndarray | None:
     """Return the class weights, float64[K], or None. Balanced weights are N / (K n_k) for n_k of N examples in class k.
 
-    With several labels for each example, the sum of the n_k is above N.
-
-    Raises: InputError if there are not K weights, or weights are balanced and a class has no examples.
+    With several labels for each example, the sum of the n_k is above N. Raises: InputError if there are not K weights,
+    or weights are balanced and a class has no examples.
     """
     weights = config.loss.weights
     if weights is None:
@@ -238,10 +237,8 @@ def metrics_of(config: Config, labels: LabelKind, user_object: ObjectSource) -> 
     """Make the metrics in addition to the loss, by name: the config's and the user's.
 
     The config's metrics that need more classes than the data have are left out. A metric of the user replaces the
-    config's metric of the same name.
-
-    Raises: InputError if a metric does not fit the labels, the user's object is no dict of functions like those of
-    `METRICS`, or two metrics return a value of the same name.
+    config's metric of the same name. Raises: InputError if a metric does not fit the labels, the user's object is no
+    dict of functions like those of `METRICS`, or two metrics return a value of the same name.
     """
     metrics, measured_by = {name: METRICS.get(name) for name in config.eval.metrics}, dict[str, str]()
     for name in metrics:
@@ -273,9 +270,8 @@ def parts_of(config: Config, steps: Steps, user_object: ObjectSource) -> tuple[P
     """Make the parts of the step, the config's and the user's, in the order in which they run.
 
     Gradient clipping comes first. Parts that decide whether a step is skipped, such as `LossScale`, come last, because
-    the guard of a skipped step restores the arrays of the parts that run before it.
-
-    Raises: InputError if an object is no part, or two parts have the same name.
+    the guard of a skipped step restores the arrays of the parts that run before it. Raises: InputError if an object is
+    no part, or two parts have the same name.
     """
     configured, custom = configured_parts(config, steps), user_object("parts", config, steps)
     if custom is None:

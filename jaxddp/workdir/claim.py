@@ -11,7 +11,7 @@ import os
 import secrets
 import shlex
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -167,9 +167,7 @@ def check_evaluation(directory: Path, config: Config) -> None:
     """Check that a config has the network, the images and the classes of a run that is to be evaluated.
 
     A run from Python is not checked: its config.json does not hold these settings. The error names the first key that
-    differs, and both values.
-
-    Raises: InputError if a key differs.
+    differs, and both values. Raises: InputError if a key differs.
     """
     path = directory / CONFIG_FILE
     saved = _read(path) if path.exists() else {}
@@ -191,8 +189,11 @@ def _read(path: Path) -> dict[str, Any]:
         raise InputError(f"{path}: cannot be read ({error})", advice=_RESTORE_ADVICE) from None
 
 
-_PATH_KEYS = ["data.path", "data.unlabelled", "data.data_dir", "data.local_cache", "data.manifest"]
-_PATH_KEYS += ["data.images", "model.weights", "objective.teacher"]
+_ALWAYS_PATHS = ("data.path", "data.data_dir", "data.local_cache", "data.manifest", "objective.teacher")
+_IS_PATH: dict[str, Callable[[str], bool]] = dict.fromkeys(_ALWAYS_PATHS, lambda place: True)
+# Other folders of images are relative to their table.
+_IS_PATH |= {"data.images": os.path.isdir, "model.weights": is_local, "data.unlabelled": lambda place: place != TRAIN}
+"""The keys whose values are paths, and whether a value is one."""
 
 
 def absolute(place: str) -> str:
@@ -208,21 +209,12 @@ def absolute(place: str) -> str:
 def with_absolute_paths(config: Config, peers: Peers = ALONE) -> Config:
     """Return a config with absolute paths. `data.name` becomes a path, and the manifest for `data.verify` is added.
 
-    `data.name` stays if the hosts of a job have different paths for it. All processes of a job must call this
-    function together.
-
-    Raises: InputError if no data set has this name, or there is no manifest.
+    `data.name` stays if the hosts of a job have different paths for it. All processes of a job must call this function
+    together. Raises: InputError if no data set has this name, or there is no manifest.
     """
     data = flatten(config.to_dict())
-    places = {key: data[key] for key in _PATH_KEYS if data[key] is not None}
-    if data["data.unlabelled"] == TRAIN:
-        del places["data.unlabelled"]
-    # Other folders of images are relative to their table.
-    if "data.images" in places and not os.path.isdir(places["data.images"]):
-        del places["data.images"]
-    if "model.weights" in places and not is_local(places["model.weights"]):
-        del places["model.weights"]
-    changes: dict[str, Any] = {key: absolute(place) for key, place in places.items()}
+    places = {key: data[key] for key in _IS_PATH if data[key] is not None}
+    changes: dict[str, Any] = {key: absolute(place) for key, place in places.items() if _IS_PATH[key](place)}
     data |= changes
     if data["data.name"] is not None and data["data.path"] is None:
         entry = dataclasses.asdict(root.resolve(data["data.name"]))
@@ -291,9 +283,8 @@ def describe_end(directory: Path, step: int | None, peers: Peers, *, is_same: bo
 def nothing_to_train(file: RecipeFile, directory: Path) -> str:
     """Return lines about the end of a run; "" if the run may continue, or if its data must be opened to decide that.
 
-    The settings are compared as on a resume. The data are not opened.
-
-    Raises: InputError if a setting of the run has changed.
+    The settings are compared as on a resume. The data are not opened. Raises: InputError if a setting of the run has
+    changed.
     """
     directory = directory.absolute()
     place = directory / integrity.CHECKPOINTS

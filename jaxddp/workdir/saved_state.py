@@ -22,10 +22,7 @@ _ADVICE = "give a run's work directory"
 
 
 def recipe_of_run(directory: Path) -> RecipeFile:
-    """Return the recipe of a run.
-
-    Raises: InputError if there is no such run, or its copy of the recipe has changed.
-    """
+    """Return the recipe of a run. Raises: InputError if there is no such run, or its copy of the recipe has changed."""
     path = directory / CONFIG_FILE
     files.content_of(path, _ADVICE, missing=f"no such file; {_ADVICE}")
     file = read_recipe(path)
@@ -37,9 +34,7 @@ def restore_state(directory: Path, which: str, topology: Topology, advice: str =
     """Return the state of a checkpoint (see `agreed_step`) on every device, with plain dicts as trees.
 
     If the checkpoint has several states (see `TrainState.stacked`), their average is returned. Adapters of `model.lora`
-    are merged with their kernels.
-
-    Raises: InputError if there is no such checkpoint, or it is damaged.
+    are merged with their kernels. Raises: InputError if there is no such checkpoint, or it is damaged.
     """
     place = directory / CHECKPOINTS
     if not place.is_dir():
@@ -60,9 +55,8 @@ def restore_state(directory: Path, which: str, topology: Topology, advice: str =
 def read_run(directory: Path, which: str, topology: Topology) -> tuple[int, dict[str, np.ndarray]]:
     """Return the step of a run's checkpoint ("latest", "best" or a number), and the arrays for evaluation by path.
 
-    "best" means the latest checkpoint if the run was never validated.
-
-    Raises: InputError if there is no such checkpoint, or it is damaged.
+    "best" means the latest checkpoint if the run was never validated. Raises: InputError if there is no such
+    checkpoint, or it is damaged.
     """
     state = restore_state(directory, which, topology, f"give {FORMS}")
     arrays = by_path(state.eval_params, state.eval_model_state)
@@ -72,9 +66,8 @@ def read_run(directory: Path, which: str, topology: Topology) -> tuple[int, dict
 def agreed_step(checkpoints: Checkpoints, which: str) -> int:
     """Return the step of a checkpoint ("latest", "best" or a number). Process 0 verifies it for all processes.
 
-    "best" means the latest checkpoint if the run was never validated.
-
-    Raises: InputError if there is no such checkpoint, or it is damaged.
+    "best" means the latest checkpoint if the run was never validated. Raises: InputError if there is no such
+    checkpoint, or it is damaged.
     """
 
     def verified() -> str:

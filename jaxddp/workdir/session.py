@@ -85,9 +85,8 @@ def session(
 ) -> Iterator[Session]:
     """Open a work directory for one run, and catch SIGTERM. At the end, wait until the last checkpoint is written.
 
-    For `keep` and `goal` see `Checkpoints`.
-
-    Raises: InputError if the directory cannot be used; see also `watch_workdir`.
+    For `keep` and `goal` see `Checkpoints`. Raises: InputError if the directory cannot be used; see also
+    `watch_workdir`.
     """
     before = {*os.listdir(directory)} if directory.is_dir() else None
     check_shared(files.create(directory), peers)
@@ -114,9 +113,8 @@ def session(
 def rename_damaged(place: Path) -> str:
     """Rename the damaged checkpoints after the last undamaged one, from which a run then resumes.
 
-    Returns the new names. Each checkpoint is logged with its damaged file.
-
-    Raises: InputError if there are checkpoints, and all are damaged; none is renamed.
+    Returns the new names. Each checkpoint is logged with its damaged file. Raises: InputError if there are checkpoints,
+    and all are damaged; none is renamed.
     """
     manifests, damaged, steps = integrity.Integrity(place), dict[int, str](), [*integrity.steps_in(place)]
     if manifests.fault is not None:
@@ -292,9 +290,8 @@ def watch_workdir(directory: Path, peers: Peers = ALONE) -> Iterator[Presence]:
     """Watch a work directory during the block. The training thread calls `check` of the `Presence` that is yielded.
 
     After a removal, any error in the block becomes an InputError about the removal. The process exits if the block does
-    not end within 10 seconds, because the block may wait for another process.
-
-    Raises: InputError if the directory was removed, moved or replaced.
+    not end within 10 seconds, because the block may wait for another process. Raises: InputError if the directory was
+    removed, moved or replaced.
     """
     presence, finished = Presence(directory), threading.Event()
 

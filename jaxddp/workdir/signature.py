@@ -17,7 +17,7 @@ import jaxddp.core.files as files
 from jaxddp.config import DataConfig
 from jaxddp.config.data_section import IMAGE_KEYS, RESIZING_KEYS
 from jaxddp.config.tree import NETWORK_KEYS
-from jaxddp.config.values import checked, flatten, plain
+from jaxddp.config.values import checked, differing, flatten, plain
 from jaxddp.core.errors import InputError, Key, Option, counted, shaped, show, some
 from jaxddp.core.ranges import Range
 from jaxddp.data.arrays import as_pixels, widened
@@ -211,9 +211,7 @@ def with_settings_of_weights(file: RecipeFile, weights: str, workdir: Path | Non
 def _with_changes(file: RecipeFile, changes: Mapping[str, Any], notice: str = "") -> RecipeFile:
     """Return a recipe file with changes of its config, and the keys that they change as `taken`."""
     config = file.config.replace(**plain(changes))
-    before, after = flatten(file.config.to_dict()), flatten(config.to_dict())
-    taken = frozenset(key for key in after if after[key] != before[key])
-    return dataclasses.replace(file, config=config, taken=taken, notice=notice)
+    return dataclasses.replace(file, config=config, taken=differing(file.config, config), notice=notice)
 
 
 def _folder_of(weights: str, *, offline: bool) -> Path | None:
