@@ -19,12 +19,13 @@ import jaxddp.config.registry as registry
 import jaxddp.config.values as values_of_config
 from jaxddp.command_line.words import by_key, config_and_words, expand_short_forms, is_flag, option, options_of
 from jaxddp.config import Config
-from jaxddp.config.values import HELP, SHORT, bare, flatten, keys_of, similar_keys
+from jaxddp.config.values import HELP, SHORT, bare, differing, flatten, keys_of, similar_keys
 from jaxddp.core.duration import Duration
 from jaxddp.core.errors import HelpPrinted, InputError, format_option
 from jaxddp.core.files import check_path, nearest_beside
 from jaxddp.core.phases import phase
 from jaxddp.core.process_exit import watch_alone
+from jaxddp.core.user_code import chain
 from jaxddp.recipe.file import RecipeFile, read_recipe
 from jaxddp.recipe.sources import CONFIG_FILE, TEXT_FILES, config_names, recipe_path
 
@@ -64,9 +65,7 @@ def parse(command: type[Command], default: Command, prog: str, arguments: list[s
             if not end.code:
                 raise HelpPrinted(end.code) from None
             # The error of a config section says more than tyro's message about it.
-            cause: BaseException | None = end
-            while cause is not None and not isinstance(cause, InputError):
-                cause = cause.__cause__ or cause.__context__
+            cause = next((error for error in chain(end) if isinstance(error, InputError)), None)
             message = f"{_message(errors.getvalue(), arguments, options)}; see {prog} --help" if cause is None else ""
             raise cause or InputError(message) from None
     values_of_config.check_values(parsed, "--")
@@ -164,8 +163,7 @@ def _overridden(
     if len(changed) == 1:
         config = config.replace(data={"name" if changed == ["path"] else "path": None})
     # Changed keys lose their mark as settings that come from a run.
-    old, new = flatten(before.to_dict()), flatten(config.to_dict())
-    file = replace(file, config=config, taken=frozenset(key for key in file.taken if old[key] == new[key]))
+    file = replace(file, config=config, taken=file.taken - differing(before, config))
     registry.check_read(file.config, file.hooks, lambda keys: _advice(keys, entries, prog, file.path))
     if file.taken:
         from jaxddp.workdir.signature import with_notice
@@ -309,14 +307,12 @@ def page_of_config(command: Any, hooks: Collection[str]) -> tuple[Any, Any]:
     For a key of None, the page shows the default of the choice that reads it, such as an optimizer. `hooks` are the
     hooks of the recipe file.
     """
-    config = command.config
-    values = registry.resolved(flatten(config.to_dict()))
+    config = registry.with_defaults(command.config)
+    values = flatten(config.to_dict())
     unread = {key for key, need in registry.unmet(Config, values, hooks).items() if need.key in registry.NAMES}
-    of_choices = {key: values[key] for key in registry.keys_of_choices()}
-    shown = _shown(config, of_choices, {*unread, "seed"})
+    shown = _shown(config, registry.keys_of_choices(), {*unread, "seed"})
     whole: Any = Annotated[type(shown), tyro.conf.arg(name="")]
-    (default,) = (each.default for each in fields(type(command)) if each.name == "config")
-    page = _derived(type(command), [("config", whole, default)], _first_options(values))
+    page = _derived(type(command), [("config", whole, shown)], _first_options(values))
     page.__doc__ = f"{inspect.getdoc(command)}\n\n{_COMPLETION}"
     return page, page(**vars(command) | {"config": shown})
 
@@ -337,18 +333,17 @@ def _first_options(values: Mapping[str, Any]) -> type:
     return make_dataclass("FirstOptions", options, frozen=True)
 
 
-def _shown(section: Any, values: Mapping[str, Any], hidden: Collection[str], prefix: str = "") -> Any:
-    """Return a copy of a section or a config, without the hidden keys and with other values for some keys."""
+def _shown(section: Any, of_choices: Collection[str], hidden: Collection[str], prefix: str = "") -> Any:
+    """Return a copy of a section or a config without the hidden keys, and with the descriptions of keys of choices."""
     shown = []
     for name, hint in get_type_hints(type(section), include_extras=True).items():
         key, value = prefix + name, getattr(section, name)
         if key in hidden:
             hint = tyro.conf.Suppress[hint]
-        elif key in values:
-            described = Annotated[hint, tyro.conf.arg(help=registry.description(key))]
-            hint, value = described, tuple(values[key]) if isinstance(values[key], list) else values[key]
+        elif key in of_choices:
+            hint = Annotated[hint, tyro.conf.arg(help=registry.description(key))]
         elif values_of_config.is_tree(hint):
-            value = _shown(value, values, hidden, f"{key}.")
+            value = _shown(value, of_choices, hidden, f"{key}.")
             hint = type(value)
         shown.append((name, hint, value))
     return _derived(type(section), shown)()
@@ -357,5 +352,5 @@ def _shown(section: Any, values: Mapping[str, Any], hidden: Collection[str], pre
 def _derived(kind: type, changed: Iterable[tuple[str, Any, Any]], *bases: type) -> Any:
     """Return a subclass of a dataclass with other types and defaults for some fields, and with further bases."""
     redefined = [(name, hint, field(default=value)) for name, hint, value in changed]
-    namespace = {"__doc__": kind.__doc__}
-    return make_dataclass(kind.__name__, redefined, bases=(kind, *bases), namespace=namespace, frozen=True)
+    options = {"namespace": {"__doc__": kind.__doc__}, "frozen": True, "kw_only": True}
+    return make_dataclass(kind.__name__, redefined, bases=(kind, *bases), **options)

@@ -42,14 +42,13 @@ def print_table(columns: Sequence[str], rows: Iterable[TableRow]) -> None:
     from rich import box
     from rich.console import Console
     from rich.measure import Measurement
-    from rich.table import Table
+    from rich.table import Column, Table
     from rich.text import Text
 
     has_width = sys.stdout.isatty() or "COLUMNS" in os.environ
-    console, table = Console(width=None if has_width else _WIDTH_OF_FILE), Table(box=box.SIMPLE)
+    console = Console(width=None if has_width else _WIDTH_OF_FILE)
+    table = Table(*(Column(title, overflow="fold") for title in columns), box=box.SIMPLE)
     cells = [[_as_text(cell) for cell in row] for row in rows]
-    for title in columns:
-        table.add_column(title, overflow="fold")
     for row in cells:
         table.add_row(*row)
     if Measurement.get(console, console.options.update(width=_WIDTH_OF_FILE), table).minimum <= console.width:

@@ -40,7 +40,7 @@ class CodePlace(NamedTuple):
 
 def place_of(error: BaseException) -> CodePlace | None:
     """Return the innermost frame of the user's code in the traceback of an error or its causes, if any."""
-    for cause in _chain(error):
+    for cause in chain(error):
         # XLA puts the traceback of a callback into the message of its error.
         frames_in_text = [frame for frame in _FRAME.findall(str(cause)) if _is_user_code(frame[0])]
         if frames_in_text:
@@ -95,7 +95,7 @@ def remove_description(error: BaseException) -> None:
     notes[:] = [note for note in notes if not note.startswith(_MARK)]
 
 
-def _chain(error: BaseException) -> Iterator[BaseException]:
+def chain(error: BaseException) -> Iterator[BaseException]:
     """Iterate over an error and the errors that caused it."""
     cause: BaseException | None = error
     while cause is not None:
