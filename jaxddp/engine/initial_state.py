@@ -17,6 +17,8 @@ from jaxddp.mesh import Topology
 from jaxddp.models.adapt import Adapted
 from jaxddp.models.interface import PARAMS, Model, path_of
 
+NO_OPTIMIZER = optax.identity()
+"""The optimizer of a state that is only evaluated: it has no state of its own."""
 Transform = Callable[..., tuple[Any, Any]]
 """(params, model_state) -> (params, model_state) with the same names, shapes and dtypes. A function with an argument
 `peers` also gets the job's `jaxddp.core.peers.Peers`."""

@@ -27,13 +27,14 @@ from jaxddp.core.phases import doing, phase
 from jaxddp.data.opening import open_validation_split, sample_images
 from jaxddp.data.source import Source, check_labelled, check_source, image_dtype, labels_of
 from jaxddp.data.united import in_classes, own_part
+from jaxddp.engine.initial_state import NO_OPTIMIZER, make_init
 from jaxddp.engine.state import TrainState
 from jaxddp.inference.trained import Ensemble, OnClasses, TrainedRun, evaluator_of, fitted, restore_run
 from jaxddp.mesh import Topology
 from jaxddp.models.adapt import NNXModel, adapt
 from jaxddp.models.interface import Model, trees_of
 from jaxddp.recipe.file import RecipeFile
-from jaxddp.setup.initial_weights import WeightsTarget, signature_of_weights, state_of_weights, stored_arrays
+from jaxddp.setup.initial_weights import WeightsTarget, initial_weights, signature_of_weights, stored_arrays
 from jaxddp.setup.network_checks import brings_weights, logits_of
 from jaxddp.setup.recipe import model_of
 from jaxddp.setup.resources import ImageShape, TrainingData, join_and_resolve, open_validation_alone
@@ -121,7 +122,12 @@ def network_of_weights(
     if path is None and initialize is None and not isinstance(target.model, NNXModel):
         raise InputError(Key("model.weights"), ": is not set", advice="name the weights")
     change = initialize and initialize.function("(params, model_state)", "params, model_state")
-    state = state_of_weights(config, path, target, topology, change, stored)
+    arrays = dict[str, np.ndarray]()
+    if path is not None:
+        with doing(f"reading weights from {weights}"):
+            arrays = initial_weights(path, target, topology, stored)
+    init = make_init(target.model, NO_OPTIMIZER, shape, topology, transform=change)
+    state = init(topology.replicate(jax.random.key(config.seed)), topology.replicate(arrays))
     if own and topology.peers.is_first:
         told = f"those of the data, in their order: {some(known.ids)}"
         if own.ids != known.ids or known is imagenet_classes():

@@ -10,18 +10,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
-import optax
 
 from jaxddp.config import Config, ModelConfig
 from jaxddp.config.layers import ADAPTERS, HEADS, NO_LAYERS, Layers, has_prefix, longest_match
 from jaxddp.core.errors import InputError, Key, about, counted, listed
 from jaxddp.core.phases import doing
-from jaxddp.engine.initial_state import Transform, make_init
 from jaxddp.engine.optimizer import only_trained, thawing, with_factors
 from jaxddp.engine.parts.guard import GradientNorm
-from jaxddp.engine.state import TrainState
 from jaxddp.kernels import Kernels
 from jaxddp.mesh import Topology
 from jaxddp.models.adapt import Adapted, with_frozen_norms
@@ -74,9 +70,7 @@ def stored_arrays(
     """Return the arrays that a file of weights stores under names of the network, and the namings that find them.
 
     The names of a network that torchvision or timm publish are those of the library; see `jaxddp.weights.foreign` for
-    those of another network. A recipe's `rename` is applied before.
-
-    Raises: InputError if `rename` is wrong.
+    those of another network. A recipe's `rename`, which may be wrong (InputError), is applied before.
     """
     namings = namings_of(target.model)
     if len(namings) > 1:
@@ -86,10 +80,7 @@ def stored_arrays(
 
 
 def signature_of_weights(path: Path) -> Signature | None:
-    """Return the classes and the images of weights: those of a run, or of a folder with a pushed run; None for others.
-
-    Raises: InputError if the file with them is damaged.
-    """
+    """Return the classes and the images of weights of a run, or of a folder with a pushed run; None for others."""
     if os.path.isdir(path):  # False if the name is too long; `Path.is_dir` raises an error.
         return Signature.read(path)
     # `jaxddp push` writes the signature beside a file of weights.
@@ -151,32 +142,6 @@ def initial_weights(
     return matched.converted() | {path: np.zeros(target.shapes[path], np.float32) for path in zeros}
 
 
-def state_of_weights(
-    config: Config,
-    path: Path | None,
-    target: WeightsTarget,
-    topology: Topology,
-    initialize: Transform | None = None,
-    stored: Mapping[str, np.ndarray] | None = None,
-) -> TrainState:
-    """Return the state of a network with weights, on all devices.
-
-    Args:
-        path: the path of the config's weights on this machine; None if `initialize` or the model brings them.
-        target: the network, and the shape of its images.
-        initialize: a function of the fresh arrays; see `make_init`.
-        stored: see `initial_weights`.
-
-    Raises: see `initial_weights` and `make_init`.
-    """
-    arrays = dict[str, np.ndarray]()
-    if path is not None:
-        with doing(f"reading weights from {config.model.weights}"):
-            arrays = initial_weights(path, target, topology, stored)
-    init = make_init(target.model, optax.identity(), target.image_shape, topology, transform=initialize)
-    return init(topology.replicate(jax.random.key(config.seed)), topology.replicate(arrays))
-
-
 def configured_weights(config: ModelConfig, target: WeightsTarget, topology: Topology) -> dict[str, np.ndarray]:
     """Return the arrays of the weights that a config names, by path. Raises: see `initial_weights`."""
     if config.weights is None:
@@ -188,14 +153,9 @@ def configured_weights(config: ModelConfig, target: WeightsTarget, topology: Top
 def fine_tuned(recipe: Recipe, shapes: Shapes) -> Recipe:
     """Return the recipe with an optimizer and a model that freeze, unfreeze and scale layers as its config specifies.
 
-    The norm by which gradients are clipped counts the layers that a step trains.
-
-    Weight decay per layer is part of the optimizer; see `jaxddp.kernels`.
-
-    Args:
-        shapes: the shapes of the network's arrays, by path.
-
-    Raises: InputError if a layer does not exist, no layer is left to train, or two keys contradict each other.
+    The norm by which gradients are clipped counts the layers that a step trains. Weight decay per layer is part of the
+    optimizer; see `jaxddp.kernels`. `shapes` are those of the network's arrays, by path. Raises: InputError if a layer
+    does not exist, no layer is left to train, or two keys contradict each other.
     """
     config, optimizer, plan = recipe.config, recipe.optimizer, recipe.layout.plan
     trained, unfreeze_times = _trained(config, shapes, recipe.kernels), config.model.unfreeze_times
@@ -254,31 +214,26 @@ def with_adapters(model: Model, config: Config, kernels: Kernels, image_shape: I
 
 def _trained(config: Config, shapes: Shapes, kernels: Kernels) -> list[str]:
     """Return the names of the trained parameters. Raises: see `fine_tuned`."""
-    names, groups = parameter_names(shapes), config.optimizer.layer_settings
+    names, groups, model = parameter_names(shapes), config.optimizer.layer_settings, config.model
     if not names:
         raise InputError("model: the network has no parameters, so nothing can be trained; give it a layer with some")
     keys = {
-        "model.unfreeze": config.model.unfreeze_times,
+        "model.unfreeze": model.unfreeze_times,
         "optimizer.rate_factors": config.optimizer.layer_rate_factors.keys() - groups.rates.keys(),
         "optimizer.groups": groups.rates | groups.decays,
     }
-    freeze, rank = config.model.freeze, config.model.lora
-    checked = {
-        "model.freeze": config.model.frozen if freeze else NO_LAYERS,
-        "model.new_layers": config.model.fresh_layers,
-    }
-    checked |= {key: Layers((*(groups.frozen if "groups" in key else ()), *layers)) for key, layers in keys.items()}
-    for key, layers in checked.items():
-        layers.check(names, key)
+    frozen = ("model.freeze", model.frozen.prefixes if model.freeze else ()), ("optimizer.groups", groups.frozen)
+    for key, layers in (*frozen, ("model.new_layers", model.fresh_layers.prefixes), *keys.items()):
+        Layers(tuple(layers)).check(names, key)
     trained = [name for name in names if name not in config.frozen]
-    freezing_key = Key("model.lora", rank) if rank else Key("optimizer.groups")
-    freezing_key = Key.plain("model.freeze", freeze) if freeze else freezing_key
+    freezing_key = Key("model.lora", model.lora) if model.lora else Key("optimizer.groups")
+    freezing_key = Key.plain("model.freeze", model.freeze) if model.freeze else freezing_key
     if not trained:
         raise InputError(freezing_key, ": no layer is left to train", advice="leave one out")
     for key, layers in keys.items():
         for layer in layers:
             if not any(has_prefix(layer, name) for name in trained):
-                by_model = any(has_prefix(layer, name) and name in config.model.frozen for name in names)
+                by_model = any(has_prefix(layer, name) and name in model.frozen for name in names)
                 by = freezing_key if by_model else Key("optimizer.groups")
                 raise InputError(Key(key), f": {layer!r} is frozen by ", by)
     for layer, decay in groups.decays.items():

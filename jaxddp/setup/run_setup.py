@@ -22,7 +22,7 @@ from jaxddp.core.phases import doing, phase
 from jaxddp.data.batch import Batch
 from jaxddp.data.source import LabelKind, Source, check_labelled, labels_of
 from jaxddp.data.united import VALIDATION, UnitedSource, own_part, unite
-from jaxddp.engine.initial_state import make_init
+from jaxddp.engine.initial_state import NO_OPTIMIZER, make_init
 from jaxddp.engine.objective import Loss, Objective, TrainObjective, example_loss
 from jaxddp.engine.parts.averages import with_average
 from jaxddp.engine.predictions import make_classify
@@ -396,7 +396,7 @@ def _check_seed_of_hooks(setup: RunSetup, file: RecipeFile, params: Any) -> None
     if is_fixed:
         network = adapt(file.hooks["get_model"](setup.config.replace(seed=default), data.labels.num_classes))
     # No optimizer state: memory may not suffice for two.
-    init = make_init(network, optax.identity(), data.image_shape, topology, transform=setup.initialize)
+    init = make_init(network, NO_OPTIMIZER, data.image_shape, topology, transform=setup.initialize)
     if not _are_equal(params, init(topology.replicate(jax.random.key(default))).params):
         return
     if is_fixed:
