@@ -30,7 +30,7 @@ from jaxddp.core.phases import doing, phase
 from jaxddp.data.arrays import ArrayTable
 from jaxddp.data.opening import chosen_images, open_inputs
 from jaxddp.data.order import EvalOrder, Shard
-from jaxddp.data.source import Labels, Source, Substitutes, check_labelled, check_source, id_of, image_dtype
+from jaxddp.data.source import LabelKind, Labels, Source, Substitutes, check_labelled, check_source, id_of, image_dtype
 from jaxddp.engine import initial_state, programs
 from jaxddp.engine.objective import Objective, example_loss
 from jaxddp.engine.parts.part import measured_states
@@ -369,7 +369,7 @@ class TrainedRun:
 
     def objective(self, model: Model) -> Objective:
         """Return the objective of evaluation of a model, with the default loss for the labels."""
-        labels = self.signature.labels
+        labels = LabelKind(len(self.class_ids), self.signature.multi_label)
         loss = example_loss(losses.sigmoid_cross_entropy if labels.several else losses.softmax_cross_entropy, labels)
         return Objective(model, loss, self.preprocess, views=self.config.eval.views)
 

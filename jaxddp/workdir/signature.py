@@ -21,7 +21,7 @@ from jaxddp.config.values import checked, differing, flatten, plain
 from jaxddp.core.errors import InputError, Key, Option, counted, shaped, show, some
 from jaxddp.core.ranges import Range
 from jaxddp.data.arrays import as_pixels, widened
-from jaxddp.data.source import LabelKind, Source, image_dtype, labels_of
+from jaxddp.data.source import Source, image_dtype, labels_of
 from jaxddp.recipe.file import RUN_ID, RecipeFile, read_config
 from jaxddp.recipe.sources import CONFIG_FILE
 from jaxddp.training.checkpoints.integrity import RunIdentity
@@ -72,11 +72,6 @@ class Signature:
         data = data.of_evaluation
         labels, shape, dtype = labels_of(source), source.image_shape(data), image_dtype(source, data).name
         return cls(labels.ids, labels.names, shape, dtype, source.pixel_shape is not None, labels.several)
-
-    @property
-    def labels(self) -> LabelKind:
-        """The kind of the labels."""
-        return LabelKind(len(self.class_ids), self.multi_label)
 
     @classmethod
     def read(cls, directory: Path) -> "Signature | None":
