@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from support.launches import PRINT_ENVIRONMENT, LaunchResult, free_port, program
 
 from jaxddp.cluster.launcher import launch
-from jaxddp.cluster.machine import divide, local_cores, local_gpus
+from jaxddp.cluster.machine import divide, local_gpus
 from jaxddp.cluster.options import Launch, split
 from jaxddp.core.errors import InputError
+from jaxddp.core.threads import local_cores
 
 pytestmark = pytest.mark.usefixtures("clean_environment")
 AFFINITY = "say(*sorted(os.sched_getaffinity(0)))"

@@ -30,13 +30,14 @@ import numpy as np
 from jax import P, lax
 
 import jaxddp.core.files as files
-from jaxddp.cluster.machine import local_cores, local_gpus
+from jaxddp.cluster.machine import local_gpus
 from jaxddp.config import Config, ParallelConfig
 from jaxddp.config.values import flatten
 from jaxddp.core.errors import InputError, Key, counted, plural, size, speed
 from jaxddp.core.libraries import installed_version
 from jaxddp.core.peers import Peers, joined
 from jaxddp.core.phases import doing
+from jaxddp.core.threads import local_cores
 from jaxddp.core.tpu import local_chips
 from jaxddp.core.user_code import describe_error
 from jaxddp.data.opening import labelled_and_unlabelled, open_tables
@@ -346,8 +347,7 @@ def doctor(file: RecipeFile | None, workdir: Path | None) -> list[CheckRow]:
 
     def all_are_ready(*needed: object) -> bool:
         """Return whether every process has what a collective check needs. The exchange uses no devices."""
-        answers = peers.exchange("doctor: ready", str(None not in needed))
-        return all(answer == str(True) for answer in answers)
+        return str(False) not in peers.exchange("doctor: ready", str(None not in needed))
 
     topology = report("devices", devices, parallel, peers)
     report("versions", versions)

@@ -18,7 +18,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-from jaxddp.cluster.machine import divide, local_cores, local_gpus
+from jaxddp.cluster.machine import divide, local_gpus
 from jaxddp.cluster.network import LauncherClient, LauncherServer
 from jaxddp.cluster.options import Launch
 from jaxddp.cluster.states import Agent, Assignment, Coordinator
@@ -27,6 +27,7 @@ from jaxddp.config import Config
 from jaxddp.core.errors import InputError, about, counted, nearest
 from jaxddp.core.log import say
 from jaxddp.core.ranges import Range, whole
+from jaxddp.core.threads import local_cores
 from jaxddp.core.tpu import local_chips
 from jaxddp.job.connection import raise_file_limit
 from jaxddp.job.environment import INHERITED_SOCKET, KEY, RUN_ID, Job

@@ -1,4 +1,4 @@
-"""Finds the GPUs and cores of this machine, without starting a JAX backend."""
+"""Finds the GPUs of this machine, without starting a JAX backend, and divides them."""
 
 import os
 import re
@@ -31,13 +31,6 @@ def local_gpus(environ: Mapping[str, str] = os.environ, root: Path = Path("/")) 
         return list(takewhile(_GPU.fullmatch, (word.strip() for word in visible.split(","))))
     count = len(list(root.glob("dev/nvidia[0-9]*"))) or len(list(root.glob("proc/driver/nvidia/gpus/*")))
     return [str(index) for index in range(count)]
-
-
-def local_cores() -> list[int]:
-    """Return the cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return sorted(os.sched_getaffinity(0))
-    return list(range(os.cpu_count() or 1))
 
 
 def divide(items: Sequence[Item], count: int) -> list[Sequence[Item]]:

@@ -260,17 +260,16 @@ class Key:
         return show(self.value) if self.shown is None else self.shown
 
     def __str__(self) -> str:
-        if self.rendered is not None:
-            return self.rendered
+        return self._text() if self.rendered is None else self.rendered
+
+    def _text(self) -> str:
         return f"{self.name}={self.shown_value}" if self.has_value else self.name
 
 
 class Option(Key):
     """A key in the form of a command-line option, for advice: `--train.accumulate 4`."""
 
-    def __str__(self) -> str:
-        if self.rendered is not None:
-            return self.rendered
+    def _text(self) -> str:
         return f"{format_option(self.name)} {self.value}" if self.has_value else format_option(self.name)
 
 

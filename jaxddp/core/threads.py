@@ -11,9 +11,9 @@ A = TypeVar("A")
 T = TypeVar("T")
 
 
-def usable_cores() -> int:
-    """Return the number of cores that this process may use: a scheduler or `taskset` may give it fewer than all."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def local_cores() -> list[int]:
+    """Return the cores that this process may use: a scheduler or `taskset` may give it fewer than all."""
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [*range(os.cpu_count() or 1)]
 
 
 def in_daemon(call: Callable[[], T]) -> Future[T]:

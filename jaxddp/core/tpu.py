@@ -36,8 +36,7 @@ def local_chips(environ: Mapping[str, str] = os.environ, root: Path = Path("/"))
     if not permits(environ, "tpu"):
         return []
     numbered = [file for file in (root / "dev/vfio").glob("*") if file.name.isdecimal()]
-    chips = root / "sys/kernel/iommu_groups"
-    files = [file for file in numbered if _has_chip(chips / file.name / "devices")]
+    files = [file for file in numbered if _has_chip(root / "sys/kernel/iommu_groups" / file.name / "devices")]
     # A kernel's own class of accelerators has the folder /dev/accel, and its files belong to other vendors.
     accelerators = [file for file in (root / "dev").glob("accel*") if file.name.removeprefix("accel").isdecimal()]
     if accelerators and _has_chip(root / "sys/bus/pci/devices"):

@@ -17,7 +17,7 @@ from jaxddp.config.goal import VAL, VAL_EMA
 from jaxddp.core.duration import Duration
 from jaxddp.core.errors import counted, duration, figure, plural, size, some, speed
 from jaxddp.core.log import say
-from jaxddp.core.threads import usable_cores
+from jaxddp.core.threads import local_cores
 from jaxddp.training.events import EvaluationRecord, Listener, RunEnd, RunStart, StepRecord, Usage, short_class_name
 
 SECONDS_BETWEEN_FRAMES = 0.1
@@ -167,7 +167,7 @@ def _core_seconds() -> tuple[float, float]:
     for file in Path("/proc/self/task").glob("*/schedstat"):  # There are none if this is not Linux.
         with suppress(OSError, ValueError, IndexError):  # The thread has ended.
             waited += int(file.read_text().split()[1])
-    return time.process_time() + waited / 1e9, time.monotonic() * usable_cores()
+    return time.process_time() + waited / 1e9, time.monotonic() * len(local_cores())
 
 
 class RunLines(Listener):

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from jaxddp.core.errors import InputError, Unreachable, about
-from jaxddp.core.threads import map_in_threads, usable_cores
+from jaxddp.core.threads import local_cores, map_in_threads
 from jaxddp.data.batch import Batch
 from jaxddp.data.faults import pass_faults_to
 from jaxddp.data.images import sound_image
@@ -114,7 +114,7 @@ class Pipeline:
         There is no padding.
         """
         load, steps = pixel_graph(self.table.store.in_graph(), self.pixels), self.steps[self.steps.index(first) :]
-        threads, options = usable_cores(), tf.data.Options()
+        threads, options = len(local_cores()), tf.data.Options()
         options.threading.private_threadpool_size = threads
         # Images are decoded in parallel, each by one thread.
         options.threading.max_intra_op_parallelism = 1
