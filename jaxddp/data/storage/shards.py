@@ -16,7 +16,7 @@ import logging
 import os
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
@@ -162,7 +162,7 @@ class RecordFiles(ShardStore):
         from jaxddp.data.stream.tensorflow_cpu import tf
 
         file, name = self.folder.name(path), self.name(path, offset)
-        with _open_records(file) as records:
+        with files.reading(file, MAKE_OR_INDEX_AGAIN), files.open_regular(file, buffering=0) as records:
             # TensorFlow allocates as many bytes as the header states. `_end` first compares this with the file size.
             _end(records, offset, file)
         try:
@@ -222,7 +222,8 @@ class ArrayRecords(ShardStore):
 def records_of(file: Path | str) -> Iterator[tuple[int, bytes]]:
     """Yield the first byte of each record of a TFRecord file, and its data. Raises: InputError."""
     offset = 0
-    with _open_records(file) as records:
+    # Do not buffer: most reads are of a header, and megabytes follow each header.
+    with files.reading(file, MAKE_OR_INDEX_AGAIN), files.open_regular(file, buffering=0) as records:
         while offset < os.fstat(records.fileno()).st_size:
             end = _end(records, offset, file)
             yield offset, records.read(end - offset - _HEAD - _TAIL)
@@ -290,10 +291,3 @@ def _end(records: BinaryIO, offset: int, file: Path | str) -> int:
     if end > size:
         raise InputError(f"{file}: no complete record at byte {offset} of {size}; {MAKE_OR_INDEX_AGAIN}")
     return end
-
-
-@contextmanager
-def _open_records(file: Path | str) -> Iterator[BinaryIO]:
-    # Do not buffer: most reads are of a header, and megabytes follow each header.
-    with files.reading(file, MAKE_OR_INDEX_AGAIN), files.open_regular(file, buffering=0) as records:
-        yield records
