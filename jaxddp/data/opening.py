@@ -29,7 +29,7 @@ from jaxddp.data.formats.ilsvrc import TEST_CSV, test_listing
 from jaxddp.data.formats.splits import SPLITS
 from jaxddp.data.manifest import ImageManifest, compare_with_manifest, find_manifest
 from jaxddp.data.order import ChosenOrder, permutation
-from jaxddp.data.source import Source, SourceTable, Split, labels_of
+from jaxddp.data.source import Source, SourceTable, Split, check_one_label, labels_of
 from jaxddp.data.storage import root
 from jaxddp.data.storage.root import convert_os_errors, is_url
 from jaxddp.data.storage.store import LocalFiles
@@ -441,8 +441,7 @@ def few_labels(table: SourceTable, per_class: int, seed: int = 0) -> SourceTable
         InputError: a class has fewer than `per_class` examples, or images have several labels.
     """
     labels = labels_of(table)
-    if labels.several:
-        raise InputError(Key("data.labels_per_class"), " takes one label per image, but the training data have several")
+    check_one_label(labels, Key("data.labels_per_class"))
     counts = labels.counts
     if (least := int(counts.min())) < per_class:
         name = show(labels.ids[int(counts.argmin())])

@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple, Protocol, Self
 import numpy as np
 
 from jaxddp.config import DataConfig
-from jaxddp.core.errors import InputError, counted, nearest, refused, show, some
+from jaxddp.core.errors import InputError, Key, counted, nearest, refused, show, some
 from jaxddp.data.batch import Batch
 from jaxddp.data.order import WHOLE, EvalOrder, Order, Shard
 
@@ -432,6 +432,12 @@ def check_labelled(source: Examples, what: str) -> None:
         fault = f"no label ({len(unknown)} of {counted(len(source), 'image')} have none)"
         advice = "give data with labels, or predict their classes instead"
         raise InputError(f"{what}: {source.name(int(unknown[0]))} has {fault}; {advice}")
+
+
+def check_one_label(labels: LabelKind | Labels, key: Key) -> None:
+    """Raise `InputError` about a key for training with one label per image, if images may have several."""
+    if labels.several:
+        raise InputError(key, " takes one label per image, but the training data have several")
 
 
 def image_dtype(source: Source, data: DataConfig) -> np.dtype:

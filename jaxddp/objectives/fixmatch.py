@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from jaxddp.augment.preprocess import Preprocess, check_augmentation
 from jaxddp.core.errors import InputError, Key
 from jaxddp.data.batch import Batch
+from jaxddp.data.source import check_one_label
 from jaxddp.engine.objective import MetricSums, Objective, TrainObjective
 from jaxddp.losses import softmax_cross_entropy
 
@@ -96,8 +97,7 @@ class FixMatch:
         """
         if not unlabelled:
             raise InputError(_NO_UNLABELLED)
-        if supervised.loss.labels.several:
-            raise InputError(_NAME, " takes one label per image, but the training data have several")
+        check_one_label(supervised.loss.labels, _NAME)
         try:
             check_augmentation(self._strong(supervised, image.shape), image.shape, image.dtype)
         except InputError as error:

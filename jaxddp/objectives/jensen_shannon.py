@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jaxddp.augment.preprocess import Preprocess
 from jaxddp.core.errors import InputError, Key
 from jaxddp.data.batch import Batch
+from jaxddp.data.source import check_one_label
 from jaxddp.engine.objective import MetricSums, Objective, TrainObjective
 
 VIEWS = 3
@@ -50,8 +51,7 @@ class JensenShannon:
                 *(_NAME, " does not mix images, and ", Key(f"data.augment.{key}", getattr(augment, key)), " is set"),
                 advice="leave it out",
             )
-        if supervised.loss.labels.several:
-            raise InputError(_NAME, " takes one label per image, but the training data have several")
+        check_one_label(supervised.loss.labels, _NAME)
 
     def __call__(self, supervised: Objective) -> TrainObjective:
         """Return the training objective; see `jaxddp.config.registry.OBJECTIVES`."""

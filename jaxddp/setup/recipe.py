@@ -17,7 +17,7 @@ from jaxddp.config.registry import MODELS, OBJECTIVES
 from jaxddp.core.errors import InputError, Key, Words, about, counted, kind_of
 from jaxddp.data.batch import Division
 from jaxddp.data.order import BalancedOrder, RepeatedOrder, SampleOrder, check_repeats, unlabelled_seed
-from jaxddp.data.source import Source, check_labelled, labels_of
+from jaxddp.data.source import Source, check_labelled, check_one_label, labels_of
 from jaxddp.data.united import UnitedSource, own_part
 from jaxddp.engine.initial_state import Transform
 from jaxddp.engine.objective import ExampleLoss, Objective, TrainObjective, check_set_metric, is_set_metric, supervised
@@ -274,9 +274,7 @@ def make_order(source: Source, config: Config, topology: Topology, division: Div
     batch_size, labels = config.train.batch_size // repeats, labels_of(source)
     order = SampleOrder(len(source), batch_size, config.seed)
     if config.data.sampling == "balanced":
-        if labels.several:
-            problem = " takes one label per image, but the training data have several"
-            raise InputError(Key.plain("data.sampling", "balanced"), problem)
+        check_one_label(labels, Key.plain("data.sampling", "balanced"))
         order = BalancedOrder.of(labels.values, batch_size, config.seed)
     return order if repeats == 1 else RepeatedOrder.of(order, repeats)
 
