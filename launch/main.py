@@ -51,7 +51,7 @@ def train(args: argparse.Namespace) -> None:
     )
     if setup.topology.process_index == 0:
         print(setup)
-    steps = setup.feed.order.steps(args.epochs)
+    steps = setup.layout.plan.total_steps
     schedule = optax.warmup_cosine_decay_schedule(0.0, 1.0, steps // 20, steps)
     _, history = jaxddp.train(
         jaxddp.softmax_cross_entropy, setup, val=val, schedule=schedule, workdir=args.workdir, log_every=args.log_every
