@@ -37,6 +37,7 @@ from jaxddp.engine.initial_state import Transform
 from jaxddp.engine.objective import Loss, Metric
 from jaxddp.engine.parts.part import Part
 from jaxddp.engine.state import TrainState
+from jaxddp.inference.calibrated import calibrated
 from jaxddp.inference.exports import export_program, write_weights
 from jaxddp.inference.pretrained import measure_network
 from jaxddp.inference.trained import TrainedRun, evaluate_checkpoint, restore_run
@@ -405,14 +406,14 @@ def load_run(
         devices: the number of this job's devices to use, or a list of devices; None for all.
 
     Returns:
-        The trained run, with methods for predictions.
+        The trained run, with methods for predictions, and the temperature of `jaxddp eval RUN --calibrate`.
 
     Raises:
         InputError: there is no such run or checkpoint, or the checkpoint is of another model.
     """
     directory = Path(files.check_path(workdir, "workdir"))
     peers = join_job(find_job(), Config().parallel)
-    return restore_run(directory, _which(step), Topology.create(devices, peers), model)
+    return calibrated(restore_run(directory, _which(step), Topology.create(devices, peers), model))
 
 
 @errors_name_arguments({"data.path": "data", "eval.batch_size": "batch_size"})

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxddp.calibration import BINS, reliability
 from jaxddp.config.registry import METRICS
 
 
@@ -142,14 +143,9 @@ def average_precision(scores: np.ndarray, members: np.ndarray) -> float:
 
 @dataclass(frozen=True)
 class CalibrationError:
-    """Expected calibration error (Guo et al. 2017, arXiv:1706.04599).
+    """Expected calibration error; see `jaxddp.calibration.Reliability`."""
 
-    The probabilities of the predicted classes are divided into `bins` of equal width, ((m - 1) / bins, m / bins]. The
-    error is the mean, over all examples, of the absolute difference between mean probability and accuracy in the
-    example's bin.
-    """
-
-    bins: int = 15
+    bins: int = BINS
 
     def examples(self, logits: jax.Array, labels: jax.Array) -> dict[str, jax.Array]:
         """Return each prediction's probability, and 1 if it is right, float32[B] each; see `ExamplesMetric`."""
@@ -159,9 +155,7 @@ class CalibrationError:
         confidence, right = (np.asarray(found[key], np.float64) for key in ("confidence", "right"))
         if not np.isfinite(confidence).all() or not len(confidence):
             return {"ece": float("nan")}
-        indices = np.ceil(confidence * self.bins).astype(np.int64).clip(1, self.bins) - 1
-        gaps = np.bincount(indices, weights=right - confidence, minlength=self.bins)
-        return {"ece": float(np.abs(gaps).sum() / len(confidence))}
+        return {"ece": reliability(confidence, right, self.bins).error}
 
 
 class ConfusionMatrix:

@@ -154,30 +154,6 @@ def test_network_equals_numpy(name, widths, depth, divisor):
             np.testing.assert_allclose(logits, expected, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.ci
-@pytest.mark.parametrize("platform", ["cpu", "gpu"])
-def test_groups_of_images_are_normalized_separately(platform):
-    with jax.enable_x64(True):
-        ungrouped, grouped = (airbench.Airbench(3, width=2, group=group, **WIDE) for group in (None, 3))
-        images = jnp.asarray(np.random.default_rng(0).normal(size=(6, 12, 12, 3)))
-        params, state = jax.jit(adapt(ungrouped).init)(jax.random.key(0), images[:1])
-        shapes_of_grouped = jax.eval_shape(adapt(grouped).init, jax.random.key(0), images[:1])
-        assert jax.tree.structure(shapes_of_grouped) == jax.tree.structure((params, state))
-
-        def apply(net, params, images):
-            return for_platform(adapt(net), platform).apply(params, state, images, train=True, key=None)
-
-        def loss(params, net, *parts):
-            logits, states = zip(*(apply(net, params, part) for part in parts), strict=True)
-            logits = jnp.concatenate(logits)
-            return (logits[:, 0] ** 2).sum(), (logits, jax.tree.map(lambda *leaves: sum(leaves) / len(leaves), *states))
-
-        gradient = jax.jit(jax.grad(loss, has_aux=True), static_argnums=1)
-        actual = gradient(params, grouped, images)
-        expected = gradient(params, ungrouped, images[:3], images[3:])
-        assert largest_difference(actual, expected) < 1e-9
-
-
 @pytest.mark.slow
 def test_the_whitening_kernel_has_no_gradient_and_every_other_parameter_has():
     model = for_platform(adapt(NET), "cpu")

@@ -3,14 +3,11 @@
 import json
 from pathlib import Path
 
-import jax
 import pytest
 from support.ilsvrc import write_tree
-from support.networks import largest_difference, linear_model
-from support.runs import train_config
+from support.networks import linear_model
 
 from jaxddp.cli import main
-from jaxddp.config import load
 from jaxddp.data.formats.ilsvrc import train_solutions
 
 # Each validation starts an input stream, so a run validates only once, at the end.
@@ -76,26 +73,6 @@ def test_too_many_bad_images_end_the_run(root: Path, tmp_path: Path, capfd):
     assert train(root, tmp_path / "device", *few, "--data.cache", "device") == 2
     assert "--data.cache device: 2 images" in capfd.readouterr().err.splitlines()[-1]
     assert train(root, tmp_path / "more", *few[:-1], "0.1", "--data.cache", "device") == 0
-
-
-@pytest.mark.ci
-def test_a_resumed_run_equals_an_uninterrupted_one(root: Path, tmp_path: Path):
-    """A user may raise the limit on resume, after a run has ended at the limit."""
-    config = load("digits").replace(
-        data={"path": str(root), "bad_images": "substitute", "max_bad_images": 0.1},
-        train={"batch_size": 8, "duration": "6 steps"},
-        eval={"batch_size": 8, "every": "0 steps"},
-        parallel={"self_test": "never"},
-        # By default, schedule and warm-up depend on the length of the run, and the first part is shorter.
-        optimizer={"schedule": "constant", "warmup": "0 steps"},
-        log={"every": "1 step", "to": ("jsonl",)},
-    )
-    uninterrupted = train_config(config, tmp_path / "whole")
-    train_config(config.replace(train={"duration": "4 steps"}), tmp_path / "parts")
-    resumed = train_config(config.replace(data={"max_bad_images": 0.5}), tmp_path / "parts", resume="must")
-    assert int(resumed.step) == 6 and largest_difference(jax.device_get(uninterrupted), jax.device_get(resumed)) == 0
-    losses = [[record["loss"] for record in train_records(tmp_path / name)] for name in ("whole", "parts")]
-    assert losses[0] == losses[1]
 
 
 @pytest.mark.slow

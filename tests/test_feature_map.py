@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from support.data import random_table, write_arrays
 from support.reports import HOSTILE, outcome_of_noise
-from support.runs import LEAN, fails, train_words
+from support.runs import LEAN, train_words
 
 from jaxddp.cli import main
 from jaxddp.core.errors import InputError
@@ -90,12 +90,6 @@ def test_a_map_needs_five_images_with_finite_features():
     broken = SimpleNamespace(features=lambda source: np.full((len(source), 3), np.nan, np.float32))
     with pytest.raises(InputError, match="there are 0 images with features; 5 are needed"):
         feature_map(0, images._replace(run=broken))
-
-
-def test_features_without_predictions_are_refused(tmp_path, capfd):
-    words = ["report", str(tmp_path), "--out", str(tmp_path / "r.html"), "--features", "--no-predictions"]
-    line = fails(words, capfd)
-    assert line == "jaxddp: --features: needs the checkpoint's network; leave --no-predictions out"
 
 
 @pytest.mark.ci

@@ -175,27 +175,6 @@ def test_the_command_writes_the_features_of_a_split_and_of_unlabelled_images(pic
     assert np.allclose(arrays["features"][1], val["features"][0], rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.slow
-@pytest.mark.ci
-def test_features_of_exported_weights_equal_those_of_the_run(pictures, tmp_path):
-    network = ["--model.name", "resnet10", "--model.width", "2", "--model.stem", "small"]
-    images = ["--data.image-size", "16", "--data.resize", "16"]
-    run, weights = tmp_path / "run", tmp_path / "net.safetensors"
-    words = ["train", "digits", "--data.path", str(pictures), "--workdir", str(run), *LEAN, *network, *images]
-    assert main([*words, "--train.batch-size", "8", "--train.duration", "1 step"]) == 0
-    assert main(["export", str(run), "--out", str(weights)]) == 0
-    colours = ["--data.mean", "0.3", "0.3", "0.3", "--data.std", "0.4", "0.4", "0.4"]
-    outs = [tmp_path / f"{name}.npz" for name in ("run", "weights")]
-    assert main(["features", str(run), str(pictures), "--out", str(outs[0])]) == 0
-    assert main(["features", str(weights), str(pictures), "--out", str(outs[1]), *network, *images, *colours]) == 0
-    of_run, of_weights = (np.load(out)["features"] for out in outs)
-    assert of_run.shape == (9, 16) and np.array_equal(of_run, of_weights)
-    # A folder with its settings needs no options.
-    assert main(["export", str(run), "--out", str(tmp_path / "net"), "--format", "hub"]) == 0
-    assert main(["features", str(tmp_path / "net"), str(pictures), "--out", str(outs[1])]) == 0
-    assert np.array_equal(np.load(outs[1])["features"], of_run)
-
-
 def test_splits_are_those_of_the_data_set(tmp_path):
     data = DataConfig(path=str(tmp_path / "own.npz"))
     write_arrays(tmp_path / "own.npz", random_table(8), random_table(3))

@@ -121,14 +121,6 @@ def test_negative_values_of_a_map_are_shown_as_zero():
     assert np.allclose(maps, np.maximum(raw, 0), rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.slow
-def test_with_several_views_the_class_is_that_of_their_mean():
-    probabilities, _, _ = explained(1, 16, eval={"views": "mirror"})
-    predictions = random_run(NET, 8, eval={"views": "mirror"}).predict(TABLE.images)
-    assert np.allclose(probabilities, predictions.probabilities, atol=1e-6)
-    assert not np.allclose(probabilities, explained(1, 16)[0], atol=1e-6)
-
-
 class Dense(nn.Module):
     @nn.compact
     def __call__(self, images):

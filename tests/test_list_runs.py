@@ -138,17 +138,3 @@ def test_the_command_prints_a_table(tmp_path, capfd):
     (tmp_path / "empty").mkdir()
     assert main(["runs", str(tmp_path / "empty")]) == 0
     assert capfd.readouterr().out == f"{tmp_path}/empty: contains no runs\n"
-
-
-def test_a_table_fits_the_terminal_and_a_file_has_one_line_per_run(tmp_path, capfd, monkeypatch):
-    for name in ("first", "a-run-with-a-name-that-is-longer-than-most"):
-        write_run(tmp_path / name)
-    assert main(["runs", str(tmp_path)]) == 0
-    whole = capfd.readouterr().out
-    assert sum("top1" in line for line in whole.splitlines()) == 2
-    monkeypatch.setenv("COLUMNS", "60")
-    assert main(["runs", str(tmp_path)]) == 0
-    narrow = capfd.readouterr().out
-    assert max(map(len, narrow.splitlines())) <= 60
-    # Cells are folded between words.
-    assert all(word in narrow for cells in cells_by_run(tmp_path).values() for cell in cells for word in cell.split())

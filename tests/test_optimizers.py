@@ -1,7 +1,6 @@
 """Tests of single optimizers and the schedule-free average; `conformance/test_optimizers.py` tests all optimizers."""
 
 import dataclasses
-import json
 
 import jax
 import jax.numpy as jnp
@@ -9,21 +8,17 @@ import numpy as np
 import optax
 import pytest
 from optax import contrib
-from support.data import random_table, write_arrays
+from support.data import random_table
 from support.networks import SmallNet, largest_difference, linear_model, randomized
 from support.optimizers import assert_equal, config_of, rate, updated
-from support.recipes import DENSE
 from support.runs import setup_of
 
 import jaxddp
-from jaxddp.cli import main
 from jaxddp.config import Config
 from jaxddp.config.registry import OPTIMIZERS
 from jaxddp.core.errors import InputError
 from jaxddp.engine.optimizer import compute_average, thawing, with_factors
 from jaxddp.engine.parts.averages import ScheduleFreeAverage
-from jaxddp.mesh import Topology
-from jaxddp.workdir.saved_state import restore_state
 
 TABLE, VAL = random_table(50), random_table(23, seed=1)
 
@@ -84,33 +79,6 @@ def make_setup(optimizer, devices: int = 1, net=None, **options):
 
 def copy_setup(setup):
     return dataclasses.replace(setup, state=jax.tree.map(jnp.copy, setup.state))
-
-
-@pytest.mark.ci
-def test_evaluation_of_a_checkpoint_repeats_the_metrics_of_its_validation(tmp_path, capsys):
-    """Evaluation and prediction restore the schedule-free average of the checkpoint."""
-    write_arrays(tmp_path / "set.npz", TABLE, VAL)
-    (tmp_path / "recipe.py").write_text(DENSE)
-    workdir, recipe = tmp_path / "run", str(tmp_path / "recipe.py")
-    args = [recipe, "--data.path", str(tmp_path / "set.npz"), "--optimizer.name", "schedule_free"]
-    args += ["--optimizer.schedule", "constant", "--optimizer.warmup", "2 steps", "--parallel.devices", "1"]
-    args += ["--optimizer.learning-rate", "0.03", "--optimizer.reference-batch", "16", "--log.to", "jsonl"]
-    assert main(["train", *args, "--workdir", str(workdir), "--train.duration", "9 steps"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    peak_line = "learning rate 0.015 = 0.03 x 8 / 16 (linear, for optimizer.reference_batch=16)"
-    assert [line for line in lines if line.startswith("learning rate")] == [peak_line]
-    rows = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
-    last = rows[-1]
-    assert last["split"] == "val" and max(row.get("learning_rate", 0) for row in rows) == pytest.approx(0.015)
-    assert main(["eval", *args, "--workdir", str(workdir)]) == 0
-    measured = dict(line.split(": ") for line in capsys.readouterr().out.splitlines())
-    assert all(measured[name] == f"{last[name]:.7g}" for name in ("loss", "top1"))
-    loaded = jaxddp.load_run(workdir, "latest", devices=1)
-    state = jax.device_get(restore_state(workdir, "latest", Topology.create(1)))
-    assert largest_difference(loaded.state.params, state.eval_params) == 0
-    assert largest_difference(loaded.state.params, state.params) > 1e-4
-    predicted = np.asarray(loaded.predict(VAL.images).probabilities).argmax(-1)
-    assert (predicted == VAL.labels).mean() == pytest.approx(last["top1"])
 
 
 @pytest.fixture(scope="module")

@@ -30,7 +30,7 @@ from jaxddp.setup.run_setup import initialize, open_recipe
 from jaxddp.setup.user_objects import objects_of_hooks
 from jaxddp.training.checkpoints.integrity import ValidationFile
 from jaxddp.weights.places import local_weights
-from jaxddp.workdir.saved_state import read_run, recipe_of_run
+from jaxddp.workdir.saved_state import recipe_of_run
 from jaxddp.workdir.signature import Signature
 
 RECIPE = """
@@ -97,33 +97,6 @@ def best_of(run: Path) -> tuple[int, dict]:
 def front_matter(card: str) -> dict:
     _, front, _ = card.split("---\n", 2)
     return yaml.safe_load(front)
-
-
-@pytest.mark.slow
-@pytest.mark.ci
-def test_a_run_starts_from_the_exported_weights_of_another_run(folder, tmp_path, monkeypatch, capfd):
-    monkeypatch.chdir(folder)
-    file, probe = tmp_path / "w.safetensors", str(tmp_path / "probe")
-    assert main(["export", "run", "--out", str(file), "--step", "latest"]) == 0
-    assert capfd.readouterr().out == f"{file}: 32 arrays of step 3 of run\n"
-    arrays = safetensors.numpy.load_file(file)
-    _, ours = read_run(Path("run"), "latest", Topology.create(1))
-    kernel = ours["params/layer1_0/conv1/kernel"]
-    assert np.array_equal(arrays["layer1.0.conv1.weight"], kernel.transpose(3, 2, 0, 1))
-    assert np.array_equal(arrays["layer2.0.downsample.1.running_var"], ours["batch_stats/layer2_0/downsample_bn/var"])
-
-    words = ["train", "mine.py", *LEAN, "--model.weights", str(file), "--model.freeze", "all but fc"]
-    assert main([*words, "--workdir", probe, "--train.duration", "2 steps"]) == 0
-    _, probed = read_run(Path(probe), "latest", Topology.create(1))
-    changed = {path for path in ours if not np.array_equal(ours[path], probed[path])}
-    assert changed == {"params/fc/bias", "params/fc/kernel"}
-    # The run resumes and is evaluated without the file.
-    file.unlink()
-    assert main([*words, "--workdir", probe, "--train.duration", "3 steps"]) == 0
-    assert main(["eval", f"{probe}/config.json", "--workdir", probe]) == 0
-    capfd.readouterr()
-    line = fails([*words, "--workdir", str(tmp_path / "other")], capfd)
-    assert line.startswith(f"jaxddp: {file}: no such file; give a .safetensors file")
 
 
 @pytest.mark.slow

@@ -24,7 +24,7 @@ from jaxddp.config.registry import LOGGERS, METRICS
 from jaxddp.core.errors import InputError
 from jaxddp.data.source import LabelKind
 from jaxddp.engine.objective import compute_contributions, finish_metrics
-from jaxddp.metrics import CalibrationError, average_precision
+from jaxddp.metrics import average_precision
 from jaxddp.setup.user_objects import metrics_of as make_metrics
 from jaxddp.setup.user_objects import objects_of_arguments
 from jaxddp.training.evaluation import SetSums
@@ -103,21 +103,6 @@ def test_averages_over_classes_leave_out_classes_that_do_not_occur(several):
     logits[0, 8] = 2
     of_class_0 = 1 if several else 4 / 5
     assert metrics_of(logits, given_labels, names=names)["f1"] == pytest.approx((of_class_0 + 7) / 9)
-
-
-@given(draw_set(), st.integers(1, 20))
-def test_the_calibration_error_equals_that_of_its_bins(example_set, bins):
-    logits, labels, _ = example_set
-    metric = CalibrationError(bins)
-    examples = jax.device_get(metric.examples(jnp.asarray(logits), jnp.asarray(labels)))
-    np.testing.assert_allclose(examples["confidence"], np.exp(logits).max(1) / np.exp(logits).sum(1), rtol=1e-5)
-    assert examples["right"].tolist() == (logits.argmax(1) == labels).tolist()
-    confidence, expected = examples["confidence"].astype(np.float64), 0.0
-    for number in range(bins):
-        inside = (confidence * bins > number) & (confidence * bins <= number + 1)
-        if inside.any():
-            expected += inside.mean() * abs(examples["right"][inside].astype(float).mean() - confidence[inside].mean())
-    assert metric.finish(examples)["ece"] == pytest.approx(expected, abs=1e-12)
 
 
 def test_logits_that_are_not_finite_and_missing_classes_give_no_number():

@@ -234,17 +234,6 @@ def run(shares: Any, workdir: Any, epochs: int, devices: int = 2, **more: Any) -
     return jax.device_get(jaxddp.train(jaxddp.softmax_cross_entropy, shared(setup), **words)[0])
 
 
-@pytest.mark.ci
-def test_a_resumed_run_has_the_bits_of_an_uninterrupted_run(tmp_path):
-    whole = run([3, 1], tmp_path / "whole", 3, self_test="always")
-    run("3,1", tmp_path / "parts", 1)
-    resumed = run("3,1", tmp_path / "parts", 3)
-    assert int(whole.step) == 10 and largest_difference(whole, resumed) == 0
-    # Other sizes and other devices continue the run up to rounding.
-    run("3,1", tmp_path / "others", 1)
-    assert largest_difference(run("1,2,4,1", tmp_path / "others", 3, devices=4).params, whole.params) < 1e-5
-
-
 @pytest.fixture
 def speeds(monkeypatch):
     """Replace the measured speeds by the numbers in a list, and count the measurements."""

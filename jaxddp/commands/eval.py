@@ -22,7 +22,7 @@ class Eval:
     """Evaluate a checkpoint of a run on the validation split, with the run's own settings.
 
     In place of a run, give weights as in model.weights (timm/resnet50.a1_in1k, a file), or a recipe that names some and
-    was not trained yet. Nothing is trained or written, and no work directory is needed.
+    was not trained yet. Nothing is trained, and only --calibrate writes a file.
 
     Short forms: --metrics top1,ece for --eval.metrics, and --precision float32 for --train.precision.
 
@@ -32,9 +32,12 @@ class Eval:
     config: ConfigOfRecipe
     workdir: Path
     """The work directory of the run."""
-    step: str = "latest"
+    step: str | None = None
     """The checkpoint: latest, best, or its step; 0 for the weights before training. A damaged checkpoint is an
-    error."""
+    error. By default the latest, and with --calibrate the best, which `jaxddp predict` takes."""
+    calibrate: bool = False
+    """Fit a temperature to the validation data, by which `jaxddp predict` then divides the logits of this checkpoint,
+    and write it to calibration.json in the work directory."""
     per_class: bool = False
     """Also print the accuracy of each class, the worst first, and the class that it is most often taken for."""
 
@@ -47,16 +50,21 @@ def run(arguments: list[str]) -> None:
     options, file = parse_eval(arguments)
     with doing(IMPORTING):
         from jaxddp.core.peers import joined
+        from jaxddp.inference.calibrated import calibrate
         from jaxddp.inference.pretrained import evaluate_weights
         from jaxddp.inference.trained import evaluate_checkpoint
         from jaxddp.training.progress import format_metrics
 
+    which = options.step or ("best" if options.calibrate else "latest")
+    if options.calibrate and which == _INITIAL:
+        raise InputError("--calibrate: needs a checkpoint of a run, and here are only weights; leave it out")
+    calibration = calibrate(file, options.workdir, which) if options.calibrate else None
     classes = list[tuple[Sequence[str], Any]]()
     on_classes = [lambda *found: classes.append(found)] if options.per_class else []
-    if options.step == _INITIAL:
+    if which == _INITIAL:
         measured, name = evaluate_weights(file, *on_classes), str(file.config.model.weights or file.path)
     else:
-        measured, name = evaluate_checkpoint(file, options.workdir, options.step, *on_classes), str(options.workdir)
+        measured, name = evaluate_checkpoint(file, options.workdir, which, *on_classes), str(options.workdir)
     if joined().is_first:
         if classes:
             _print_classes(*classes[-1])
@@ -64,6 +72,8 @@ def run(arguments: list[str]) -> None:
         texts = {key: str(value) if isinstance(value, int) else f"{value:.7g}" for key, value in measured.items()}
         print(*map(": ".join, texts.items()), sep="\n")
         print(f"{name}: {format_metrics({key: value for key, value in measured.items() if key != 'step'})}")
+        if calibration:
+            print(f"{name}: {calibration}")
 
 
 def _print_classes(names: Sequence[str], confusion: Any) -> None:

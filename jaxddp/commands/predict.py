@@ -13,7 +13,7 @@ from jaxddp.command_line.terminal import IMPORTING
 from jaxddp.config import ParallelConfig
 from jaxddp.core.errors import InputError, counted
 from jaxddp.core.phases import counting_images, doing
-from jaxddp.core.ranges import CpuDevices, Devices, Factor, Range, Share
+from jaxddp.core.ranges import CpuDevices, Devices, Factor, HeldOut, Range, Share
 from jaxddp.inference.predictions import PredictionFormat, format_of
 from jaxddp.sweeps.folder import runs_and_images
 
@@ -53,6 +53,11 @@ class _PredictOptions:
     with the whole image as every box. By default the extension of FILE names the format."""
     min_confidence: Share | None = None
     """Write "unknown" as the class of an image whose most probable class has a smaller probability."""
+    coverage: HeldOut | None = None
+    """Also write the column `set`: the classes among which is the right one, for at least this share of images. The
+    run's validation data decide how probable a class in a set must be (split conformal prediction)."""
+    raw: bool = False
+    """Write the probabilities without the temperature of `jaxddp eval RUN --calibrate`."""
     guard_formulas: bool = False
     """In csv, write an apostrophe before an id, a class or an error that begins with =, +, -, @, a tab or a line break.
     Without this option a spreadsheet reads such values as formulas."""
@@ -89,11 +94,15 @@ def run(arguments: list[str]) -> None:
     form = options.format or format_of(options.out, PredictionFormat, ", or give --format")
     if options.guard_formulas and form != "csv":
         raise InputError(f"--guard-formulas: applies to csv only, and {options.out} is {form}; leave it out")
-    if options.min_confidence is not None and form == "kaggle":
-        raise InputError("--min-confidence: does not apply to kaggle; leave it out")
+    if form == "kaggle" and (options.min_confidence, options.coverage) != (None, None):
+        raise InputError("--format kaggle: --min-confidence and --coverage do not apply; leave them out")
+    is_one_run = len(places) == 1 and isinstance(place, Path)
+    if options.coverage is not None and not is_one_run:
+        raise InputError("--coverage: needs one run, whose validation data decide about the sets; leave it out")
     check_output(options.out, images)
     with doing(IMPORTING):
         from jaxddp.data.opening import open_inputs
+        from jaxddp.inference.calibrated import calibrated, threshold_of
         from jaxddp.inference.output_files import write_predictions
         from jaxddp.inference.pretrained import ensemble
         from jaxddp.workdir.saved_state import recipe_of_run
@@ -103,9 +112,13 @@ def run(arguments: list[str]) -> None:
         recipe = recipe_of_run(places[0]) if isinstance(places[0], Path) else places[0]
         table = open_inputs(images, recipe.config.data)
     trained = ensemble(places, getattr(options, "step", ""), topology, table, options.weights)
+    if is_one_run and not options.raw:
+        trained = calibrated(trained)
+    least = options.coverage and threshold_of(trained, options.coverage)
     more = {name: getattr(options, name) for name in ("top", "min_confidence", "guard_formulas", "explain")}
     with counting_images("classifying images", len(table)) as progress:
-        errors = write_predictions(trained, table, options.out, form, **more, progress=progress)
+        errors = write_predictions(trained, table, options.out, form, **more, set_threshold=least, progress=progress)
     if topology.peers.is_first:
         unusable = f", of which {errors:,} cannot be used" if errors else ""
-        print(f"{options.out}: {counted(len(table), 'image')}{unusable}, {trained.origin}")
+        sets = f", sets of classes with a probability of at least {least:.4g}" if least is not None else ""
+        print(f"{options.out}: {counted(len(table), 'image')}{unusable}, {trained.origin}{sets}")

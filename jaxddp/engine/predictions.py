@@ -23,6 +23,8 @@ Pool = Literal["mean", "none"]
 """What is done with the output of a layer [B, …, C]: "mean" averages it to [B, C], and "none" leaves it."""
 LayerProgram = Callable[[TrainState, Batch], tuple[Any, Any]]
 """(state, batch) -> (values of the images, with B in front, and the batch's `substituted`), replicated."""
+Outputs = Callable[[jax.Array], jax.Array]
+"""A function of the logits float[B, K] of a batch."""
 
 
 def make_predict(objective: Objective, topology: Topology) -> Callable[[TrainState, Batch], jax.Array]:
@@ -35,30 +37,33 @@ def make_predict(objective: Objective, topology: Topology) -> Callable[[TrainSta
     return jax.jit(jax.shard_map(local_predict, mesh=topology.mesh, in_specs=(P(), P(AXIS)), out_specs=P(AXIS)))
 
 
-def make_classify(objective: Objective, topology: Topology) -> Callable[[TrainState, Batch], tuple[jax.Array, Any]]:
+def make_classify(objective: Objective, topology: Topology, outputs: Outputs | None = None) -> LayerProgram:
     """Compile (on first use) the classification of one batch, replicated.
 
-    The compiled function returns the probabilities of the classes, float32[B, K], and the batch's `substituted`. If
-    images may have several labels, the probabilities are the sigmoid of the logits, and otherwise their softmax. They
-    are NaN for an image with a logit that is not finite.
+    The compiled function returns the `outputs` of the logits, by default the probabilities of `make_probabilities`, and
+    the batch's `substituted`.
     """
-    predict, probabilities_of = make_predict(objective, topology), make_probabilities(objective)
+    predict, outputs_of = make_predict(objective, topology), outputs or make_probabilities(objective)
 
     def classify(state: TrainState, batch: Batch) -> tuple[jax.Array, Any]:
-        return probabilities_of(predict(state, batch)), batch.substituted
+        return outputs_of(predict(state, batch)), batch.substituted
 
     return jax.jit(classify, out_shardings=topology.replicated)
 
 
-def make_probabilities(objective: Objective) -> Callable[[jax.Array], jax.Array]:
-    """Return the function from logits to probabilities of classes, float32[B, K]; see `make_classify`."""
+def make_probabilities(objective: Objective, temperature: float = 1.0) -> Outputs:
+    """Return the function from logits to the probabilities of the classes, float32[B, K].
+
+    The logits are divided by the temperature. If images may have several labels, the probabilities are their sigmoid,
+    and otherwise their softmax. They are NaN for an image with a logit that is not finite.
+    """
     function = jax.nn.sigmoid if objective.loss.labels.several else jax.nn.softmax
 
     def probabilities(logits: jax.Array) -> jax.Array:
         logits = logits.astype(jnp.float32)
         # XLA may compute any values from logits that are not finite.
         finite = jnp.isfinite(logits).all(-1, keepdims=True)
-        return jnp.where(finite, function(logits), jnp.nan)
+        return jnp.where(finite, function(logits / temperature), jnp.nan)
 
     return probabilities
 
@@ -80,13 +85,12 @@ def make_features(
     return _on_devices(local_features, topology)
 
 
-def make_explain(objective: Objective, layer: LayerCall, topology: Topology) -> LayerProgram:
+def make_explain(objective: Objective, layer: LayerCall, topology: Topology, probabilities_of: Outputs) -> LayerProgram:
     """Compile (on first use) the predictions of a batch with a heat map for the most probable class of each image.
 
-    The values are the probabilities of `make_classify`, float32[B, K], a map of `grad_cam` at the size of the images,
+    The values are the probabilities of the classes, float32[B, K], a map of `grad_cam` at the size of the images,
     float32[B, H, W], and the images of the batch.
     """
-    probabilities_of = make_probabilities(objective)
 
     def local_explain(state: TrainState, batch: Batch) -> tuple[jax.Array, jax.Array, jax.Array]:
         images = objective.preprocess(batch, train=False).images

@@ -182,6 +182,7 @@ def write_predictions(
     *,
     top: int = 5,
     min_confidence: float | None = None,
+    set_threshold: float | None = None,
     guard_formulas: bool = False,
     explain: Path | None = None,
     progress: OnProgress = lambda done, errors: None,
@@ -195,6 +196,7 @@ def write_predictions(
         out: the file with a row for each image.
         top: the number of most probable classes of an image that are written; all classes if there are fewer.
         min_confidence: the class of an image is "unknown" if its probability is smaller.
+        set_threshold: with it, the column `set` has the classes of at least this probability.
         guard_formulas: whether to write an apostrophe before text that a spreadsheet would read as a formula.
         explain: a folder for a picture of each image with a heat map for its most probable class; see `heat_map_path`.
         progress: see `OnProgress`.
@@ -207,10 +209,10 @@ def write_predictions(
     if form == "parquet":
         predictions.parquet_library()
     options = {"out": out, "top": top, "format": form, "explain": explain, "guard-formulas": guard_formulas}
-    options["min-confidence"] = min_confidence
+    options |= {"min-confidence": min_confidence, "coverage": set_threshold}
     peers.agree({f"--{name}": str(value) for name, value in options.items()})
     top = min(top, len(run.class_ids))
-    columns = predictions.column_names(top)
+    columns = predictions.column_names(top, sets=set_threshold is not None)
 
     def rows_of(batch: trained.BatchOutputs) -> Iterable[predictions.OutputRow]:
         ids = [str(table.record(row).id) for row in range(batch.start, batch.start + batch.size)]
@@ -221,8 +223,8 @@ def write_predictions(
             for row, (image_id, *picture) in enumerate(zip(ids, images, maps, strict=True)):
                 if row not in faults:
                     _write_heat_map(heat_map_path(explain, len(table), batch.start + row, image_id), *picture)
-        found = predictions.Predictions(ids, probabilities, run.class_ids, run.class_names, faults).rows(top)
-        return found if min_confidence is None else (predictions.unless_surer(row, min_confidence) for row in found)
+        found = predictions.Predictions(ids, probabilities, run.class_ids, run.class_names, faults)
+        return found.rows(top, min_confidence or 0.0, set_threshold)
 
     def write(file: BinaryIO, rows: Iterator[predictions.OutputRow]) -> None:
         guarded = ({column: as_text(cell) for column, cell in row.items()} for row in rows)
@@ -230,7 +232,8 @@ def write_predictions(
 
     if explain is not None:
         peers.from_first("the folder", lambda: str(files.create(explain)))
-    header = {"columns": columns, "min_confidence": min_confidence, "explain": str(explain and explain.absolute())}
+    header = {"columns": columns, "min_confidence": min_confidence, "set_threshold": set_threshold}
+    header["explain"] = str(explain and explain.absolute())
     outputs = run.stream if explain is None else run.explained_stream
     return RowFile(run, table, out, header).complete(outputs, rows_of, write, progress)
 

@@ -18,6 +18,7 @@ from typing import Any, BinaryIO, Literal, NamedTuple, TypeVar, get_args
 
 import numpy as np
 
+from jaxddp.calibration import Reliability, log_probabilities, reliability
 from jaxddp.config.values import checked
 from jaxddp.core import files
 from jaxddp.core.errors import InputError, choices, counted, figure, requires, some
@@ -31,16 +32,10 @@ _OF_A_CLASS = ("class", "probability")
 _NOT_FINITE = "the network's output is not finite"
 
 
-def column_names(top: int) -> list[str]:
-    """Return `id,class,probability,class_2,probability_2,…,error`."""
+def column_names(top: int, *, sets: bool = False) -> list[str]:
+    """Return `id,class,probability,class_2,probability_2,…,error`, with `set` before the error if there are sets."""
     of_classes = [f"{name}_{place}" if place > 1 else name for place in range(1, top + 1) for name in _OF_A_CLASS]
-    return ["id", *of_classes, "error"]
-
-
-def unless_surer(row: OutputRow, least: float) -> OutputRow:
-    """Return the row with the class "unknown" if the probability of its class is below `least`."""
-    probability = row["probability"]
-    return {**row, "class": "unknown"} if isinstance(probability, float) and probability < least else row
+    return ["id", *of_classes, *(["set"] if sets else []), "error"]
 
 
 @dataclass(frozen=True)
@@ -89,17 +84,27 @@ class Predictions:
         labels = self._sorted[:, :k]
         return labels, np.take_along_axis(self.probabilities, labels, 1)
 
-    def rows(self, top: int = 5) -> Iterator[OutputRow]:
-        """Yield a row of `column_names` for each image: class ids, and probabilities with all digits of a float32."""
+    def rows(self, top: int = 5, min_confidence: float = 0.0, threshold: float | None = None) -> Iterator[OutputRow]:
+        """Yield a row of `column_names` for each image: class ids, and probabilities with all digits of a float32.
+
+        Args:
+            min_confidence: the class is "unknown" if its probability is smaller.
+            threshold: with it, the column `set` has all classes of at least this probability, separated by ";".
+        """
         top = min(checked(top, int, "top"), len(self.class_ids))
-        columns, (labels, shares) = column_names(top), self.top(top)
+        columns, (labels, shares) = column_names(top, sets=threshold is not None), self.top(top)
         for row, identity in enumerate(self.ids):
             error = self.errors.get(row) or (None if self._known[row] else _NOT_FINITE)
             cells: list[OutputCell] = [None] * (len(columns) - 2)
             if error is None:
-                cells[::2] = [self.class_ids[int(label)] for label in labels[row]]
+                cells[: 2 * top : 2] = [self.class_ids[int(label)] for label in labels[row]]
                 # The shortest decimal that rounds to this float32.
-                cells[1::2] = [float(str(share)) for share in shares[row]]
+                cells[1 : 2 * top : 2] = [float(str(share)) for share in shares[row]]
+                if shares[row, 0] < min_confidence:
+                    cells[0] = "unknown"
+                if threshold is not None:
+                    size = (self.probabilities[row] >= threshold).sum()
+                    cells[-1] = ";".join(self.class_ids[int(label)] for label in self._sorted[row, :size])
             yield dict(zip(columns, (identity, *cells, error), strict=True))
 
     def to_frame(self, top: int = 5) -> Any:
@@ -135,19 +140,31 @@ class Outcome:
 
     Attributes:
         labels: int[N]; negative if unknown.
-        probabilities: float[N, K].
+        logits: float[N, K].
         class_names: the names of the K classes, for display.
         step: the step of the checkpoint.
+        temperature: the probabilities are softmax(logits / temperature).
     """
 
     labels: np.ndarray
-    probabilities: np.ndarray
+    logits: np.ndarray
     class_names: tuple[str, ...]
     step: int
+    temperature: float = 1.0
 
     def __repr__(self) -> str:
         accuracy = f"accuracy {figure('accuracy', self.accuracy)} of {counted(len(self.known), 'image')}"
         return f"Outcome(step {self.step:,}: {accuracy}, {counted(len(self.class_names), 'class')})"
+
+    @cached_property
+    def probabilities(self) -> np.ndarray:
+        """float64[N, K]."""
+        return np.exp(log_probabilities(self.logits, self.temperature))
+
+    @property
+    def reliability(self) -> Reliability:
+        """The accuracy and the calibration error of predictions by their probability."""
+        return reliability(self.probability(self.known), (self.predictions == self.labels)[self.known])
 
     @cached_property
     def known(self) -> np.ndarray:

@@ -34,7 +34,7 @@ from jaxddp.data.source import LabelKind, Labels, Source, Substitutes, check_lab
 from jaxddp.engine import initial_state, programs
 from jaxddp.engine.objective import Objective, example_loss
 from jaxddp.engine.parts.part import measured_states
-from jaxddp.engine.predictions import LayerProgram, Pool, make_classify, make_explain, make_features
+from jaxddp.engine.predictions import LayerProgram, Pool, make_classify, make_explain, make_features, make_probabilities
 from jaxddp.engine.state import TrainState
 from jaxddp.inference.predictions import Outcome, Predictions
 from jaxddp.mesh import Topology
@@ -164,25 +164,7 @@ def _unusable(array: Any) -> float:
     return np.nan if np.issubdtype(array.dtype, np.floating) else 0
 
 
-def explain_program(
-    objective: Objective, topology: Topology, image_shape: tuple[int, int, int], num_classes: int, dtype: Any
-) -> tuple[LayerProgram, Any]:
-    """Return the program of `make_explain`, and the shapes and dtypes of its values for one image.
-
-    Args:
-        image_shape: (H, W, C) of the network's images.
-        dtype: the dtype of the pixels.
-
-    Raises: see `heat_map_layer`.
-    """
-    layer = heat_map_layer(objective.model, image_shape)
-    of_one = (((num_classes,), jnp.float32), (image_shape[:2], jnp.float32), (image_shape, dtype))
-    program = make_explain(objective, layer, topology)
-    return program, tuple(jax.ShapeDtypeStruct(*shape) for shape in of_one)
-
-
-_MOST_AT_ONCE = 64
-_AHEAD = 2
+_MOST_AT_ONCE, _AHEAD = 64, 2
 
 
 @dataclass(frozen=True)
@@ -197,6 +179,7 @@ class TrainedRun:
         state: the parameters for evaluation, on every device, without an optimizer state.
         preprocess: converts pixels to the network's input.
         signature: the classes and the format of the images.
+        temperature: the logits are divided by it before the softmax; see `jaxddp.inference.calibrated`.
     """
 
     directory: Path
@@ -207,18 +190,21 @@ class TrainedRun:
     preprocess: Preprocess = field(repr=False)
     signature: Signature
     topology: Topology = field(repr=False)
+    temperature: float = 1.0
     _feature_programs: dict[Any, tuple[LayerProgram, Any]] = field(default_factory=dict, init=False, repr=False)
 
     @property
     def origin(self) -> str:
         """The checkpoint, or the weights, for messages."""
         weights = self.config.model.weights or self.directory
-        return f"step {self.step} of {self.directory}" if self.step else str(weights)
+        origin = f"step {self.step} of {self.directory}" if self.step else str(weights)
+        return origin if self.temperature == 1 else f"{origin}, calibrated with temperature {self.temperature:.4g}"
 
     @property
     def identity(self) -> dict[str, Any]:
         """JSON values that differ between two networks."""
-        return {"run": str(self.directory.resolve()), "step": self.step, **checksums(self.state)}
+        run, step = str(self.directory.resolve()), self.step
+        return {"run": run, "step": step, "temperature": self.temperature, **checksums(self.state)}
 
     @property
     def class_ids(self) -> tuple[str, ...]:
@@ -283,12 +269,20 @@ class TrainedRun:
 
         Raises: InputError if the source has other classes; see also `predict`.
         """
-        self._check_one_label()
-        check_labelled(check_source(source, "source"), "the source")
-        if tuple(source.class_ids) != self.class_ids:
-            raise InputError(f"{self.directory}: the source has other classes than the run; give the run's data")
-        probabilities = self.predict(source).probabilities
-        return Outcome(np.asarray(source.labels), probabilities, self.class_names, self.step)
+        labels, logits = self._labels_of(source), self.logits(source)
+        return Outcome(labels, logits, self.class_names, self.step, self.temperature)
+
+    def logits(self, source: Source) -> np.ndarray:
+        """Return logits, float32[N, K]; NaN for an image that has no finite logits. Raises: see `predict`."""
+        program = make_classify(self._measured, self.topology, lambda logits: logits.astype(jnp.float32))
+        logits = np.concatenate([batch.values for batch in self._stream(program, None, source, None)])
+        return np.where(np.isfinite(logits).all(1, keepdims=True), logits, np.nan)
+
+    def label_probabilities(self, source: Source) -> np.ndarray:
+        """Return the probability of the label of each image that can be used, float32[n]. Raises: see `outcome`."""
+        labels, probabilities = self._labels_of(source), self.predict(source).probabilities
+        rows = np.flatnonzero((labels >= 0) & np.isfinite(probabilities).all(1))
+        return probabilities[rows, labels[rows]]
 
     def show(self, source: Source, rows: Sequence[int] | np.ndarray, *, explain: bool = False) -> "Figure":
         """Return a figure of some images of a source with label, prediction and probability, for a notebook.
@@ -338,8 +332,7 @@ class TrainedRun:
         Raises:
             InputError: the network does not accept such images.
         """
-        row = jax.ShapeDtypeStruct((len(self.class_ids),), np.float32)
-        return self._stream(self._classify, row, source, at_once)
+        return self._stream(self._classify, None, source, at_once)
 
     def feature_stream(
         self, source: Source, layer: str | None = None, pool: Pool = "mean", at_once: int | None = None
@@ -348,7 +341,7 @@ class TrainedRun:
         return self._stream(*self._feature_program(layer, pool), source, at_once)
 
     def explained_stream(self, source: Source, at_once: int | None = None) -> Iterator[BatchOutputs]:
-        """Yield (probabilities, heat maps, images) of a source; see `output_batches` and `explain_program`."""
+        """Yield (probabilities, heat maps, images) of a source; see `output_batches` and `heat_map_layer`."""
         return self._stream(*self._explain_program, source, at_once)
 
     def _stream(self, program: LayerProgram, row: Any, source: Source, at_once: int | None) -> Iterator[BatchOutputs]:
@@ -357,6 +350,7 @@ class TrainedRun:
             raise InputError(f"images of {shape}: the network was trained on images of {self.signature.image_shape}")
         if (dtype := image_dtype(source, data)) != self.signature.dtype:
             raise InputError(f"pixels of {dtype}: the network was trained on {self.signature.dtype}")
+        row = row or jax.ShapeDtypeStruct((len(self.class_ids),), np.float32)
         return output_batches(program, self, row, source, at_once or images_at_once(len(source)))
 
     def data_of(self, source: Source) -> DataConfig:
@@ -373,10 +367,18 @@ class TrainedRun:
         loss = example_loss(losses.sigmoid_cross_entropy if labels.several else losses.softmax_cross_entropy, labels)
         return Objective(model, loss, self.preprocess, views=self.config.eval.views)
 
+    def _labels_of(self, source: Source) -> np.ndarray:
+        """Return the labels of a source with the run's classes, int[N]. Raises: see `outcome`."""
+        self._check_one_label()
+        check_labelled(check_source(source, "source"), "the source")
+        if tuple(source.class_ids) != self.class_ids:
+            raise InputError(f"{self.directory}: the source has other classes than the run; give the run's data")
+        return np.asarray(source.labels)
+
     def _check_one_label(self) -> None:
         if self.signature.multi_label:
-            problem = "its images may have several labels, and this method takes one"
-            raise InputError(f"{self.directory}: {problem}; use predict")
+            problem = "its images may have several labels; outcome, show, --calibrate and --coverage need one"
+            raise InputError(f"{self.directory}: {problem}", advice="use predict")
 
     @cached_property
     def _measured(self) -> Objective:
@@ -384,12 +386,16 @@ class TrainedRun:
 
     @cached_property
     def _classify(self) -> LayerProgram:
-        return make_classify(self._measured, self.topology)
+        return make_classify(self._measured, self.topology, make_probabilities(self._measured, self.temperature))
 
     @cached_property
     def _explain_program(self) -> tuple[LayerProgram, Any]:
-        shape, dtype = self.signature.image_shape, self.signature.dtype
-        return explain_program(self._measured, self.topology, shape, len(self.class_ids), dtype)
+        """The program of `make_explain`, and the shapes and dtypes of its values for one image."""
+        signature, probabilities_of = self.signature, make_probabilities(self._measured, self.temperature)
+        layer = heat_map_layer(self._measured.model, signature.image_shape)
+        program = make_explain(self._measured, layer, self.topology, probabilities_of)
+        shapes = (len(self.class_ids),), signature.image_shape[:2], signature.image_shape
+        return program, tuple(map(jax.ShapeDtypeStruct, shapes, (jnp.float32, jnp.float32, signature.dtype)))
 
     def _feature_program(self, name: str | None, pool: Pool) -> tuple[LayerProgram, Any]:
         """Return the program of `make_features` for a layer, and the shape and dtype of the features of one image.
@@ -448,6 +454,9 @@ class Ensemble(TrainedRun):
             parts = zip(self.shares, batches, strict=True)
             mean = sum(share * batch.values.astype(np.float64) for share, batch in parts)
             yield batches[0]._replace(values=np.asarray(mean, np.float32))
+
+    def logits(self, source: Source) -> np.ndarray:
+        return np.log(self.predict(source).probabilities)
 
 
 def check_same_classes(members: Sequence[TrainedRun]) -> None:

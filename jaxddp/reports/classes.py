@@ -22,6 +22,7 @@ from jaxddp.data.opening import chosen_images, open_unchecked
 from jaxddp.data.order import permutation
 from jaxddp.data.source import Source, SourceTable
 from jaxddp.engine.compilation import keep_compiled_programs
+from jaxddp.inference.calibrated import calibrated
 from jaxddp.inference.predictions import Outcome
 from jaxddp.inference.trained import TrainedRun, restore_run
 from jaxddp.mesh import Topology
@@ -64,7 +65,7 @@ def predict_validation_images(directory: Path, which: str, data_path: str | None
             have other classes than the run.
     """
     keep_compiled_programs()
-    run = restore_run(directory, which, Topology.create())
+    run = calibrated(restore_run(directory, which, Topology.create()))
     data = run.config.data if data_path is None else replace(run.config.data, path=data_path, name=None)
     # The same images as in the run's validations: the first `eval.limit`, in the same order.
     _, source = open_unchecked(data, run.config.eval.limit)
@@ -109,6 +110,7 @@ class RunClasses(NamedTuple):
     """The predictions of a run for each class of the validation data.
 
     Attributes:
+        reliability: the charts of `reliability_charts`.
         counts: the number of images of each class, int64[K].
         accuracies: the accuracy of each class, float64[K]; NaN for a class without images.
         features: a map of the features of the images; None without features.
@@ -118,6 +120,7 @@ class RunClasses(NamedTuple):
     colour: str
     summary: str
     matrix: Chart | None
+    reliability: list[Chart]
     confusions: TextTable
     mistakes: list[Mistake]
     class_names: tuple[str, ...]
@@ -150,8 +153,8 @@ def run_classes(number: int, run: Cell, images: ValidationImages) -> RunClasses:
         Mistake(url, source.name(row), names[outcome.labels[row]], names[outcome.predictions[row]], f"{share:.1%}")
         for url, row, share in shown
     ]
-    parts = (summary, matrix, table, mistakes, names, outcome.class_counts, outcome.class_accuracy)
-    return RunClasses(run.text, run.colour, *parts)
+    charts, of_classes = (matrix, reliability_charts(number, outcome)), (outcome.class_counts, outcome.class_accuracy)
+    return RunClasses(run.text, run.colour, summary, *charts, table, mistakes, names, *of_classes)
 
 
 def accuracy_tables(runs: Sequence[RunClasses]) -> list[TextTable]:
@@ -199,6 +202,34 @@ def _matrix(chart: str, outcome: Outcome) -> Chart:
     x = {**axis, "title": {"text": "taken for"}, "constrain": "domain"}
     y = {**axis, "title": {"text": "class"}, "autorange": "reversed", "scaleanchor": "x"}
     return Chart(chart, "confusion matrix", [heatmap], {"xaxis": x, "yaxis": y}, curve=False)
+
+
+def reliability_charts(number: int, outcome: Outcome) -> list[Chart]:
+    """Return a diagram of the accuracy by probability without a temperature, and one with it if there is one."""
+    temperatures = dict.fromkeys((1.0, outcome.temperature) if len(outcome.known) else ())
+    outcomes = enumerate(replace(outcome, temperature=each) for each in temperatures)
+    return [_reliability(f"reliability-{number}-{place}", each) for place, each in outcomes]
+
+
+def _reliability(chart: str, outcome: Outcome) -> Chart:
+    bins = outcome.reliability
+    rows, width = np.flatnonzero(bins.counts), 1 / len(bins.counts)
+    counts, probability, accuracy = bins.counts[rows], *(sums[rows] / bins.counts[rows] for sums in bins[1:])
+    values = zip(counts.tolist(), probability.tolist(), accuracy.tolist(), strict=True)
+    hover = [f"{counted(n, 'image')}<br>mean probability {p:.1%}<br>accuracy {right:.1%}" for n, p, right in values]
+    bar: dict[str, Any] = {"type": "bar", "x": numbers((rows + 0.5) * width), "width": 0.9 * width}
+    bar |= {"marker": {"color": COLOURS[0]}, "hoverinfo": "text", "hovertext": hover}
+    texts = {"text": [f"{n:,}" for n in counts.tolist()], "textposition": "outside", "textangle": 0}
+    data = [bar | {"y": numbers(accuracy)}, bar | texts | {"y": counts.tolist(), "yaxis": "y2"}]
+    diagonal = {"type": "line", "x0": 0, "y0": 0, "x1": 1, "y1": 1, "line": {"color": "gray", "dash": "dash"}}
+    x = {"range": [0, 1.02], "tickformat": ".0%", "title": {"text": "probability of the predicted class"}}
+    y = {"range": [0, 1], "tickformat": ".0%", "title": {"text": "accuracy"}, "domain": [0.33, 1]}
+    y2 = {"title": {"text": "images"}, "domain": [0, 0.2], "showticklabels": False, "showgrid": False}
+    layout = {"xaxis": x | {"anchor": "y2"}, "yaxis": y, "yaxis2": y2, "shapes": [diagonal], "barmode": "overlay"}
+    # Numbers of images that do not fit are hidden.
+    layout["uniformtext"] = {"mode": "hide", "minsize": 12}
+    state = "before calibration" if outcome.temperature == 1 else f"with temperature {outcome.temperature:.4g}"
+    return Chart(chart, f"expected calibration error {bins.error:.2%} {state}", data, layout, main=True, curve=False)
 
 
 def feature_map(number: int, images: ValidationImages) -> FeatureMap:

@@ -160,8 +160,10 @@ def render(page: Page) -> str:
 
     blocks: dict[str, Any] = {"trim_blocks": True, "lstrip_blocks": True, "undefined": StrictUndefined}
     environment = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=True, **blocks)
-    of_classes = [chart for run in page.classes for chart in (run.matrix, run.features and run.features.chart) if chart]
-    charts = [chart._asdict() for chart in (*page.curves, *page.seed_charts, *of_classes)]
+    of_classes = [
+        each for run in page.classes for each in (run.matrix, *run.reliability, run.features and run.features.chart)
+    ]
+    charts = [chart._asdict() for chart in (*page.curves, *page.seed_charts, *of_classes) if chart]
     figures = {"charts": charts, "positions": page.positions}
     return environment.get_template("page.html").render(page=page, figures=figures, plotly=get_plotlyjs())
 

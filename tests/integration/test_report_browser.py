@@ -15,8 +15,8 @@ from jaxddp.reports.tables import read_runs
 pytestmark = pytest.mark.ci
 
 WIDE, PHONE = (1400, 1000), (390, 844)
-CHARTS = 13
-"""Seven charts of curves, two of seeds, the confusion matrices of three runs, and the features of one."""
+CHARTS = 16
+"""Seven charts of curves, two of seeds, confusion matrices and reliability diagrams of three runs, features of one."""
 
 
 @pytest.fixture(scope="module")
@@ -37,10 +37,10 @@ def page(tmp_path_factory) -> Path:
 
 
 def drawn_charts(browser: Browser) -> dict[str, bool]:
-    """Return by id whether a chart shows a line, a marker or an image."""
+    """Return by id whether a chart shows a line, a marker, a bar or an image."""
     return browser.run(
         """Object.fromEntries([...document.querySelectorAll(".chart")].map(chart => [chart.id,
-            [...chart.querySelectorAll(".scatterlayer path, .heatmaplayer image")].some(mark => {
+            [...chart.querySelectorAll(".scatterlayer path, .barlayer path, .heatmaplayer image")].some(mark => {
                 const {width, height} = mark.getBoundingClientRect();
                 return width + height > 5;
             })]))"""

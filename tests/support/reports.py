@@ -68,11 +68,10 @@ def outcome_of_noise(count: int = 60, names: tuple[str, ...] = ("a", "b", "c", "
     rng = np.random.default_rng(0)
     table = random_table(count, image=8)
     logits = rng.normal(size=(count, len(names))) + 1.5 * np.eye(len(names))[table.labels]
-    probabilities = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
     source = ArrayTable(table.images, table.labels, names)
     # The features are the logits, without a network.
     network: Any = SimpleNamespace(features=lambda images: logits.astype(np.float32)[: len(images)])
-    return ValidationImages(Outcome(table.labels, probabilities, names, 12), source, DataConfig(), network)
+    return ValidationImages(Outcome(table.labels, logits, names, 12), source, DataConfig(), network)
 
 
 def hostile_page(folder: Path) -> Page:

@@ -1,0 +1,113 @@
+"""What the validation data of a run say about its probabilities: a temperature for them, and sets of classes.
+
+`calibration.json` in the work directory holds the temperature of one checkpoint, which it names by its step and by the
+SHA-256 of its manifest. No other checkpoint takes it.
+"""
+
+import json
+import logging
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from jaxddp.calibration import fitted_temperature, negative_log_likelihood, set_threshold
+from jaxddp.config.values import checked
+from jaxddp.core import errors, files, phases, ranges
+from jaxddp.data.opening import open_unchecked
+from jaxddp.inference.trained import TrainedRun, restore_run
+from jaxddp.recipe.file import RecipeFile
+from jaxddp.setup.resources import join_and_resolve
+from jaxddp.training.checkpoints.integrity import CHECKPOINTS, MANIFEST, sha256
+from jaxddp.workdir.claim import check_evaluation
+
+CALIBRATION_FILE = "calibration.json"
+_log = logging.getLogger("jaxddp.predictions")
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """A temperature, the checkpoint that it belongs to, and what it changes for the images that it was fitted on.
+
+    Attributes:
+        checkpoint: the SHA-256 of the checkpoint's manifest.
+        nll, ece: negative log likelihood and expected calibration error (15 bins), before and after.
+    """
+
+    step: int
+    checkpoint: str
+    temperature: float
+    images: int
+    nll: tuple[float, float]
+    ece: tuple[float, float]
+
+    def __str__(self) -> str:
+        fitted = f"temperature {self.temperature:.4f} of step {self.step} from {errors.counted(self.images, 'image')}"
+        nll, ece = ("{:.4f} -> {:.4f}".format(*both) for both in (self.nll, self.ece))
+        return f"{fitted}: negative log likelihood {nll}, expected calibration error {ece}"
+
+
+def calibrate(file: RecipeFile, directory: Path, which: str) -> Calibration:
+    """Fit a temperature to the validation data of a run, and write it into the work directory.
+
+    Args:
+        file: the recipe of the run, which may name another location of the data.
+        which: the checkpoint: "latest", "best" or a step.
+
+    Raises:
+        InputError: the images may have several labels, no temperature fits, or the file cannot be written; see also
+            `jaxddp.inference.trained.evaluate_checkpoint`.
+    """
+    topology, config = join_and_resolve(file)
+    check_evaluation(directory, config)
+    run = restore_run(directory, which, topology)
+    with phases.doing("classifying the validation images"):
+        before = run.outcome(open_unchecked(config.data, config.eval.limit)[1])
+    logits, labels = before.logits[before.known], before.labels[before.known]
+    temperature = fitted_temperature(logits, labels)
+    nll = negative_log_likelihood(logits, labels), negative_log_likelihood(logits, labels, temperature)
+    ece = before.reliability.error, replace(before, temperature=temperature).reliability.error
+    found = Calibration(run.step, _digest(run), temperature, len(labels), nll, ece)
+    if topology.peers.is_first:
+        files.replace(directory / CALIBRATION_FILE, (json.dumps(asdict(found), indent=2) + "\n").encode())
+    return found
+
+
+def calibrated(run: TrainedRun) -> TrainedRun:
+    """Return a run with the temperature that was fitted for its checkpoint, or unchanged if none was.
+
+    Raises: InputError if the file with the temperature is damaged.
+    """
+    temperature = run.topology.peers.from_first("the calibration", lambda: str(_temperature(run)))
+    return replace(run, temperature=float(temperature))
+
+
+def threshold_of(run: TrainedRun, coverage: float) -> float:
+    """Return `set_threshold` for the validation data of a run.
+
+    Raises: InputError if these data cannot be read, have several labels for an image, or have too few images.
+    """
+    with phases.doing("classifying the validation images"):
+        _, val = open_unchecked(run.config.data, run.config.eval.limit)
+        return set_threshold(run.label_probabilities(val), coverage)
+
+
+def _digest(run: TrainedRun) -> str:
+    manifest = run.directory / CHECKPOINTS / str(run.step) / MANIFEST
+    return sha256(files.read(manifest)) if manifest.exists() else ""
+
+
+def _temperature(run: TrainedRun) -> float:
+    path = run.directory / CALIBRATION_FILE
+    if not path.exists():
+        return 1.0
+    with files.reading(path, "make it readable"):
+        content = files.read(path)
+    try:
+        found = Calibration(**files.parse_json(content, dict))
+        checked(found.temperature, ranges.Positive, "temperature")
+    except (ValueError, TypeError) as error:
+        raise errors.InputError(f"{path}: is damaged ({error}); remove it, and calibrate again") from None
+    if (found.step, found.checkpoint) == (run.step, _digest(run)):
+        return found.temperature
+    fault = f"{path}: belongs to another checkpoint (step {found.step}), so step {run.step} is not calibrated"
+    _log.warning(f"{fault}; run jaxddp eval {run.directory} --step {run.step} --calibrate")
+    return 1.0
