@@ -22,19 +22,7 @@ from jax.typing import DTypeLike
 from jaxddp.config.layers import ADAPTERS, NO_LAYERS, Layers
 from jaxddp.core.errors import InputError, Key, kind_of
 from jaxddp.models import interface
-from jaxddp.models.interface import (
-    MODE_ARGUMENTS,
-    Keys,
-    Model,
-    Outputs,
-    Tree,
-    call_mode,
-    cast,
-    check_call,
-    like,
-    name_of,
-    signature,
-)
+from jaxddp.models.interface import MODE_ARGUMENTS, Keys, Model, Outputs, Tree, cast
 from jaxddp.models.ops.layers import Convolution, Operations
 from jaxddp.platforms import platform_named
 
@@ -89,11 +77,13 @@ class NNXModel:
         def made() -> flax.nnx.Module:
             module = make(rngs=flax.nnx.Rngs(0))
             if not isinstance(module, flax.nnx.Module):
-                raise InputError(f"model: {name_of(make)}(rngs) returned {kind_of(module)}; return an NNX module")
+                raise InputError(
+                    f"model: {interface.name_of(make)}(rngs) returned {kind_of(module)}; return an NNX module"
+                )
             return module
 
         module = flax.nnx.eval_shape(made)
-        check_call(type(module))
+        interface.check_call(type(module))
         return replace(cls.of(module), make=make)
 
     def init(self, key: jax.Array, example: jax.Array) -> tuple[Tree, Tree]:
@@ -121,15 +111,15 @@ class NNXModel:
             if self.convolution and isinstance(layer, flax.nnx.Conv) and layer.feature_group_count > 1:
                 is_default = layer.conv_general_dilated is jax.lax.conv_general_dilated
                 layer.conv_general_dilated = self.convolution if is_default else layer.conv_general_dilated
-        keywords: dict[str, Any] = call_mode(module.__call__, train)
-        if "rngs" in signature(module.__call__).parameters:
+        keywords: dict[str, Any] = interface.call_mode(module.__call__, train)
+        if "rngs" in interface.signature(module.__call__).parameters:
             keywords["rngs"] = flax.nnx.Rngs(_typed(key))
         logits = module(images, **keywords)
         if not train:
             return logits, model_state
         updated = _arrays(flax.nnx.state(module))
         new_state = _nested({path: updated[path] for path in self.state})
-        return logits, new_state if self.dtype is None else like(new_state, model_state)
+        return logits, new_state if self.dtype is None else interface.like(new_state, model_state)
 
     def layer_arrays(self, image_shape: tuple[int, int, int]) -> dict[str, tuple[Shape, Shape, Any]]:
         """Return, for each parameter by name, its shape, its shape in a single layer, and the module that owns it.
@@ -242,12 +232,12 @@ def adapt(model: Any) -> Model:
         InputError: the type of the object is not in `ACCEPTED`, or a function has a wrong signature.
     """
     if isinstance(model, nn.Module):
-        check_call(type(model))
+        interface.check_call(type(model))
         return LinenModel(model)
     # Importing NNX takes as long as importing all other modules of Flax. A user with an NNX module has imported NNX.
     has_nnx = "flax.nnx" in sys.modules
     if has_nnx and isinstance(model, flax.nnx.Module):
-        check_call(type(model))
+        interface.check_call(type(model))
         return NNXModel.of(model)
     if has_nnx and takes_rngs(model):
         return NNXModel.made_by(model)
@@ -257,7 +247,11 @@ def adapt(model: Any) -> Model:
         interface.check_signature(model.init, 2, (), "init(key, example)")
         interface.check_signature(model.apply, 3, ("train", "key"), "apply(params, model_state, images, *, train, key)")
         return model
-    kind = f"the class {name_of(model)}" if isinstance(model, type) else f"of type {name_of(type(model))}"
+    kind = (
+        f"the class {interface.name_of(model)}"
+        if isinstance(model, type)
+        else f"of type {interface.name_of(type(model))}"
+    )
     raise InputError(f"model is {kind}; give {ACCEPTED}")
 
 
@@ -285,7 +279,7 @@ class LinenModel:
         return self.module.__call__
 
     def init(self, key: jax.Array, example: jax.Array) -> tuple[Tree, Tree]:
-        arguments = call_mode(self.module.__call__, False)
+        arguments = interface.call_mode(self.module.__call__, False)
         variables = dict(_in_mode(self.module, False, arguments).init(_linen_streams(key), example, **arguments))
         return variables.pop("params", {}), variables
 
@@ -294,14 +288,14 @@ class LinenModel:
     ) -> Outputs:
         keywords: dict[str, Any] = {"example_keys": example_keys} if interface.takes_example_keys(self) else {}
         logits, updated = self.run(params, model_state, images, train=train, rngs=_linen_streams(key), **keywords)
-        updated = updated if self.dtype is None else like(updated, model_state)
+        updated = updated if self.dtype is None else interface.like(updated, model_state)
         return logits, {**model_state, **updated} if train else model_state
 
     def run(
         self, params: Tree, model_state: Tree, images: jax.Array, *, train: bool, also: Sequence[str] = (), **words: Any
     ) -> Outputs:
         """Call the module in a mode. Return the logits, and the collections of `model_state` and those in `also`."""
-        call_arguments, mutable = call_mode(self.module.__call__, train), [*model_state, *also]
+        call_arguments, mutable = interface.call_mode(self.module.__call__, train), [*model_state, *also]
         variables, images = {"params": cast(params, self.dtype), **model_state}, cast(images, self.dtype)
         with contextlib.ExitStack() as stack:
             if self.settled:
@@ -372,7 +366,7 @@ class FunctionModel:
     def of(cls, init: Callable[..., Any], apply: Callable[..., Any]) -> "FunctionModel":
         interface.check_signature(init, 2, (), "init(key, example)")
         interface.check_mode(apply)
-        parameters = signature(apply).parameters.values()
+        parameters = interface.signature(apply).parameters.values()
         by_keyword = {p.name for p in parameters} & {"key", "example_keys", *MODE_ARGUMENTS}
         by_position = [p for p in parameters if p.kind in interface.BY_POSITION and p.default is p.empty]
         required = [p for p in by_position if p.name not in by_keyword]
@@ -388,15 +382,15 @@ class FunctionModel:
     def apply(
         self, params: Tree, model_state: Tree, images: jax.Array, *, train: bool, key: Keys, example_keys: Keys = None
     ) -> Outputs:
-        names, keys = signature(self.function).parameters, {"key": key, "example_keys": example_keys}
-        keywords = call_mode(self.function, train) | {name: keys[name] for name in keys if name in names}
+        names, keys = interface.signature(self.function).parameters, {"key": key, "example_keys": example_keys}
+        keywords = interface.call_mode(self.function, train) | {name: keys[name] for name in keys if name in names}
         params, images = cast((params, images), self.dtype)
         if not self.has_state:
             return self.function(params, images, **keywords), model_state
         logits, updated = self.function(params, model_state, images, **keywords)
         if not train:
             return logits, model_state
-        return logits, updated if self.dtype is None else like(updated, model_state)
+        return logits, updated if self.dtype is None else interface.like(updated, model_state)
 
 
 @dataclass(frozen=True, eq=False)

@@ -25,16 +25,8 @@ from jaxddp.data.source import Source, image_dtype, labels_of
 from jaxddp.recipe.file import RUN_ID, RecipeFile, read_config
 from jaxddp.recipe.sources import CONFIG_FILE
 from jaxddp.training.checkpoints.integrity import RunIdentity
+from jaxddp.weights import places
 from jaxddp.weights.download import SCHEME, HubFile
-from jaxddp.weights.places import (
-    WEIGHTS_FILE,
-    fetch_settings,
-    file_of_folder,
-    find_published,
-    has_library,
-    is_local,
-    recognized,
-)
 from jaxddp.weights.state_dict import read
 from jaxddp.workdir.claim import absolute
 
@@ -156,10 +148,10 @@ def recognized_file(file: RecipeFile, weights: str) -> RecipeFile:
     Raises:
         InputError: several networks have as many.
     """
-    path = file_of_folder(files.expanded(weights))
-    if not is_local(weights) or not os.path.isfile(path) or os.path.isfile(path.parent / CONFIG_FILE):
+    path = places.file_of_folder(files.expanded(weights))
+    if not places.is_local(weights) or not os.path.isfile(path) or os.path.isfile(path.parent / CONFIG_FILE):
         return file
-    if not (like := recognized({name: array.shape for name, array in read(path).items()})):
+    if not (like := places.recognized({name: array.shape for name, array in read(path).items()})):
         return file
     if len(networks := {one.network: None for one in like}) > 1:
         advice = ("give the right one as ", Key("model.name", like[0].network))
@@ -190,8 +182,8 @@ def with_settings_of_weights(file: RecipeFile, weights: str, workdir: Path | Non
     """
     own_network = "get_model" in file.hooks
     started_here = workdir is not None and _started_from(workdir, weights)
-    if has_library(weights) and not started_here:
-        published = find_published(weights)
+    if places.has_library(weights) and not started_here:
+        published = places.find_published(weights)
         images = {key: getattr(published, key) for key in _OF_WEIGHTS} | {"eval_size": None, "channels": 3, "bits": 8}
         network = {} if own_network else {"model": {**dict.fromkeys(NETWORK_KEYS), "name": published.network}}
         changes = {"data": images, **network}
@@ -214,9 +206,9 @@ def _folder_of(weights: str, *, offline: bool) -> Path | None:
     if not weights.startswith(SCHEME):
         return files.expanded(weights)
     place = HubFile.parse(weights)
-    if place.file not in (None, WEIGHTS_FILE):
+    if place.file not in (None, places.WEIGHTS_FILE):
         return None
-    folder = fetch_settings(place, offline=offline)
+    folder = places.fetch_settings(place, offline=offline)
     # Another library's config.json has other keys.
     return folder if folder is not None and RunIdentity.in_workdir(folder) is not None else None
 
@@ -243,13 +235,13 @@ def _started_from(workdir: Path, weights: str) -> bool:
         return False
     config, content = read_config(workdir / CONFIG_FILE)
     first = config.model.weights if "model" in content else None
-    return first == weights or (first is not None and is_local(weights) and absolute(first) == absolute(weights))
+    return first == weights or (first is not None and places.is_local(weights) and absolute(first) == absolute(weights))
 
 
 def with_notice(file: RecipeFile, weights: str) -> RecipeFile:
     """Return the recipe file with a line that lists the settings that were taken over, if there are any."""
     now, keys = flatten(file.config.to_dict()), file.taken
     listed = ", ".join(f"{key}={now[key]}" for key in sorted(keys) if now[key] is not None)
-    whose = "the run's" if is_local(weights) else "the"
+    whose = "the run's" if places.is_local(weights) else "the"
     begin = f"{file.notice}; the" if file.notice else f"{weights}: {whose}"
     return dataclasses.replace(file, notice=f"{begin} settings are taken over: {listed}" if listed else file.notice)

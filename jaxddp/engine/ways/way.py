@@ -19,17 +19,10 @@ from jax import NamedSharding, P
 from jaxddp.config.goal import name_with_split
 from jaxddp.core.errors import InputError, Key, Words, counted
 from jaxddp.data.batch import Batch
+from jaxddp.engine import programs
 from jaxddp.engine.gradients import Gradients
 from jaxddp.engine.objective import TrainObjective
-from jaxddp.engine.programs import (
-    RESIDENT_FEED,
-    Options,
-    Program,
-    TrainStep,
-    gather_batch,
-    steps_in,
-    steps_on_residents,
-)
+from jaxddp.engine.programs import Options, Program, TrainStep
 from jaxddp.engine.state import TrainState, all_finite, check_types
 from jaxddp.engine.step import Phases
 from jaxddp.mesh import AXIS, Device, Topology, check_divisible
@@ -155,7 +148,7 @@ class Way:
     def program(self, phases: Phases, *, resident: bool = False, **options: Any) -> Program:
         """Return the program of the training steps; see `step`."""
         step = self.step(phases, resident=resident, **options)
-        return Program(step, steps_in) if resident else Program(step)
+        return Program(step, programs.steps_in) if resident else Program(step)
 
     def step(self, phases: Phases, *, resident: bool = False, compiler_options: Options | None = None) -> TrainStep:
         """Compile (on first use) an optimizer step over the global batch, or several steps on `resident` images.
@@ -169,8 +162,8 @@ class Way:
                 dtypes of the state.
         """
         one_step = self.one_step(replace(phases, gradients=self.gradients, shares=self.shares))
-        feed = RESIDENT_FEED if resident else (P(AXIS),)
-        steps = steps_on_residents(one_step, self.gather) if resident else one_step
+        feed = programs.RESIDENT_FEED if resident else (P(AXIS),)
+        steps = programs.steps_on_residents(one_step, self.gather) if resident else one_step
         on_devices = self.on_devices(steps, feed)
 
         @functools.wraps(steps)
@@ -199,7 +192,7 @@ class Way:
     @property
     def gather(self) -> Callable[..., Batch]:
         """The function that reads a batch for `one_step` from resident images; see `gather_batch`."""
-        return gather_batch
+        return programs.gather_batch
 
     def gradient(self, objective: TrainObjective) -> Callable[[TrainState, Batch], Any]:
         """Return the average gradient of a batch in evaluation, as a function of a state and a batch."""
