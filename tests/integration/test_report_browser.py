@@ -1,7 +1,6 @@
 """A report in a real browser: it draws all charts, downloads nothing, and fits the screen of a phone."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -30,7 +29,8 @@ def page(tmp_path_factory) -> Path:
     page_content = Page(runs)
     classes = [run_classes(run, page_content.legend[run], outcome_of_noise(60 + run)) for run in range(3)]
     classes[1] = classes[1]._replace(features=feature_map(1, outcome_of_noise(61)))
-    page_content = replace(page_content, classes=classes, accuracies=accuracy_tables(classes), class_faults=["none"])
+    page_content.classes, page_content.accuracies = classes, accuracy_tables(classes)
+    page_content.class_faults = ["none"]
     file = folder / "report.html"
     file.write_text(render(page_content))
     return file
