@@ -22,7 +22,7 @@ from jax.typing import DTypeLike
 from jaxddp.config.layers import ADAPTERS, NO_LAYERS, Layers
 from jaxddp.core.errors import InputError, Key, kind_of
 from jaxddp.models import interface
-from jaxddp.models.interface import MODE_ARGUMENTS, Keys, Model, Outputs, Tree, cast
+from jaxddp.models.interface import MODE_ARGUMENTS, Keys, Model, Outputs, Tree, cast, name_of
 from jaxddp.models.ops.layers import Convolution, Operations
 from jaxddp.platforms import platform_named
 
@@ -77,9 +77,7 @@ class NNXModel:
         def made() -> flax.nnx.Module:
             module = make(rngs=flax.nnx.Rngs(0))
             if not isinstance(module, flax.nnx.Module):
-                raise InputError(
-                    f"model: {interface.name_of(make)}(rngs) returned {kind_of(module)}; return an NNX module"
-                )
+                raise InputError(f"model: {name_of(make)}(rngs) returned {kind_of(module)}; return an NNX module")
             return module
 
         module = flax.nnx.eval_shape(made)
@@ -247,11 +245,7 @@ def adapt(model: Any) -> Model:
         interface.check_signature(model.init, 2, (), "init(key, example)")
         interface.check_signature(model.apply, 3, ("train", "key"), "apply(params, model_state, images, *, train, key)")
         return model
-    kind = (
-        f"the class {interface.name_of(model)}"
-        if isinstance(model, type)
-        else f"of type {interface.name_of(type(model))}"
-    )
+    kind = f"the class {name_of(model)}" if isinstance(model, type) else f"of type {name_of(type(model))}"
     raise InputError(f"model is {kind}; give {ACCEPTED}")
 
 
