@@ -13,7 +13,7 @@ from jaxddp.config.registry import OBJECTIVES
 from jaxddp.config.values import checked
 from jaxddp.core.errors import InputError, Key, about, counted, refused
 from jaxddp.data.batch import Batch
-from jaxddp.data.source import check_one_label
+from jaxddp.data.source import check_one_label, labels_of
 from jaxddp.engine.objective import MetricSums, Objective, TrainObjective
 from jaxddp.inference.trained import TrainedRun, restore_run
 from jaxddp.mesh import Topology, device_axes
@@ -63,7 +63,7 @@ class Distillation:
             problem = ": distillation does not give the same bits on any number of devices"
             raise InputError(Key("parallel.reproducible"), problem, advice="leave one of them out")
         signature, topology = Signature.of(recipe.resources.train, recipe.config.data), recipe.topology
-        check_one_label(signature.labels, Key.plain("objective.name", "distillation"))
+        check_one_label(labels_of(recipe.resources.train), Key.plain("objective.name", "distillation"))
         teacher, expected = self.teacher, self.teacher.signature
         trees = teacher.state.params, teacher.state.model_state
         if expected.class_ids != signature.class_ids:
