@@ -11,17 +11,8 @@ from jaxddp.cli import main
 from jaxddp.data.formats.ilsvrc import train_solutions
 
 # Each validation starts an input stream, so a run validates only once, at the end.
-OPTIONS = [
-    "--train.batch-size",
-    "8",
-    "--eval.batch-size",
-    "8",
-    "--train.duration",
-    "2 epochs",
-    "--eval.every",
-    "0 steps",
-]
-OPTIONS += ["--log.to", "jsonl", "--log.every", "1 step", "--parallel.self-test", "never"]
+OPTIONS = ["--train.batch-size", "8", "--eval.batch-size", "8", "--train.duration", "2 epochs", "--log.to", "jsonl"]
+OPTIONS += ["--eval.every", "0 steps", "--log.every", "1 step", "--parallel.self-test", "never"]
 BAD = (3, 10)
 
 
@@ -73,6 +64,10 @@ def test_too_many_bad_images_end_the_run(root: Path, tmp_path: Path, capfd):
     assert train(root, tmp_path / "device", *few, "--data.cache", "device") == 2
     assert "--data.cache device: 2 images" in capfd.readouterr().err.splitlines()[-1]
     assert train(root, tmp_path / "more", *few[:-1], "0.1", "--data.cache", "device") == 0
+    # The same command continues the run with a higher limit.
+    assert train(root, tmp_path / "run", *few[:-1], "0.1") == 0
+    resumed, whole = ([row["loss"] for row in train_records(tmp_path / name)] for name in ("run", "more"))
+    assert resumed == whole
 
 
 @pytest.mark.slow
