@@ -99,7 +99,7 @@ def front_matter(card: str) -> dict:
     return yaml.safe_load(front)
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_a_run_with_other_classes_starts_with_a_new_head(folder, caplog):
     run, shape = folder / "run", (6, 6, 3)
     file, signature = recipe_of_run(run), Signature.read(run)
@@ -192,7 +192,7 @@ def test_the_card_states_what_the_run_measured(folder, tmp_path, monkeypatch, ca
     (folder / "run" / "model.safetensors").unlink()
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_the_card_of_averaged_weights_states_their_accuracy(folder, tmp_path, monkeypatch):
     monkeypatch.chdir(folder)
     words = ["--train.ema", "0.5", "--train.duration", "3 epochs", "--optimizer.learning-rate", "0.3", *LEAN]

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.cases import rare_case
+from support.cases import ci_case, rare_case
 from support.data import random_table, write_arrays
 
 from jaxddp.cli import main
@@ -177,7 +177,7 @@ ONE_KEY_OF_EACH_RANGE = list({range_properties(hint): key for key, hint in rever
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("keys", "runs", "refusals"),
-    [(ONE_KEY_OF_EACH_RANGE, 5, 22), rare_case(list(HINTS), 15, 70)],
+    [ci_case(ONE_KEY_OF_EACH_RANGE, 5, 22), rare_case(list(HINTS), 15, 70)],
     ids=["one key of each range", "all keys"],
 )
 def test_odd_values_on_the_command_line_raise_a_one_line_error_or_start_a_run(

@@ -6,6 +6,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import pytest
+from support.cases import ci_case
 from support.data import CLASSES, random_batch
 from support.networks import fresh_state, largest_difference, linear_model, objective_of
 from support.shared import sgd, topology_of
@@ -65,7 +66,7 @@ def compiled(net: str, remat, devices: int, gradients: Gradients):
     [
         ("linen", "blocks", 2, Gradients(Averaging(3), accumulate=2, for_cpu=True)),
         ("linen", "dots", 1, Gradients()),
-        ("vit", "blocks", 2, Gradients()),
+        ci_case("vit", "blocks", 2, Gradients()),
         ("pair", "dots", 1, Gradients()),
     ],
 )

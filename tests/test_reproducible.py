@@ -30,7 +30,7 @@ DEVICES = (1, 2, 4, 8)
 @pytest.mark.parametrize(
     ("devices", "accumulate", "batch_size", "cache"),
     [
-        ((1, 8), 1, 16, "none"),
+        ci_case((1, 8), 1, 16, "none"),
         ci_case((4, 8), 1, 8, "device"),
         ((4, 8), 2, 16, "none"),
         rare_case(DEVICES, 1, 16, "none"),

@@ -49,7 +49,7 @@ def test_the_config_sets_the_number_of_logged_images(tracker, tmp_path):
     assert [tracker.of(config, tmp_path).wants_predictions for config in configs] == [16, 0, 5]
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_the_config_names_wandbs_project_run_and_values_before_the_environment(fresh_wandb, tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_PROJECT", "others")
     monkeypatch.setenv("WANDB_DIR", str(tmp_path))

@@ -23,7 +23,7 @@ from support.shared import sgd
 
 from jaxddp.core.errors import Preempted
 from jaxddp.engine import parts
-from jaxddp.engine.parts.averages import Lookahead, ParameterAverage, ScheduleFreeAverage
+from jaxddp.engine.parts.averages import LastAverage, Lookahead, ParameterAverage, RunningAverage, ScheduleFreeAverage
 from jaxddp.engine.parts.configured import Plateau
 from jaxddp.engine.parts.guard import GradientNorm, Guard, LossScale
 from jaxddp.engine.parts.part import Part
@@ -87,6 +87,7 @@ def scales_both_ways(state: Any, metrics: Metrics) -> bool:
 
 CASES = {
     "average": Case((ParameterAverage(0.9, every=2),), averages),
+    "swa": Case((LastAverage(STEPS - 4),), averages),
     "lookahead": Case((Lookahead(5, optax.constant_schedule(0.5), STEPS),), ends_on_slow_weights),
     "gradient_norm": Case(
         (GradientNorm(CLIP),),
@@ -186,7 +187,8 @@ def resumed(name: str, devices: int, cache: str, folder: Path) -> tuple[Any, Met
 def test_every_part_has_a_case():
     for module in pkgutil.iter_modules(parts.__path__, parts.__name__ + "."):
         importlib.import_module(module.name)
-    of_the_package = {kind for kind in Part.__subclasses__() if kind.__module__.startswith(parts.__name__)}
+    kinds = {*Part.__subclasses__(), *RunningAverage.__subclasses__()} - {RunningAverage}
+    of_the_package = {kind for kind in kinds if kind.__module__.startswith(parts.__name__)}
     assert {ScheduleFreeAverage, *(type(part) for case in CASES.values() for part in case.parts)} == of_the_package
     with jax.enable_x64(True):
         assert list(make_setup("schedule_free", 4, "none").state.parts["schedule_free"]) == [EVAL_PARAMS]
