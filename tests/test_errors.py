@@ -23,6 +23,7 @@ from jaxddp.core.errors import (
     about,
     error_from,
     joined,
+    requires,
     with_keys_of_file,
 )
 from jaxddp.mesh import Topology
@@ -219,6 +220,8 @@ def test_a_message_begins_with_the_subject_of_the_error():
     assert str(raised_error(errors_name_arguments()(fail))) == line.replace("data.unlabelled", "unlabelled", 1).replace(
         "objective.", ""
     )
+    with pytest.raises(InputError, match=r"^f: jax cannot be imported \(broken\); pip"), requires("f", "jax", "x"):
+        raise ImportError("broken")
 
 
 def test_an_error_is_sent_to_other_processes_with_its_keys():

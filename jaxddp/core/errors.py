@@ -77,8 +77,11 @@ def requires(where: object, package: str, extra: str) -> Iterator[None]:
     """
     try:
         yield
-    except ImportError:
+    except ModuleNotFoundError:
         raise InputError(f"{where}: {not_installed(package, extra)}") from None
+    except ImportError as error:
+        advice = f"pip install --force-reinstall 'jaxddp[{extra}]'"
+        raise InputError(f"{where}: {package} cannot be imported ({first_line(error)})", advice=advice) from error
 
 
 def first_line(error: BaseException) -> str:
