@@ -181,7 +181,7 @@ def test_the_predictions_of_a_calibrated_checkpoint_are_those_that_were_promised
         assert f"expected calibration error {error:.2%} {state}" in page
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_a_temperature_belongs_to_one_checkpoint(run, digits, capfd, caplog):
     assert main(["eval", str(run), "--calibrate", "--step", "latest"]) == 0
     file = run / "calibration.json"
