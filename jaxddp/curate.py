@@ -445,7 +445,7 @@ def pack(
                 for split, source in sources.items()
             },
         }
-        files.replace(unfinished / MANIFEST, (json.dumps(manifest, indent=2) + "\n").encode())
+        files.replace_json(unfinished / MANIFEST, manifest)
     return manifest
 
 

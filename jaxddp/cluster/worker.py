@@ -152,10 +152,8 @@ class Worker:
         starter = [sys.executable, "-I", "-S", str(_STARTER), str(os.getpid()), ",".join(map(str, cores))]
         try:
             reading, writing = os.pipe()
-            self.output, self.status = (
-                Output(rank, os.fdopen(reading, "rb", buffering=0), log, shown=shown),
-                WorkStatus(),
-            )
+            self.output = Output(rank, os.fdopen(reading, "rb", buffering=0), log, shown=shown)
+            self.status = WorkStatus()
             passed = {**passed, STATUS_PIPE: self.status.writing}
             self.process = subprocess.Popen(
                 [*starter, *command],

@@ -183,6 +183,11 @@ def replace(path: Path, data: bytes | Iterable[bytes] | Callable[[BinaryIO], Any
             raise
 
 
+def replace_json(path: Path, content: Any) -> None:
+    """Write a JSON file atomically, with an indent of two spaces. Raises: InputError."""
+    replace(path, (json.dumps(content, indent=2) + "\n").encode())
+
+
 def remove(path: Path) -> None:
     """Remove a file, if it exists. Raises: InputError."""
     with readable_errors(path):

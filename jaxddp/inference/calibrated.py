@@ -4,7 +4,6 @@
 SHA-256 of its manifest. No other checkpoint takes it.
 """
 
-import json
 import logging
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -67,7 +66,7 @@ def calibrate(file: RecipeFile, directory: Path, which: str) -> Calibration:
     ece = before.reliability.error, replace(before, temperature=temperature).reliability.error
     found = Calibration(run.step, _digest(run), temperature, len(labels), nll, ece)
     if topology.peers.is_first:
-        files.replace(directory / CALIBRATION_FILE, (json.dumps(asdict(found), indent=2) + "\n").encode())
+        files.replace_json(directory / CALIBRATION_FILE, asdict(found))
     return found
 
 
@@ -99,8 +98,7 @@ def _temperature(run: TrainedRun) -> float:
     path = run.directory / CALIBRATION_FILE
     if not path.exists():
         return 1.0
-    with files.reading(path, "make it readable"):
-        content = files.read(path)
+    content = files.content_of(path, "make it readable")
     try:
         found = Calibration(**files.parse_json(content, dict))
         checked(found.temperature, ranges.Positive, "temperature")

@@ -10,7 +10,6 @@ the Hub (https://huggingface.co/docs/hub/model-cards).
 import contextlib
 import dataclasses
 import io
-import json
 import logging
 import re
 import shutil
@@ -102,7 +101,7 @@ def export_program(run: TrainedRun, out: str | Path, form: str | None = None) ->
         raise JaxddpError(f"{out}: not written: the program's logits differ from the network's by {difference:g}")
     # Remove the old program first, so that it is never beside the description of the new program.
     files.remove(out)
-    files.replace(Path(f"{out}.json"), (json.dumps(_description(run, form), indent=2) + "\n").encode())
+    files.replace_json(Path(f"{out}.json"), _description(run, form))
     files.replace(out, content)
     within = f"logits within {difference:.1g} of the network's; classes and sizes in {out}.json"
     return f"{out}: {errors.size(len(content))}, {run.origin}; {within}"
@@ -395,7 +394,7 @@ class PublishedRun:
         if self.signature is not None:
             contents[SIGNATURE_FILE] = dataclasses.asdict(self.signature)
         for name, content in contents.items():
-            files.replace(folder / name, (json.dumps({RUN_ID: run_id, **content}, indent=2) + "\n").encode())
+            files.replace_json(folder / name, {RUN_ID: run_id, **content})
         if (self.directory / CURVES).is_file():
             shutil.copyfile(self.directory / CURVES, folder / CURVES)
         files.replace(folder / CARD_FILE, self._card().encode())

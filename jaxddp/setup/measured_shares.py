@@ -145,7 +145,7 @@ def settle_shares(setup: RunSetup, workdir: Path | None = None, run_id: str = ""
             shares = peers.from_first("shares", lambda: shares_of(*arguments))
             origin = f"measured {_listed([f'{speed:.3g}' for speed in speeds])} images/s"
             if file is not None and peers.is_first:
-                files.replace(file, (json.dumps(content | {"shares": shares}, indent=2) + "\n").encode())
+                files.replace_json(file, content | {"shares": shares})
         origin = f"{_listed([f'{weight:g}' for weight in Shares.parse(shares).weights])}, {origin}"
         setup = setup.changed(config=setup.config.replace(parallel={"shares": shares}))
     if peers.is_first:

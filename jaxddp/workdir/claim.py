@@ -103,10 +103,10 @@ def claim(directory: Path, claimed: Claim, peers: Peers = ALONE, *, resuming: bo
                     (folder / name).parent.mkdir(parents=True, exist_ok=True)
                     files.replace(folder / name, content)
             if (reference := claimed.recipe.reference) is not None:
-                files.replace(directory / REFERENCE_FILE, (json.dumps(plain(reference), indent=2) + "\n").encode())
+                files.replace_json(directory / REFERENCE_FILE, plain(reference))
             elif not claimed.recipe.is_run:
                 (directory / REFERENCE_FILE).unlink(missing_ok=True)
-        files.replace(directory / CONFIG_FILE, (json.dumps(record, indent=2) + "\n").encode())
+        files.replace_json(directory / CONFIG_FILE, record)
     return record, same
 
 

@@ -4,7 +4,6 @@ A run that starts from the weights of another takes over the settings of its net
 """
 
 import dataclasses
-import json
 import os
 from collections.abc import Mapping
 from contextlib import suppress
@@ -107,7 +106,7 @@ class Signature:
     def write(self, directory: Path, run_id: str | None) -> None:
         """Write the file into the work directory of a run. Raises InputError if this fails."""
         content = {RUN_ID: run_id, **dataclasses.asdict(self)}
-        files.replace(directory / SIGNATURE_FILE, (json.dumps(content, indent=2) + "\n").encode())
+        files.replace_json(directory / SIGNATURE_FILE, content)
 
     def pixels(self, images: np.ndarray) -> np.ndarray:
         """Convert arrays [N, H, W, C] to pixels of this dtype.
