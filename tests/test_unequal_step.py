@@ -258,13 +258,13 @@ def test_measured_shares_are_kept_for_a_resumed_run_on_the_same_devices(speeds, 
         return found
 
     run("auto", tmp_path, 1)
-    assert lines() == ["shares: 3 and 1, measured 300 and 100 images/s; slices of 12 and 4 images"]
+    assert lines() == ["shares: 3 / 1, measured 300 / 100 images/s; slices of 12 / 4 images"]
     saved = json.loads((tmp_path / SHARES_FILE).read_text())
     assert saved["shares"] == "3,1" and saved["devices"] == ["cpu", "cpu"] and saved["processes"] == 1
     assert saved["run_id"] == json.loads((tmp_path / "config.json").read_text())["run_id"]
     numbers[:] = [1.0, 1.0, 2.0]
     run("auto", tmp_path, 2)
-    assert lines() == ["shares: 3 and 1, as measured at the start of the run; slices of 12 and 4 images"]
+    assert lines() == ["shares: 3 / 1, as measured at the start of the run; slices of 12 / 4 images"]
     assert len(calls) == 1
     (tmp_path / SHARES_FILE).write_text("{")
     run("auto", tmp_path, 3)
@@ -272,7 +272,7 @@ def test_measured_shares_are_kept_for_a_resumed_run_on_the_same_devices(speeds, 
     assert lines()[0] == again
     numbers[:] = [1.0, 1.0, 1.0, 5.0]
     run("auto", tmp_path, 4, devices=4)
-    assert lines() == [again, "shares: 1, 1, 1 and 5, measured 1, 1, 1 and 5 images/s; slices of 2, 2, 2 and 10 images"]
+    assert lines() == [again, "shares: 1 / 1 / 1 / 5, measured 1 / 1 / 1 / 5 images/s; slices of 2 / 2 / 2 / 10 images"]
     assert len(calls) == 3
 
 

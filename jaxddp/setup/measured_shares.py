@@ -1,8 +1,8 @@
 """The sizes of the devices' slices: for `parallel.shares` "auto", measured at the start of a run, kept in shares.json.
 
 Each device computes the gradient of the slice that it would get if the slices were equal. All devices compute at the
-same time, as in a step, but without communication. The input is random, so the speed does not include the reading of
-images. Process 0 decides from the speeds of all devices, so all processes use the same sizes.
+same time, as in a step, but without communication. All times are of the first batch of the run, which is read before.
+Process 0 decides from the speeds of all devices, so all processes use the same sizes.
 """
 
 import json
@@ -11,18 +11,20 @@ import statistics
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 
 import jaxddp.core.files as files
 from jaxddp.config.tree import AUTO, Shares
+from jaxddp.core.errors import listed
 from jaxddp.core.phases import moved, phase
 from jaxddp.data.batch import Batch
 from jaxddp.engine.ways.unequal import Unequal, UnequalStep, device_arrays
-from jaxddp.mesh import Device, Topology
+from jaxddp.mesh import Device
 from jaxddp.recipe.file import RUN_ID
 from jaxddp.setup.run_setup import RunSetup
 
@@ -43,7 +45,8 @@ def measure_shares(setup: RunSetup) -> tuple[float, ...]:
     unit = setup.layout.division.unit_of_slice
     counts = Shares().lengths(config.train.batch_size, topology.num_devices, topology.process_count, unit)
     with phase("compile", "measuring the speed of each device"):
-        batch = random_batch(setup.feed.divided(counts).abstract_batch(), topology)
+        # Images that grow have their last size.
+        batch = next(replace(setup.feed.divided(counts), growth=None).batches(0, 1))
         way, options = Unequal.with_counts(setup.way, counts), setup.resources.compiler_options
         program = way.program(setup.phases, compiler_options=options)
         step = program.prepare(setup.state, batch, setup.key)
@@ -84,19 +87,6 @@ def shares_of(speeds: Sequence[float], processes: int, batch_size: int, unit: in
 
 def _are_similar(speeds: Sequence[float]) -> bool:
     return max(speeds) <= (1 + SIMILAR) * min(speeds)
-
-
-def random_batch(shapes: Batch, topology: Topology) -> Batch:
-    """Return a placed batch of random pixels with these shapes, without padding, with label 0 for all examples."""
-    process, processes = topology.process_index, topology.process_count
-
-    def fill(path: Any, shape: jax.ShapeDtypeStruct) -> jax.Array:
-        local, column = (shape.shape[0] // processes, *shape.shape[1:]), path[-1].name
-        if column != "image":
-            return topology.place(np.full(local, column == "mask", shape.dtype))
-        return topology.place(np.random.default_rng(process).integers(0, 256, local).astype(shape.dtype))
-
-    return jax.tree_util.tree_map_with_path(fill, shapes)
 
 
 def _seconds(step: UnequalStep, setup: RunSetup, batch: Batch) -> list[float]:
@@ -143,14 +133,14 @@ def settle_shares(setup: RunSetup, workdir: Path | None = None, run_id: str = ""
             speeds, division = measure_shares(setup), setup.layout.division
             arguments = speeds, peers.process_count, division.batch_size, division.unit_of_slice
             shares = peers.from_first("shares", lambda: shares_of(*arguments))
-            origin = f"measured {_listed([f'{speed:.3g}' for speed in speeds])} images/s"
+            origin = f"measured {_listed(f'{speed:.3g}' for speed in speeds)} images/s"
             if file is not None and peers.is_first:
                 files.replace_json(file, content | {"shares": shares})
-        origin = f"{_listed([f'{weight:g}' for weight in Shares.parse(shares).weights])}, {origin}"
+        origin = f"{_listed(f'{weight:g}' for weight in Shares.parse(shares).weights)}, {origin}"
         setup = setup.changed(config=setup.config.replace(parallel={"shares": shares}))
     if peers.is_first:
-        sizes = [rows.stop - rows.start for _, rows in setup.slices]
-        _log.info(f"shares: {origin}; slices of {_listed([*map(str, sizes)])} images")
+        sizes = _listed(str(rows.stop - rows.start) for _, rows in setup.slices)
+        _log.info(f"shares: {origin}; slices of {sizes} images")
     return setup
 
 
@@ -168,9 +158,4 @@ def _saved(file: Path, expected: Mapping[str, Any]) -> str:
     return saved["shares"] if saved | {"shares": ""} == expected else ""
 
 
-def _listed(values: Sequence[str]) -> str:
-    """Return the values as text, such as "192 and 64"; at most eight of them."""
-    *first, last = values
-    if len(values) > 8:
-        first, last = first[:8], f"{len(values) - 8} more"
-    return f"{', '.join(first)} and {last}" if first else last
+_listed = partial(listed, between=" / ", most=8)

@@ -8,7 +8,6 @@ from typing import Any, Self
 import jax
 import optax
 
-from jaxddp.augment.mixing import check_mixing
 from jaxddp.augment.preprocess import Augmentation, Preprocess, check_augmentation
 from jaxddp.config import Config, DataConfig
 from jaxddp.config.data_section import UNLABELLED_RATIO
@@ -30,7 +29,7 @@ from jaxddp.recipe.file import RecipeFile
 from jaxddp.schedules import make_schedule
 from jaxddp.setup.feed import Feed
 from jaxddp.setup.network_checks import check_network, check_sizes, in_precision
-from jaxddp.setup.resources import ImageShape, Layout, Resources, TrainingData, check_pixels
+from jaxddp.setup.resources import ImageShape, Layout, Resources, TrainingData, check_pixels, steps_of
 from jaxddp.setup.user_objects import ObjectSource, losses_of, metrics_of, optimizer_of, parts_of
 from jaxddp.training.evaluation import EarlyStopping
 
@@ -82,15 +81,14 @@ class Recipe:
 
     @classmethod
     def of(
-        cls, config: Config, topology: Topology, resources: Resources, *, layout: Layout | None = None, **objects: Any
+        cls, config: Config, topology: Topology, resources: Resources, layout: Layout, objects: Mapping[str, Any]
     ) -> "Recipe":
         """Make the recipe of `objects`, which are fields, with its feed and its preprocessing.
 
-        Raises: InputError if the config does not fit the devices or the images, the network does not accept images of
-        all sizes, the images cannot be kept on the devices, a data set is smaller than its batch, augmentation, mean or
-        std do not fit the images, or the objective's own check fails.
+        Raises: InputError if the network does not accept images of all sizes, the images cannot be kept on the devices,
+        a data set is smaller than its batch, augmentation, mean or std do not fit the images, or the objective's own
+        check fails.
         """
-        layout = layout or Layout.of(config, topology, TrainingData.of(resources.train, config.data))
         data, augmentation = layout.training_data, objects.get("augmentation")
         check_sizes(config.data, objects["model"], data, layout.shapes)
         feed = _feed(config, resources, layout, objects.get("objective", supervised))
@@ -98,8 +96,6 @@ class Recipe:
         preprocess = Preprocess.of(config, config.data.augment, augmentation)
         for shape in layout.shapes:
             check_augmentation(preprocess, shape, data.dtype)
-        if layout.way.parts:
-            check_mixing(config.data.augment, config.train.batch_size, layout.way.parts)
         known = {"config": config, "topology": topology, "resources": resources, "layout": layout}
         recipe = cls(**known, feed=feed, preprocess=preprocess, **objects)
         # `unwrap` undoes the wrapper that adds the line of the recipe file to errors.
@@ -175,7 +171,7 @@ def make_recipe(config: Config, topology: Topology, resources: Resources, given:
     For `more` arguments, see `make_objects`. Raises: InputError; see `make_objects` and `Recipe.of`.
     """
     layout = Layout.of(config, topology, TrainingData.of(resources.train, config.data))
-    return Recipe.of(config, topology, resources, layout=layout, **make_objects(config, layout, given, **more))
+    return Recipe.of(config, topology, resources, layout, make_objects(config, layout, given, **more))
 
 
 def make_objects(
@@ -192,7 +188,8 @@ def make_objects(
     Raises: InputError if a name is unknown, a number is out of range, or an object is of the wrong type. The message
     names the key, the hook or the argument.
     """
-    data, topology, schedule = layout.training_data, layout.way.topology, rate or make_schedule(config, layout.steps)
+    data, topology, steps = layout.training_data, layout.way.topology, steps_of(config, layout.plan)
+    schedule = rate or make_schedule(config, steps)
     loss, eval_loss = losses_of(config, data, objects)
     check = lambda model, where: check_network(model, where, config, layout, precision)  # noqa: E731
     model = model_of(config, data.labels.num_classes, objects, data.image_shape, check)
@@ -207,7 +204,7 @@ def make_objects(
     return {
         **{"model": model, "kernels": kernels, "optimizer": optimizer, "loss": loss, "eval_loss": eval_loss},
         **{"objective": objective, "metrics": metrics_of(config, data.labels, objects)},
-        "parts": parts_of(config, layout.steps, objects),
+        "parts": parts_of(config, steps, objects),
         "augmentation": augmentation and augmentation.function("(key, image)", "key, image"),
         "initialize": initialize and initialize.function("(params, model_state)", "params, model_state"),
         "learning_rate": schedule if uses_schedule else None,

@@ -9,6 +9,7 @@ from typing import Any, cast
 import numpy as np
 
 import jaxddp.data.opening as opening
+from jaxddp.augment.mixing import check_mixing
 from jaxddp.config import Config, DataConfig, ParallelConfig
 from jaxddp.config.values import flatten
 from jaxddp.core.errors import InputError, Key, counted, some
@@ -73,7 +74,6 @@ class Layout:
 
     Attributes:
         plan: the steps at which the run ends, logs, validates and saves.
-        steps: the lengths of the run and of its warmup.
         way: the way in which the devices divide a step.
         division: the division of the global batch among devices and microbatches.
         growth: the growth of the image size; None if it is constant.
@@ -82,7 +82,6 @@ class Layout:
 
     training_data: TrainingData
     plan: Plan
-    steps: Steps
     way: Way
     division: Division
     growth: Growth | None
@@ -97,6 +96,7 @@ class Layout:
         way, plan = choose_way(config, topology), Plan.of(config, data.num_examples)
         if way.parts:
             config.model.batch_statistics.check(config.train.batch_size, way.parts)
+            check_mixing(config.data.augment, config.train.batch_size, way.parts)
         shapes, (height, width, channels) = (data.image_shape,), data.image_shape
         if config.data.grow_from is not None and height != width:
             problem = f": these images are {height}x{width}, and only square images can grow"
@@ -105,7 +105,7 @@ class Layout:
         growth = Growth.of(config.data, width, **plan.lengths)
         if growth is not None:
             shapes = tuple((side, side, channels) for _, side in growth.segments(range(plan.total_steps)))
-        return cls(data, plan, steps_of(config, plan), way, Division.of(config, way.shares), growth, shapes)
+        return cls(data, plan, way, Division.of(config, way.shares), growth, shapes)
 
 
 def join_job(job: Job | None, parallel: ParallelConfig) -> Peers:

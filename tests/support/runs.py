@@ -20,7 +20,7 @@ from jaxddp.mesh import Topology
 from jaxddp.models.adapt import adapt
 from jaxddp.recipe.file import RecipeFile
 from jaxddp.setup.recipe import Recipe
-from jaxddp.setup.resources import Resources
+from jaxddp.setup.resources import Layout, Resources, TrainingData
 from jaxddp.setup.run_setup import RunSetup, initialize, open_recipe
 from jaxddp.setup.run_training import make_run
 from jaxddp.setup.run_training import train as run_training
@@ -66,17 +66,12 @@ def setup_of(
     config = dataclasses.replace(config, data=data or DataConfig())
     own_loss = taken_apart(loss or plain_loss(), labels_of(table).kind)
     resources = Resources(table, compiler_options=compiler_options(xla_options))
-    recipe = Recipe.of(
-        config,
-        topology,
-        resources,
-        model=adapted(model) if share else adapt(model),
-        optimizer=optimizer,
-        loss=own_loss,
-        eval_loss=own_loss,
-        metrics=interned(metrics_of(config, labels_of(table).kind, objects_of_arguments())),
-        **{name: interned(value) for name, value in more.items()},
-    )
+    objects = {"model": adapted(model) if share else adapt(model), "optimizer": optimizer}
+    objects |= {"loss": own_loss, "eval_loss": own_loss}
+    objects["metrics"] = interned(metrics_of(config, labels_of(table).kind, objects_of_arguments()))
+    objects |= {name: interned(value) for name, value in more.items()}
+    layout = Layout.of(config, topology, TrainingData.of(table, config.data))
+    recipe = Recipe.of(config, topology, resources, layout, objects)
     return shared(initialize(recipe, programs=PROGRAMS)) if share else initialize(recipe)
 
 
