@@ -148,27 +148,23 @@ class Feed:
         Raises: InputError if the images do not fit into a device's free memory, or too many of them cannot be used.
         """
         placed = {use: resident.source for use, resident in self.resident.items()}
-        missing = {use: source for use, source in self._resident_sources(val).items() if placed.get(use) is not source}
+        missing = {use: feed for use, feed in self._by_use(val).items() if placed.get(use) is not feed.source}
         # Free the memory of a previous validation set.
         for use in missing.keys() & self.resident.keys():
             del self.resident[use]
-        needed, free = self._bytes(missing), self.topology.free_memory()
+        needed, free = _bytes_of(missing), self.topology.free_memory()
         if free is not None and sum(needed.values()) > free:
             problem = f": each device needs memory for {images_text(needed)}, and has {size(free)} free"
             raise InputError(Key("data.cache", "device", '"device"'), problem, advice=_SMALLER)
-        for use, source in missing.items():
+        for use, feed in missing.items():
             when = lambda use=use: f"while the {use} images were copied to the devices"  # noqa: E731
             out_of_memory = memory_errors(when, lambda: _SMALLER)
-            with doing(f"placing {use} images on the devices", len(source), "image"), out_of_memory:
-                self.resident[use] = Resident(source, self._decoded(use, source))
+            with doing(f"placing {use} images on the devices", len(feed.source), "image"), out_of_memory:
+                self.resident[use] = Resident(feed.source, feed._decoded(use))
 
     def resident_bytes(self, val: Source | None) -> dict[str, int]:
         """Return the bytes of the training images and of a validation set on each device, by use."""
-        return self._bytes(self._resident_sources(val))
-
-    def _bytes(self, sources: Mapping[str, Source]) -> dict[str, int]:
-        images = {use: self._abstract_images(use, source) for use, source in sources.items()}
-        return {use: each.size * each.dtype.itemsize for use, each in images.items()}
+        return _bytes_of(self._by_use(val))
 
     def resident_chunks(self, chunks: Iterable[range], key: jax.Array | None = None) -> Iterator[Chunk]:
         """Iterate over the arguments of `make_resident_steps`: images, columns and the run's key, for each chunk.
@@ -211,30 +207,28 @@ class Feed:
         side = None if self.growth is None else self.loading_and_resizing(self.growth.side(steps[0]))[1]
         return batch._replace(side=side, unlabelled=self.unlabelled and self.unlabelled._stacked(steps))
 
-    def _data_for(self, use: str) -> DataConfig:
-        """Return the config with which the images of a use are loaded for the devices."""
-        return self.data.of_evaluation if use == VALIDATION else replace(self.data, crop="whole")
+    def _by_use(self, val: Source | None) -> dict[str, "Feed"]:
+        """Return the feeds that load the images for the devices: those of training, and that of a validation set."""
+        feeds = {TRAINING: self} | ({} if self.unlabelled is None else {UNLABELLED: self.unlabelled})
+        feeds = {use: replace(feed, data=replace(feed.data, crop="whole")) for use, feed in feeds.items()}
+        return feeds | ({} if val is None else {VALIDATION: replace(self, source=val, data=self.data.of_evaluation)})
 
-    def _resident_sources(self, val: Source | None) -> dict[str, Source]:
-        unlabelled = None if self.unlabelled is None else self.unlabelled.source
-        sources = {TRAINING: self.source, UNLABELLED: unlabelled, VALIDATION: val}
-        return {use: source for use, source in sources.items() if source is not None}
+    @property
+    def _load_order(self) -> EvalOrder:
+        return EvalOrder(len(self.source), -(-_LOAD_BATCH // self.topology.num_devices) * self.topology.num_devices)
 
-    def _load_order(self, source: Source) -> EvalOrder:
-        return EvalOrder(len(source), -(-_LOAD_BATCH // self.topology.num_devices) * self.topology.num_devices)
+    def _abstract_images(self) -> jax.ShapeDtypeStruct:
+        order, shape = self._load_order, self.source.image_shape(self.data)
+        return jax.ShapeDtypeStruct((order.num_batches * order.batch_size, *shape), image_dtype(self.source, self.data))
 
-    def _abstract_images(self, use: str, source: Source) -> jax.ShapeDtypeStruct:
-        order, shape = self._load_order(source), source.image_shape(self._data_for(use))
-        return jax.ShapeDtypeStruct((order.num_batches * order.batch_size, *shape), image_dtype(source, self.data))
-
-    def _decoded(self, use: str, source: Source) -> jax.Array:
-        """Decode the images of a source, without random crops, and copy them to the devices."""
-        order, data, substituted = self._load_order(source), self._data_for(use), list[int]()
+    def _decoded(self, use: str) -> jax.Array:
+        """Decode the images of the source, without random crops, and copy them to the devices."""
+        order, shard, substituted = self._load_order, self._equal_shard, list[int]()
         if use == VALIDATION:
-            batches = source.eval_batches(order, data, self._equal_shard)
+            batches = self.source.eval_batches(order, self.data, shard)
         else:
-            substitutes = (self.unlabelled if use == UNLABELLED and self.unlabelled else self).substitutes
-            batches = source.train_batches(order, data, range(order.num_batches), self._equal_shard, substitutes)
+            steps = range(order.num_batches)
+            batches = self.source.train_batches(order, self.data, steps, shard, self.substitutes)
 
         def load_images() -> Iterator[np.ndarray]:
             for number, batch in enumerate(batches):
@@ -242,11 +236,16 @@ class Feed:
                 substituted.append(0 if batch.substituted is None else int(batch.substituted.sum()))
                 yield batch.image
 
-        images = place_images(load_images(), self._abstract_images(use, source), self.topology)
+        images = place_images(load_images(), self._abstract_images(), self.topology)
         total = sum(map(int, self.topology.peers.exchange(f"substituted {use} images", str(sum(substituted)))))
-        most = max_substituted(self.data.max_bad_images, len(source))
+        most = max_substituted(self.data.max_bad_images, len(self.source))
         check_substituted(total, most, Key.plain("data.cache", "device"))
         return images
+
+
+def _bytes_of(feeds: Mapping[str, Feed]) -> dict[str, int]:
+    images = {use: feed._abstract_images() for use, feed in feeds.items()}
+    return {use: each.size * each.dtype.itemsize for use, each in images.items()}
 
 
 def eval_batches(source: Source, data: DataConfig, batch_size: int, topology: Topology) -> Iterator[Batch]:

@@ -23,7 +23,6 @@ from jaxddp.models.interface import takes_example_keys
 from jaxddp.setup.recipe import Recipe
 from jaxddp.setup.run_setup import RunSetup
 
-_CHECKS = ("parallel.check_replicas", "parallel.self_test")
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
@@ -83,13 +82,9 @@ def identity(setup: RunSetup) -> dict[str, str]:
 
 
 def shared_settings(recipe: Recipe, **others: Any) -> dict[str, str]:
-    """Return the settings that all processes of a job must share, and other values, as text.
-
-    The settings determine the results, and the steps at which processes wait for each other.
-    """
+    """Return the settings that all processes of a job must share, and other values, as text: all but the outputs."""
     flat, val = flatten(recipe.config.to_dict()), recipe.resources.val
-    sections, keys = ("data.", "train.", "checkpoint."), ("log.every", "eval.every", *_CHECKS)
-    settings = {key: value for key, value in flat.items() if key.startswith(sections) or key in keys}
+    settings = {key: value for key, value in flat.items() if key == "log.every" or not key.startswith("log.")}
     settings |= {"val": None if val is None else val.fingerprint, "metrics": list(recipe.metrics)}
     return {name: str(value) for name, value in (settings | others).items()}
 

@@ -12,10 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from jaxddp.config import Config, ModelConfig
+from jaxddp.config import Config
 from jaxddp.config.layers import ADAPTERS, HEADS, NO_LAYERS, Layers, has_prefix, longest_match
 from jaxddp.core.errors import InputError, Key, about, counted, listed
-from jaxddp.core.phases import doing
 from jaxddp.engine.optimizer import only_trained, thawing, with_factors
 from jaxddp.engine.parts.guard import GradientNorm
 from jaxddp.kernels import Kernels
@@ -28,7 +27,7 @@ from jaxddp.setup.recipe import Recipe
 from jaxddp.setup.resources import ImageShape
 from jaxddp.weights.foreign import Foreign, Rename, in_terms_of, renamed
 from jaxddp.weights.match import ImageArrays, Shapes, dotted_path, has_published_names, match, namings_of
-from jaxddp.weights.places import WEIGHTS_FILE, local_weights
+from jaxddp.weights.places import WEIGHTS_FILE
 from jaxddp.weights.state_dict import read
 from jaxddp.workdir.saved_state import read_run
 from jaxddp.workdir.signature import Signature
@@ -140,14 +139,6 @@ def initial_weights(
     zeros = matched.head if has_published_names(target.model) else ()
     # The arrays are compared before they are converted, because processors may round conversions differently.
     return matched.converted() | {path: np.zeros(target.shapes[path], np.float32) for path in zeros}
-
-
-def configured_weights(config: ModelConfig, target: WeightsTarget, topology: Topology) -> dict[str, np.ndarray]:
-    """Return the arrays of the weights that a config names, by path. Raises: see `initial_weights`."""
-    if config.weights is None:
-        return {}
-    with doing(f"reading weights from {config.weights}"):
-        return initial_weights(local_weights(config.weights, offline=config.offline), target, topology)
 
 
 def fine_tuned(recipe: Recipe, shapes: Shapes) -> Recipe:

@@ -1,6 +1,7 @@
 """What was asked for: a config with the objects that it names, its data and its devices."""
 
 import dataclasses
+import functools
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, Self
@@ -191,12 +192,11 @@ def make_objects(
     data, topology, steps = layout.training_data, layout.way.topology, steps_of(config, layout.plan)
     schedule = rate or make_schedule(config, steps)
     loss, eval_loss = losses_of(config, data, objects)
-    check = lambda model, where: check_network(model, where, config, layout, precision)  # noqa: E731
+    check = functools.partial(check_network, config=config, layout=layout, precision=precision)
     model = model_of(config, data.labels.num_classes, objects, data.image_shape, check)
     optimizer, kernels, uses_schedule = optimizer_of(config, schedule, model, data.image_shape, objects)
-    objective: Any = OBJECTIVES.get(config.objective.name)
     if (custom := objects("objective", config, topology)) is None:
-        objective = objective(config, topology)
+        objective = OBJECTIVES.get(config.objective.name)(config, topology)
     else:
         takes = "(objective)" if custom.hook else "the supervised objective, or a name"
         objective = custom.function(takes, "supervised")

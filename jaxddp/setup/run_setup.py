@@ -39,13 +39,14 @@ from jaxddp.models.interface import Model, by_path, trees_of
 from jaxddp.recipe.file import CALLED, RecipeFile
 from jaxddp.recipe.sources import is_built_in
 from jaxddp.setup.feed import LONGEST_CHUNK, eval_batches, limit_batch_size
-from jaxddp.setup.initial_weights import WeightsTarget, configured_weights, fine_tuned, with_adapters
+from jaxddp.setup.initial_weights import WeightsTarget, fine_tuned, initial_weights, with_adapters
 from jaxddp.setup.network_checks import OWN_WEIGHTS, brings_weights, check_frozen_state
 from jaxddp.setup.recipe import Recipe, make_recipe, minimized
 from jaxddp.setup.resources import check_comparable, join_and_resolve, open_resources
 from jaxddp.setup.user_objects import objects_of_hooks
 from jaxddp.training.evaluation import Evaluator, ImagePredictor
 from jaxddp.training.run import Chunk, Chunks
+from jaxddp.weights.places import local_weights
 
 _SETTINGS = ["jax_enable_x64", "jax_default_matmul_precision", "jax_default_prng_impl"]
 _SETTINGS += ["jax_threefry_partitionable", "jax_numpy_dtype_promotion"]
@@ -373,7 +374,10 @@ def initialize(recipe: Recipe, *, fresh: bool = True, programs: CompiledPrograms
         config, ids = recipe.config.model, recipe.resources.train.class_ids
         rename = recipe.file and recipe.file.rename
         target = WeightsTarget(recipe.model, shape, len(ids), tuple(ids), config.fresh_layers, rename=rename)
-        weights = configured_weights(config, target, topology)
+        if config.weights is not None:
+            with doing(f"reading weights from {config.weights}"):
+                place = local_weights(config.weights, offline=config.offline)
+                weights = initial_weights(place, target, topology)
     else:
         recipe = dataclasses.replace(recipe, initialize=None)
     made: Any = {"network": network, "programs": programs or CompiledPrograms(), "state": None, "like": None}

@@ -95,11 +95,10 @@ class Signature:
         before = None
         with suppress(InputError):
             before = Signature.read(directory)
-        if before is None or before.class_ids != self.class_ids:
-            return
-        advice = ("restore the name in the data set, or start in another ", Option("workdir"))
-        for each, was, now in zip(self.class_ids, before.class_names, self.class_names, strict=True):
-            if was != now:
+        names = dict(zip(before.class_ids, before.class_names, strict=True)) if before else {}
+        for each, now in zip(self.class_ids, self.class_names, strict=True):
+            if (was := names.get(each, now)) != now:
+                advice = ("restore the name in the data set, or start in another ", Option("workdir"))
                 problem = f"class {show(each)} was called {show(was)} and is now {show(now)}"
                 raise InputError(f"{directory / SIGNATURE_FILE}: {problem}", advice=advice)
 
