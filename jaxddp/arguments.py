@@ -12,7 +12,7 @@ import optax
 
 from jaxddp.config import CheckpointConfig, Config, DataConfig, ObjectiveConfig, ParallelConfig, TrainConfig
 from jaxddp.config.registry import OBJECTIVES, check_read
-from jaxddp.config.values import Names, checked, nested
+from jaxddp.config.values import Names, checked
 from jaxddp.core.errors import InputError, JaxddpError, Key, choices, first_line, kind_of, refused, shaped
 from jaxddp.core.ranges import Range
 from jaxddp.core.user_code import describing_errors
@@ -78,7 +78,7 @@ def config_of_options(options: Mapping[str, Any], objective: Any, seed: int, oth
     elif of_name := [key for key in values if key.startswith("objective.") and key != "objective.unlabelled_ratio"]:
         advice = "pass the value to the function instead"
         raise InputError(Key(of_name[0], values[of_name[0]]), ": the objective is a function", advice=advice)
-    config = Config().replace(seed=seed, **nested(values))
+    config = Config().replace(seed=seed, **values)
     check_read(config, () if isinstance(objective, str) else (OBJECTIVES.hook,))
     return config
 

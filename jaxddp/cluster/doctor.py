@@ -32,7 +32,6 @@ from jax import P, lax
 import jaxddp.core.files as files
 from jaxddp.cluster.machine import local_gpus
 from jaxddp.config import Config, ParallelConfig
-from jaxddp.config.values import flatten
 from jaxddp.core.errors import InputError, Key, counted, plural, size, speed
 from jaxddp.core.libraries import installed_version
 from jaxddp.core.peers import Peers, joined
@@ -147,7 +146,7 @@ def all_reduce(topology: Topology) -> Finding:
 
 def settings(file: RecipeFile | None, directory: Path | None, peers: Peers) -> Finding:
     """Check that all processes have the same arguments, which the later collective checks require."""
-    values = {} if file is None else {key: str(value) for key, value in flatten(file.config.to_dict()).items()}
+    values = {} if file is None else {key: str(value) for key, value in file.config.flat().items()}
     values |= {"the recipe file's digest": str(file.digest()) if file else ""}
     arguments = {"CONFIG": file, "--workdir": directory}
     peers.agree({name: "not given" if value is None else "given" for name, value in arguments.items()} | values)

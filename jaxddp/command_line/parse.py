@@ -19,7 +19,7 @@ import jaxddp.config.registry as registry
 import jaxddp.config.values as values_of_config
 from jaxddp.command_line.words import by_key, config_and_words, expand_short_forms, is_flag, option, options_of
 from jaxddp.config import Config
-from jaxddp.config.values import HELP, SHORT, bare, differing, flatten, keys_of, similar_keys
+from jaxddp.config.values import HELP, SHORT, bare, differing, keys_of, similar_keys
 from jaxddp.core.duration import Duration
 from jaxddp.core.errors import HelpPrinted, InputError, format_option
 from jaxddp.core.files import check_path, nearest_beside
@@ -94,12 +94,14 @@ def _message(box: str, arguments: Sequence[str], options: Mapping[str, Any]) -> 
 
 
 def parse_recipe(
-    command: type[Command], prog: str, arguments: list[str], *, measures: bool = False
+    command: type[Command], prog: str, arguments: list[str], *, measures: bool = False, of_weights: bool = False
 ) -> tuple[Command, RecipeFile]:
     """Parse the arguments of a command whose first argument is a config, a recipe file or a run.
 
     Args:
         measures: whether the command evaluates a run, with the settings in the run's work directory.
+        of_weights: whether the first argument is weights, as in `model.weights`. The config has their settings, as far
+            as they are known.
 
     Returns: the command, and the recipe file with the overridden config.
 
@@ -108,23 +110,16 @@ def parse_recipe(
     name, rest = config_and_words(prog.removeprefix("jaxddp "), arguments)
     if name in HELP:
         parse(*page_of(command), prog, [name])
-    workdir = workdir_of(recipe_path(name))
-    # The default time limit applies to reading the recipe, because the recipe's own limit is not known yet.
-    watch_alone(Config().parallel.stall_timeout)
-    with phase("start", f"reading {name}"):
-        file = _measured(name, Path(option(rest, "--workdir") or workdir)) if measures else read_recipe(name)
+    workdir = None if of_weights else workdir_of(recipe_path(name))
+    if workdir is None:
+        file = RecipeFile(Config().replace(model={"weights": name}), Path(name))
+    else:
+        # The default time limit applies to reading the recipe, because the recipe's own limit is not known yet.
+        watch_alone(Config().parallel.stall_timeout)
+        with phase("start", f"reading {name}"):
+            file = _measured(name, Path(option(rest, "--workdir") or workdir)) if measures else read_recipe(name)
     weights = option(rest, "--model.weights") or ("" if file.is_run else file.config.model.weights)
     return _overridden(command, prog, arguments, file, "" if measures else weights or "", workdir)
-
-
-def parse_weights(command: type[Command], prog: str, arguments: list[str]) -> tuple[Command, RecipeFile]:
-    """Parse the arguments of a command whose first argument is weights, as in `model.weights`; see `parse_recipe`.
-
-    The config has the settings of the weights, as far as they are known.
-    """
-    name = arguments[0]
-    file = RecipeFile(Config().replace(model={"weights": name}), Path(name))
-    return _overridden(command, prog, arguments, file, option(arguments[1:], "--model.weights") or name)
 
 
 def _overridden(
@@ -153,7 +148,7 @@ def _overridden(
     default: Any = command(**own)
     if {*HELP} & {*rest}:
         chosen = {key: name for key in registry.NAMES if (name := option(rest, format_option(key)))}
-        shown = file.config.replace(**values_of_config.nested(chosen))
+        shown = file.config.replace(**chosen)
         parse(*page_of_config(replace(default, config=shown), file.hooks), prog, rest)
     parsed: Any = parse(command, default, prog, rest)
     registry.check_names(parsed.config, file.hooks)
@@ -236,7 +231,7 @@ def parse_network(command: type[Command], prog: str, arguments: list[str]) -> tu
         config: Any = [("config", ConfigOfRecipe, field(default=tyro.MISSING))]
         derived: Any = make_dataclass(command.__name__, config, bases=command.__bases__[:1], frozen=True)
         derived.__doc__ = command.__doc__
-        return (parse_weights if of_weights else parse_recipe)(derived, prog, arguments)
+        return parse_recipe(derived, prog, arguments, of_weights=of_weights)
     options: Any = parse(command, command(), prog, arguments)
     return options, getattr(options, "run", first)
 
@@ -308,7 +303,7 @@ def page_of_config(command: Any, hooks: Collection[str]) -> tuple[Any, Any]:
     hooks of the recipe file.
     """
     config = registry.with_defaults(command.config)
-    values = flatten(config.to_dict())
+    values = config.flat()
     unread = {key for key, need in registry.unmet(Config, values, hooks).items() if need.key in registry.NAMES}
     shown = _shown(config, registry.keys_of_choices(), {*unread, "seed"})
     whole: Any = Annotated[type(shown), tyro.conf.arg(name="")]

@@ -9,7 +9,6 @@ from jaxddp.command_line.terminal import print_table
 from jaxddp.command_line.words import by_key, options_of
 from jaxddp.config import Config
 from jaxddp.config.registry import CHOICES, SCHEDULES, effective_settings
-from jaxddp.config.values import flatten
 from jaxddp.core.errors import InputError
 from jaxddp.recipe.file import RecipeFile, read_recipe
 from jaxddp.recipe.text import line_of, written
@@ -33,7 +32,7 @@ def run(arguments: list[str]) -> None:
     if options.format != "table":
         # The hooks of a recipe are Python, so the file has the recipe as its base.
         named = {kind.key for kind in CHOICES if kind.hook in file.replaced}
-        settings = flatten(read_recipe(arguments[0]).config.to_dict())
+        settings = read_recipe(arguments[0]).config.flat()
         base = str(file.path.absolute()), {key: value for key, value in settings.items() if key not in named}
         print(written(file.config, base if file.hooks else None, options.format), end="")
         return
@@ -43,7 +42,7 @@ def run(arguments: list[str]) -> None:
     # The name of a data set may be unknown here.
     with contextlib.suppress(InputError):
         config = with_absolute_paths(config)
-    values = effective_settings(Config, flatten(config.to_dict()), file.hooks)
+    values = effective_settings(Config, config.flat(), file.hooks)
     hooks = {kind.key: file.hooks[kind.hook] for kind in CHOICES if kind.hook in file.hooks and kind is not SCHEDULES}
     shown = {key: (_text(value), origins[key]) for key, value in values.items()}
     shown |= {key: (f"{hook.function.__name__}()", str(hook.path)) for key, hook in hooks.items()}
@@ -59,10 +58,10 @@ def _text(value: object) -> str:
 
 def _origins(file: RecipeFile, name: str, *words: str) -> dict[str, str]:
     """Return the source of each value: a config, a run, the line of a recipe file, an option, or "default"."""
-    default, recipe = (flatten(config.to_dict()) for config in (Config(), read_recipe(name).config))
+    default, recipe = (config.flat() for config in (Config(), read_recipe(name).config))
     options = {key: first.partition("=")[0] for key, (first, *_) in by_key(words, options_of(ShowConfig))}
     origins = {}
-    for key, value in flatten(file.config.to_dict()).items():
+    for key, value in file.config.flat().items():
         if key in file.taken:
             origins[key] = str(file.config.model.weights)
         elif key in options or value != recipe[key]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from jaxddp.command_line.parse import ConfigOfRecipe, parse_recipe, parse_weights, workdir_of
+from jaxddp.command_line.parse import ConfigOfRecipe, parse_recipe, workdir_of
 from jaxddp.command_line.terminal import IMPORTING, print_table
 from jaxddp.command_line.words import config_and_words, option
 from jaxddp.config.values import HELP
@@ -99,7 +99,7 @@ def parse_eval(arguments: list[str]) -> tuple[Eval, RecipeFile]:
         key = "--step" if workdir is None else "--workdir"
         raise InputError(f"{key}: {weights or name} is no run, and has no checkpoints; leave it out")
     if has_weights and weights is None:
-        options, file = parse_weights(Eval, "jaxddp eval", arguments)
+        options, file = parse_recipe(Eval, "jaxddp eval", arguments, of_weights=True)
         return replace(options, step=_INITIAL), file
     may_be_run = step != _INITIAL and weights is None
     may_be_run &= workdir is not None or name in HELP or workdir_of(recipe_path(name)).is_dir()

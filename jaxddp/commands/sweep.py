@@ -14,7 +14,7 @@ from jaxddp.command_line.words import by_key, config_and_words, format_option, i
 from jaxddp.commands.train import Train
 from jaxddp.commands.train import run as train
 from jaxddp.config import Config
-from jaxddp.config.values import HELP, flatten
+from jaxddp.config.values import HELP
 from jaxddp.core.errors import InputError, Key, counted, key_of_option, some
 from jaxddp.core.log import say
 from jaxddp.core.phases import doing
@@ -141,7 +141,7 @@ def _check(options: Sweep, template: Template) -> None:
 def _trial(template: Template, folder: Path, values: Mapping[str, str]) -> Trial:
     """Return a trial. Raises: InputError if `jaxddp train` does not accept its arguments."""
     words = template.words(values)
-    flat = flatten(_config(words, folder).to_dict())
+    flat = _config(words, folder).flat()
     return Trial(trial_name({key: flat[key] for key in values}), dict(values), words)
 
 

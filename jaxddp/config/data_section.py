@@ -19,7 +19,6 @@ Spread = Annotated[float, Range(1e-6, 1)]
 UNLABELLED_RATIO = 7
 """The default number of unlabelled images for each labelled one, for all objectives that read unlabelled images."""
 PROCESS = "{process}"
-"""The text that stands for the number of a process."""
 PLACE_KEYS = ("path", "train", "val", "data_dir", "manifest", "images")
 """The keys of `data` in which `PROCESS` is replaced."""
 TABLE_KEYS = ("columns", "images", "suffix", "label_separator", "split_column", "val_fold", "group_column")
@@ -32,11 +31,7 @@ RESIZING_KEYS = ("eval_size", "resize", "eval_crop", "interpolation")
 
 @dataclass(frozen=True)
 class AugmentConfig:
-    """Augmentation of training images on the device, as a function of (seed, epoch, row).
-
-    Raises:
-        InputError: a value has the wrong type or is out of range.
-    """
+    """Augmentation of training images on the device, as a function of (seed, epoch, row)."""
 
     flip: bool = True
     """Flip half of the images from left to right."""
@@ -52,7 +47,7 @@ class AugmentConfig:
     rand_magnitude: Annotated[RandMagnitude, Requires("data.augment.rand_augment")] = 9.0
     """Strength of the RandAugment operations, from 0 to 10."""
     rand_deviation: Annotated[RandMagnitude, Requires("data.augment.rand_augment")] = 0.0
-    """Standard deviation of the strength, which is then drawn for each operation; 0 for a fixed strength."""
+    """Standard deviation of the strength of each operation; 0 for a fixed strength."""
     rand_probability: Annotated[Share, Requires("data.augment.rand_augment")] = 1.0
     """Probability with which each RandAugment layer applies its operation."""
     rand_operations: Annotated[Literal["paper", "timm"], Requires("data.augment.rand_augment")] = "paper"
@@ -92,11 +87,7 @@ def _check_area(key: str, shares: tuple[float, float]) -> None:
 
 @dataclass(frozen=True)
 class DataConfig:
-    """The examples of a run, and their preprocessing.
-
-    Raises:
-        InputError: a value has the wrong type or is out of range.
-    """
+    """The examples of a run, and their preprocessing."""
 
     path: str | None = None
     """Path of the data: a folder with ImageNet's solution files, a CSV file, Parquet files, .tar files of WebDataset,
@@ -221,7 +212,7 @@ class DataConfig:
 
     @cached_property
     def named_columns(self) -> dict[str, tuple[str, ...]]:
-        """The names of `columns` for "image" and "label". Raises: InputError if the text is invalid."""
+        """The names of `columns` for "image" and "label"."""
         pairs = [text.partition("=")[::2] for text in self.columns]
         named = {role: tuple(name.strip() for each, name in pairs if each == role) for role in ("image", "label")}
         if sum(map(len, named.values())) < len(pairs) or "" in sum(named.values(), ()) or len(named["image"]) > 1:
@@ -230,7 +221,7 @@ class DataConfig:
 
     @cached_property
     def fold_of(self) -> tuple[int, int] | None:
-        """The numbers of `fold`, such as (0, 5); None if it is not set. Raises: InputError if the text is invalid."""
+        """The numbers of `fold`, such as (0, 5); None if it is not set."""
         if self.fold is None:
             return None
         number, _, count = self.fold.partition("/")
@@ -240,18 +231,18 @@ class DataConfig:
 
     @property
     def held_out(self) -> Key | None:
-        """The key that holds images out for validation, with its value; None if there is none."""
+        """The key that holds images out for validation, with its value."""
         if self.val_share is None:
             return None if self.fold is None else Key("data.fold", self.fold)
         return Key("data.val_share", self.val_share, f"{self.val_share:g}")
 
     def of_process(self, index: int) -> "DataConfig":
-        """Return the config with the number of a process in place of {process}, if each process has its own data."""
+        """Return the config with the number of a process in place of {process}."""
         return replace(self, **{key: getattr(self, key).replace(PROCESS, str(index)) for key in self.keys_of_process})
 
     @property
     def keys_of_process(self) -> tuple[str, ...]:
-        """The keys whose values contain {process}; none if all processes have the same data."""
+        """The keys whose values contain {process}, if each process has its own data."""
         is_local = self.placement == "local"
         return tuple(key for key in PLACE_KEYS if is_local and PROCESS in (getattr(self, key) or ""))
 

@@ -12,7 +12,7 @@ from jaxddp.core.ranges import Decay
 T = TypeVar("T")
 
 VAL, VAL_EMA = "val", "val_ema"
-"""The split names of a validation's metrics: `VAL` for the trained and `VAL_EMA` for the averaged parameters."""
+"""The splits of a validation's metrics: of the trained and of the averaged parameters."""
 
 
 class Mean(NamedTuple):
@@ -22,7 +22,7 @@ class Mean(NamedTuple):
     weight: float = 0.0
 
     def with_value(self, value: float, smoothing: float) -> "Mean":
-        """Return the average with a further value; `smoothing` is the decay."""
+        """Return the average with a further value."""
         return Mean(*(smoothing * old + (1 - smoothing) * new for old, new in zip(self, (value, 1.0), strict=True)))
 
     @property
@@ -46,19 +46,14 @@ class Goal:
 
     @classmethod
     def default(cls, *, averages: bool) -> "Goal":
-        """Return the goal of a run that names none: the top-1 accuracy of the parameters that evaluation uses."""
+        """Return the goal of a run that names none: the top-1 accuracy of the averaged parameters, if there are any."""
         return cls(f"{VAL_EMA} top1" if averages else "top1")
 
     @classmethod
     def parse(cls, name: str, best_is: str | None, smoothing: float) -> "Goal":
         """Parse the values of `checkpoint.best`, `checkpoint.best_is` and `checkpoint.best_smoothing`.
 
-        Args:
-            name: split and metric, such as "val top1".
-            best_is: "min" or "max"; None for "min" with the loss and the calibration error, else "max".
-            smoothing: the decay of the average.
-
-        Raises: InputError if `name` has no split or no metric.
+        Raises: InputError if `name` is not a split and a metric, such as "val top1".
         """
         split, _, metric = name.partition(" ")
         if split not in (VAL, VAL_EMA) or not metric or " " in metric:
@@ -90,7 +85,7 @@ class Goal:
         return [mean.value for mean in itertools.islice(means, 1, None)]
 
     def best(self, values: Sequence[float]) -> int:
-        """Return the index of the best value, or the last such index if several values are equal."""
+        """Return the index of the best value, the last of equal ones."""
         return max(range(len(values)), key=lambda index: (-values[index] if self.lowest else values[index], index))
 
     def check(self, known: Iterable[str]) -> None:
@@ -110,10 +105,7 @@ def flat(measured: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
 
 
 def of_exported(metrics: Mapping[str, T]) -> dict[str, T]:
-    """Return the metrics of the parameters that predict and export use, from the result of `flat`, and `count`.
-
-    These are the averaged parameters, if there are any.
-    """
+    """Return the metrics of the parameters that predict and export use, averaged or not, from the result of `flat`."""
     measured = by_split(metrics)
     return measured.get(VAL_EMA, measured[VAL]) | {name: metrics[name] for name in ("count",) if name in metrics}
 

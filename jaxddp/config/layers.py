@@ -24,16 +24,13 @@ class Layers:
 
     Names are compared word by word. Words are separated by "/", "." or "_": "layer1" and "layer1.0" match
     "layer1_0/conv1/kernel", but do not match "layer10/kernel". "*" is any one word: "blocks.*.attn".
-
-    Attributes:
-        prefixes: the prefixes of the selected layers.
-        inverted: whether to select all layers except the layers of `prefixes`.
-        additional: prefixes of further selected layers, regardless of `inverted`.
     """
 
     prefixes: tuple[str, ...] = ()
     inverted: bool = False
+    """Whether to select all layers except the layers of `prefixes`."""
     additional: tuple[str, ...] = ()
+    """Prefixes of further selected layers, regardless of `inverted`."""
 
     @classmethod
     def parse(cls, text: str, key: str) -> "Layers":
@@ -72,13 +69,7 @@ NO_LAYERS = Layers()
 
 @dataclass(frozen=True)
 class LayerSettings:
-    """Optimizer settings of single layers, by prefixes of their names.
-
-    Attributes:
-        rates: factors of the learning rate.
-        decays: weight decays that replace the config's.
-        frozen: layers that are not trained.
-    """
+    """Optimizer settings of single layers, by prefixes of their names: factors of the rate, decays, frozen layers."""
 
     rates: dict[str, float] = field(default_factory=dict)
     decays: dict[str, float] = field(default_factory=dict)
@@ -86,10 +77,7 @@ class LayerSettings:
 
     @classmethod
     def parse(cls, texts: Iterable[str], key: str) -> "LayerSettings":
-        """Parse "fc:rate=10", "fc:decay=0" and "conv1:frozen=true".
-
-        Raises: InputError if a text is invalid, or a setting is given twice.
-        """
+        """Parse "fc:rate=10", "fc:decay=0" and "conv1:frozen=true". Raises: InputError, also for a second value."""
         by_setting: dict[str, list[str]] = {"rate": [], "decay": [], "frozen": []}
         for text in texts:
             layer, _, assigned = (part.strip() for part in text.partition(":"))
@@ -117,10 +105,7 @@ def has_prefix(prefix: str, name: str) -> bool:
 
 
 def assignments(pairs: Iterable[str], key: str, left_name: str = "LAYER") -> dict[str, str]:
-    """Parse pairs such as "layer4=0.1" into a dict of values by layer, or by what `left_name` calls it in messages.
-
-    Raises: InputError if a pair is invalid, or a layer is given twice.
-    """
+    """Parse pairs such as "layer4=0.1" into a dict. Raises: InputError if one is invalid, or a layer is given twice."""
     values: dict[str, str] = {}
     for pair in pairs:
         layer, equals, value = (part.strip() for part in pair.partition("="))
@@ -142,16 +127,13 @@ _GHOST = re.compile("ghost:([1-9][0-9]{0,7})")
 
 @dataclass(frozen=True)
 class BatchStatistics:
-    """The images over which batch norm computes its statistics: by default all images of a device.
-
-    Attributes:
-        axis_name: the mesh axis over which statistics are averaged, for the statistics of the global batch.
-        group: the number of consecutive images that are normalized together, the ghost batch of Hoffer et al. 2017
-            (arXiv:1705.08741). Such statistics are the same on any number of devices.
-    """
+    """The images over which batch norm computes its statistics: by default all images of a device."""
 
     axis_name: str | None = None
+    """The mesh axis over which statistics are averaged, for the statistics of the global batch."""
     group: int | None = None
+    """The number of consecutive images that are normalized together, the ghost batch of Hoffer et al. 2017
+    (arXiv:1705.08741). Such statistics are the same on any number of devices."""
 
     @classmethod
     def parse(cls, text: str) -> "BatchStatistics":
@@ -165,13 +147,9 @@ class BatchStatistics:
         raise InputError(Key("model.batch_norm", text), f": expected {expected}{nearest(text, named)}")
 
     def check(self, batch_size: int, shares: int) -> None:
-        """Check that each part of the global batch consists of complete ghost batches.
+        """Check that each part of the global batch consists of complete ghost batches. Raises: InputError.
 
-        Args:
-            batch_size: a multiple of `shares`.
-            shares: the number of equal parts into which devices, shards and microbatches divide the batch.
-
-        Raises: InputError, which names a batch size and a group size that fit.
+        Devices, shards and microbatches divide the batch into `shares` equal parts.
         """
         share = batch_size // shares
         if self.group is None or share % self.group == 0:
@@ -201,10 +179,7 @@ class WeightInit:
 
     @classmethod
     def parse(cls, text: str) -> "WeightInit":
-        """Parse a name such as "he_normal", "normal" (deviation 0.01) or "normal(0.02)".
-
-        Raises: InputError if the name is unknown (the message names the nearest), or the deviation is invalid.
-        """
+        """Parse a name such as "he_normal", "normal" (deviation 0.01) or "normal(0.02)". Raises: InputError."""
         if text in _NAMES:
             return cls(text)
         if (match := _PATTERN.fullmatch(text)) is None:

@@ -11,10 +11,8 @@ A choice is a function, or a dataclass of settings whose method `make` is that f
         def make(self, config, learning_rate, kernels=BY_NAME): ...
 
 The fields are keys of the config's section, with their types, ranges, docstrings, and this choice's defaults. In a
-config such a key is None until a file or a command sets it, and then has the default of the choice. Some keys need
-another key (`Requires`). A key that is set and has no effect is an error. Inherited keys are reset instead: if a file
-or a command sets the key that decides on their effect, the keys that lose it get their defaults back, unless the same
-file or command sets them.
+config such a key is None until it is set, and stands for the default of the choice. Some keys need another key
+(`Requires`). A key that is set and has no effect is an error; inherited keys are reset instead (`reset_unread`).
 
 The signature of the function is documented at each kind below; the hooks of a recipe file have the same signatures.
 Below, `hooks` are the names of a recipe's hooks, each of which replaces a choice and may read all keys of its kind.
@@ -31,7 +29,7 @@ from operator import attrgetter
 from typing import Any, TypeVar, get_type_hints
 
 import jaxddp.config.values as values_of_config
-from jaxddp.config.values import flatten, keys_of, nested, plain, replaced
+from jaxddp.config.values import keys_of, nested, plain, replaced
 from jaxddp.core.errors import InputError, Key, Words, choices, joined, some
 
 T = TypeVar("T")
@@ -39,16 +37,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Requires:
-    """Marks a key of a config that has an effect only with certain values of another key.
-
-    Attributes:
-        key: the other key.
-        values: the values that it needs; a list meets the need by containing one of them. If empty, any value except
-            None, 0 and False does.
-    """
+    """Marks a key of a config that has an effect only with certain values of another key."""
 
     key: str
     values: tuple[str, ...] = ()
+    """A list meets the need by containing one of them. If empty, any value except None, 0 and False does."""
 
     def is_met(self, value: Any) -> bool:
         """Return whether a value of the other key meets the need."""
@@ -61,20 +54,14 @@ SectionOfChoices: Any = object
 
 
 class Registry:
-    """The choices of one kind.
+    """The choices of one kind, which the key `key` of a config names. Their settings are keys of the same section.
 
-    Attributes:
-        key: the config key that names a choice, or several.
-        section: the section of the config that has the settings of the choices.
-        hook: the hook of a recipe file that replaces a choice, and may read any setting of the kind.
-        also_read: the keys that choices read besides their settings, and that nothing else reads.
+    `hook` is the hook of a recipe file that replaces a choice. `also_read` are the keys that choices read besides their
+    settings, and that nothing else reads.
     """
 
     def __init__(self, key: str, package: str, modules: dict[str, str], hook: str = "", also_read: Sequence[str] = ()):
-        """Create a kind whose choices are added by `modules` in a package, by the name of the choice.
-
-        If `modules` is empty, the package is the module that adds all choices, and its import is quick.
-        """
+        """Create a kind from the module of each choice in a package, or from one module that adds all choices."""
         self.key, self.section, self.hook, self.also_read = key, key.partition(".")[0], hook, also_read
         self._package, self._modules = package, modules
         self._added: dict[str, Any] = {}
@@ -91,13 +78,13 @@ class Registry:
         return added
 
     def names(self) -> list[str]:
-        """Return the names of all choices, sorted, without slow imports."""
+        """Return the names of all choices, sorted. Neither this method nor `check` makes slow imports."""
         if not self._modules:
             importlib.import_module(self._package)
         return sorted({*self._added, *self._modules})
 
     def check(self, name: str) -> None:
-        """Raise `InputError` if no choice has this name; the message suggests the nearest. No slow imports are made."""
+        """Raise `InputError` if no choice has this name; the message suggests the nearest."""
         if name not in (known := self.names()):
             raise InputError(Key(self.key, name), " is unknown", advice=choices(str(name), known))
 
@@ -117,7 +104,7 @@ class Registry:
         @functools.wraps(choice.make)
         def make(config: Any, *arguments: Any, **more: Any) -> Any:
             if attrgetter(self.key)(config) != name:
-                config = config.replace(**nested({self.key: name}))
+                config = config.replace(**{self.key: name})
             return self.settings(getattr(config, self.section)).make(config, *arguments, **more)
 
         return make
@@ -143,10 +130,7 @@ class Registry:
         return readers
 
     def complete(self, section: type[T]) -> type[T]:
-        """Add the settings of all choices to the class of a section, with the default None.
-
-        This is a decorator below `@dataclass`.
-        """
+        """Add the settings of all choices to the class of a section, below `@dataclass`, with the default None."""
         for name in self.names():
             choice = self._added[name]
             for key, hint in get_type_hints(choice, include_extras=True).items() if is_dataclass(choice) else ():
@@ -217,7 +201,7 @@ def needs(tree: type) -> Mapping[str, Requires]:
 
 
 def description(key: str) -> str:
-    """Return the description of a setting of choices: the docstring of its field in the first choice that has one."""
+    """Return the docstring of a setting of choices, in the first choice that has one."""
     name = key.rpartition(".")[2]
     readers = [kind.choice(reader) for kind in CHOICES for reader in kind.readers().get(key, ())]
     described = [values_of_config.descriptions(base) for reader in readers for base in reader.__mro__[:-1]]
@@ -230,10 +214,9 @@ def keys_of_choices(names: Collection[str] = NAMES) -> set[str]:
 
 
 def unmet(tree: type, settings: Mapping[str, Any], hooks: Collection[str] = ()) -> dict[str, Requires]:
-    """Return the keys that have no effect with the settings of a config, each with what it needs.
+    """Return the keys that have no effect with the settings of a config, a result of `resolved`, with what they need.
 
-    A key of choices needs a choice that reads it; an unknown name is taken to read all keys. In `settings`, the result
-    of `resolved`, keys may be absent.
+    A key of choices needs a choice that reads it; an unknown name is taken to read all keys. Keys may be absent.
     """
     found = {key: need for key, need in needs(tree).items() if need.key in settings}
     found = {key: need for key, need in found.items() if not need.is_met(settings[need.key])}
@@ -247,7 +230,7 @@ def unmet(tree: type, settings: Mapping[str, Any], hooks: Collection[str] = ()) 
 
 def without_effect(config: Any, hooks: Collection[str] = ()) -> dict[str, Requires]:
     """Return the keys of `unmet` that have another value than the default."""
-    values, default = flatten(plain(config)), flatten(plain(type(config)()))
+    values, default = config.flat(), type(config)().flat()
     lost = unmet(type(config), resolved(values), hooks)
     # Without a default, a False or 0 needs no other key, only a choice that reads it.
     is_set = {key: values[key] or default[key] is not None or need.key in NAMES for key, need in lost.items()}
@@ -255,7 +238,7 @@ def without_effect(config: Any, hooks: Collection[str] = ()) -> dict[str, Requir
 
 
 def reset_unread(config: Any, set_keys: Collection[str], hooks: Collection[str] = ()) -> Any:
-    """Reset the inherited keys that lose their effect because a key such as `optimizer.name` was set.
+    """Reset the keys that lose their effect because one of `set_keys`, such as `optimizer.name`, was set.
 
     `set_keys`, which one file, call or command sets, are not reset.
     """
@@ -267,8 +250,7 @@ def reset_unread(config: Any, set_keys: Collection[str], hooks: Collection[str] 
 def check_read(config: Any, hooks: Collection[str] = (), advise: Callable[[Sequence[str]], str] | None = None) -> None:
     """Check that every key that is set has an effect: its choice reads it, and the key that it needs is set.
 
-    Without effect, a key is an InputError that names it, its value, and the key that decides its effect. `advise`
-    returns the advice for such keys; by default, to leave them out.
+    Raises: InputError, which names the other keys, and the keys that decide their effect. `advise` returns the advice.
     """
     problems = dict[str, Words]()
     for key, need in without_effect(config, hooks).items():
@@ -300,4 +282,4 @@ def effective_settings(tree: type, settings: Mapping[str, Any], hooks: Collectio
 
 def with_defaults(config: Any) -> Any:
     """Return a config with the defaults of the choices that it names in place of None, as hooks receive it."""
-    return replaced(config, nested(resolved(flatten(plain(config)))))
+    return replaced(config, nested(resolved(config.flat())))

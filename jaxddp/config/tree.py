@@ -12,7 +12,7 @@ from jaxddp.config.data_section import DataConfig
 from jaxddp.config.goal import Goal
 from jaxddp.config.layers import ADAPTERS, HEADS, BatchStatistics, Layers, LayerSettings, WeightInit, assignments
 from jaxddp.config.registry import Requires, SectionOfChoices
-from jaxddp.config.values import Names, check_values, converted, flatten, plain, read, replaced
+from jaxddp.config.values import Names, check_values, converted, flatten, nested, plain, read, replaced
 from jaxddp.core.duration import Duration
 from jaxddp.core.errors import InputError, Key, about, counted
 
@@ -26,7 +26,7 @@ class ModelConfig(SectionOfChoices):
     """The network, and the weights that it starts from."""
 
     name: str = "resnet50"
-    """Name of a network in jaxddp/models/. An unknown name is an error that lists all names."""
+    """Name of a network in jaxddp/models/."""
     weights: str | None = None
     """Initial weights: a name of published weights, such as timm/resnet50.a1_in1k or
     torchvision/ResNet50_Weights.IMAGENET1K_V2 (`jaxddp weights` lists them); hf://owner/name, a repository of the
@@ -57,22 +57,22 @@ class ModelConfig(SectionOfChoices):
 
     @cached_property
     def batch_statistics(self) -> BatchStatistics:
-        """The parsed `batch_norm`; local for None. Raises: InputError if the text is invalid."""
+        """The parsed `batch_norm`; local for None."""
         return BatchStatistics.parse(self.batch_norm or "local")
 
     @cached_property
     def initialization(self) -> WeightInit:
-        """The parsed `weight_init`; he_normal for None. Raises: InputError if the text is invalid."""
+        """The parsed `weight_init`; he_normal for None."""
         return WeightInit.parse(self.weight_init or "he_normal")
 
     @cached_property
     def fresh_layers(self) -> Layers:
-        """The parsed `new_layers`. Raises: InputError if the text is invalid."""
+        """The parsed `new_layers`."""
         return Layers.parse(self.new_layers or "", "model.new_layers")
 
     @cached_property
     def frozen(self) -> Layers:
-        """The parsed `freeze`, without adapters. Raises: InputError if the text is invalid."""
+        """The parsed `freeze`, without adapters."""
         layers = Layers.parse(self.freeze or "", "model.freeze")
         if self.lora is not None and self.freeze is None:
             layers = Layers((*HEADS, *self.fresh_layers.prefixes, *self.unfreeze_times), inverted=True)
@@ -80,12 +80,12 @@ class ModelConfig(SectionOfChoices):
 
     @cached_property
     def adapted(self) -> Layers:
-        """The parsed `lora_layers`. Raises: InputError if the text is invalid."""
+        """The parsed `lora_layers`."""
         return Layers.parse(self.lora_layers or "", "model.lora_layers")
 
     @cached_property
     def unfreeze_times(self) -> dict[str, Duration]:
-        """When the training of each layer of `unfreeze` begins. Raises: InputError if the text is invalid."""
+        """When the training of each layer of `unfreeze` begins."""
         durations = assignments(self.unfreeze, "model.unfreeze")
         with about(Key("model.unfreeze")):
             return {layer: Duration.parse(value) for layer, value in durations.items()}
@@ -108,7 +108,7 @@ class LossConfig:
 
     @cached_property
     def weights(self) -> Literal["balanced"] | tuple[float, ...] | None:
-        """The parsed `class_weights`. Raises: InputError if the text is invalid."""
+        """The parsed `class_weights`."""
         if self.class_weights is None or self.class_weights == BALANCED:
             return self.class_weights
         return tuple(read(word, ranges.Positive, "loss.class_weights") for word in self.class_weights.split(","))
@@ -148,8 +148,8 @@ class Shares:
     def of_devices(self, devices: int, processes: int) -> tuple[float, ...]:
         """Return the relative size of each device's slice, in mesh order. They are equal for "auto".
 
-        If there is a number for each process, it is divided evenly among the devices of the process. Raises: InputError
-        if there are as many numbers neither as devices nor as processes.
+        The number of a process is divided evenly among its devices. Raises: InputError if there are as many numbers
+        neither as devices nor as processes.
         """
         weights = self.weights or (1.0,) * devices
         if len(weights) == processes:
@@ -161,10 +161,9 @@ class Shares:
         return weights
 
     def lengths(self, batch_size: int, devices: int, processes: int, unit: int = 1) -> tuple[int, ...]:
-        """Return the number of examples of each device's slice of a global batch, in mesh order.
+        """Return the number of examples of each device's slice of a global batch, in mesh order: multiples of `unit`.
 
-        The sizes are multiples of `unit`: of the number of microbatches, and of the number of examples that must be in
-        one microbatch. Raises: InputError if there are no such slices, or a slice would be empty.
+        Raises: InputError if there are no such slices, or a slice would be empty.
         """
         weights = self.of_devices(devices, processes)
         if batch_size % unit or batch_size < unit * devices:
@@ -187,10 +186,9 @@ class Shares:
 
 
 def divide(total: int, weights: Sequence[float]) -> list[int]:
-    """Divide a total into whole numbers of at least 1, in proportion to weights above 0.
+    """Divide a total into whole numbers of at least 1, in proportion to weights above 0 (largest remainder method).
 
-    Each number is its quota rounded down, or one more for the largest remainders (the largest remainder method). Of
-    equal remainders the earlier comes first. `total` is at least the number of weights.
+    Of equal remainders the earlier comes first. `total` is at least the number of weights.
     """
     # Fractions give the same numbers on every machine.
     exact = [Fraction(weight) for weight in weights]
@@ -205,9 +203,7 @@ def divide(total: int, weights: Sequence[float]) -> list[int]:
 
 
 BatchSize = Annotated[int, ranges.Range(1, 2**24)]
-"""The number of images in a batch."""
 Precision = Literal["float32", "bfloat16", "float16"]
-"""The dtype of a computation."""
 
 
 @dataclass(frozen=True)
@@ -221,8 +217,8 @@ class TrainConfig:
     label_smoothing: ranges.Decay = 0.0
     """Fraction of each label that is spread evenly over all classes, in training only."""
     accumulate: Annotated[int, ranges.Range(1, 65_536)] = 1
-    """Gradient accumulation: each device computes its part of a batch in this many microbatches, to save memory. With
-    local batch norm, each microbatch is normalized separately."""
+    """Gradient accumulation: each device computes its part of a batch in this many microbatches, which save memory.
+    Local batch norm normalizes each of them separately."""
     remat: Literal["none", "blocks", "dots"] = "none"
     """Gradient checkpointing, which saves memory and repeats computation: the forward pass keeps only the outputs of
     blocks, or only the results of matrix products and convolutions ("dots")."""
@@ -233,9 +229,9 @@ class TrainConfig:
     """Precision in which devices exchange gradients: bfloat16 halves the traffic and rounds each gradient. If None, no
     rounding."""
     max_bad_steps: Annotated[int, ranges.Range(0, 1_000_000)] = 10
-    """A step with a non-finite gradient is skipped, and after this many skipped steps in a row the run ends. With 0, no
-    step is skipped: the run ends after the first such step. With float16, steps are always skipped, and the run
-    ends at the first step whose gradient is not finite at any loss scale."""
+    """A step with a non-finite gradient is skipped, and after this many skipped steps in a row the run ends. With 0, it
+    ends after the first such step, which is not skipped. With float16, steps are always skipped, and the run ends at
+    the first step whose gradient is not finite at any loss scale."""
     ema: ranges.Decay | None = None
     """Decay of an exponential moving average of the parameters, such as 0.999. The average is validated as "val_ema",
     and predict, export and serve use it instead of the parameters. If None, no average."""
@@ -247,24 +243,22 @@ class TrainConfig:
     """Length of the last part of the run whose parameters are averaged, each step with the same weight, such as "25%".
     The average takes the place of that of `ema`. If None, no average."""
     sync_every: Duration | None = None
-    """How often groups of devices (`parallel.groups`) average their parameters, such as "50 steps". In the steps
-    between, each group trains its own parameters (local SGD). If None, all devices average the gradients of each
-    step."""
+    """How often groups of devices (`parallel.groups`) average their parameters, such as "50 steps". Between, each group
+    trains its own (local SGD). If None, all devices average the gradients of each step."""
     outer_optimizer: Annotated[Literal["mean", "nesterov"], Requires("train.sync_every")] = "mean"
-    """What follows the average of the groups' parameters: "mean" continues from the average, "nesterov" moves to it
-    with Nesterov momentum (DiLoCo)."""
+    """"mean" continues from the average of the groups' parameters, "nesterov" moves to it with Nesterov momentum
+    (DiLoCo)."""
     outer_rate: Annotated[ranges.Factor, Requires("train.outer_optimizer", ("nesterov",))] = 0.7
     """Learning rate of the outer optimizer "nesterov"."""
     outer_momentum: Annotated[ranges.Decay, Requires("train.outer_optimizer", ("nesterov",))] = 0.9
     """Momentum of the outer optimizer "nesterov"."""
     lookahead: ranges.Period | None = None
-    """Lookahead: the number of steps (5 is usual) after which slow weights move toward the parameters, and the
-    parameters are reset to the slow weights. If None, no Lookahead."""
+    """Lookahead: the number of steps (5 is usual) after which slow weights move toward the parameters, which are then
+    reset to them. If None, no Lookahead."""
     lookahead_decay: Annotated[ranges.Share, Requires("train.lookahead")] = 0.5
     """Fraction of the slow weights that each Lookahead update keeps."""
     stop_after: ranges.Period | None = None
-    """Early stopping: end the run after this many validations in a row without an improvement of `checkpoint.best`. If
-    None, never."""
+    """Early stopping: end the run after this many validations in a row without an improvement of `checkpoint.best`."""
     stop_min_gain: Annotated[ranges.Factor, Requires("train.stop_after")] = 0.0
     """Smallest change of the metric that `stop_after` treats as an improvement."""
 
@@ -276,7 +270,7 @@ class OptimizerConfig(SectionOfChoices):
     """The optimizer and its learning rate schedule."""
 
     name: str = "momentum"
-    """Name of an optimizer in jaxddp/optimizers.py. An unknown name is an error that lists all names."""
+    """Name of an optimizer in jaxddp/optimizers.py."""
     learning_rate: ranges.Factor = 0.1
     """Peak learning rate, for the batch size of this config, or for `reference_batch` if that is set."""
     schedule: str = "cosine"
@@ -292,26 +286,23 @@ class OptimizerConfig(SectionOfChoices):
     reference_batch: BatchSize | None = None
     """Batch size for which `learning_rate` is given. If None, the batch size of this config."""
     scaling: Annotated[Literal["linear", "sqrt", "none"], Requires("optimizer.reference_batch")] = "linear"
-    """How the learning rate scales with batch size / `reference_batch`: linearly, with its square root, or not at
-    all."""
+    """How the learning rate scales with batch size / `reference_batch`."""
     groups: Names = ()
     """Settings of single layers, such as "fc:rate=10,fc:decay=0,conv1:frozen=true": a factor of the learning rate, a
     weight decay, or no training. A layer is named by the beginning of its name; the longest match applies."""
     rate_factors: Names = ()
-    """Factors of the learning rate for single layers: "conv1=0.1,fc=10". A layer is named by the beginning of its name;
-    the longest match applies."""
+    """Factors of the learning rate for single layers, as in `groups`: "conv1=0.1,fc=10"."""
     layer_decay: ranges.SomeShare = 1.0
-    """Layer-wise learning rate decay: the rate of each layer is this multiple of the rate of the next layer. The head
-    has the full rate."""
+    """Layer-wise learning rate decay: the rate of each layer is this multiple of the next layer's, up to the head's."""
 
     @cached_property
     def layer_settings(self) -> LayerSettings:
-        """The parsed `groups`. Raises: InputError if the text is invalid."""
+        """The parsed `groups`."""
         return LayerSettings.parse(self.groups, "optimizer.groups")
 
     @cached_property
     def layer_rate_factors(self) -> dict[str, float]:
-        """The factors of layers in `rate_factors` and `groups`. Raises: InputError if one is invalid, or in both."""
+        """The factors of layers in `rate_factors` and `groups`, of which only one may name a layer."""
         factors, rates = assignments(self.rate_factors, "optimizer.rate_factors"), self.layer_settings.rates
         # Checks that no layer has a rate in both.
         assignments([f"{layer}={rate}" for layer, rate in [*factors.items(), *rates.items()]], "optimizer.groups")
@@ -320,7 +311,6 @@ class OptimizerConfig(SectionOfChoices):
 
 
 Views = Literal["one", "mirror", "mirror_translate"]
-"""The views of an image whose logits evaluation averages."""
 
 
 @dataclass(frozen=True)
@@ -343,8 +333,7 @@ class EvalConfig:
 
 @dataclass(frozen=True)
 class CheckpointConfig:
-    """The checkpoints that a run keeps: the last `keep` and the best one. Predict, export and serve use the best one
-    by default."""
+    """The checkpoints that a run keeps: the last `keep` and the best one, which predict, export and serve use."""
 
     every: Duration = Duration.parse("1 epoch")
     """How often to save a checkpoint. The run also saves one at its end."""
@@ -359,18 +348,14 @@ class CheckpointConfig:
     calibration error, higher for all other metrics."""
     best_smoothing: ranges.Decay = 0.0
     """Decay of an exponential moving average of the metric over all validations, with the bias correction of Adam. This
-    average, instead of the last value, selects the best checkpoint."""
+    average selects the best checkpoint."""
 
     def goal(self, *, averages: bool) -> Goal:
-        """Return the parsed `best`, `best_is` and `best_smoothing` for a run that averages its parameters or does not.
-
-        Raises: InputError if `best` is invalid.
-        """
+        """Return the parsed `best`, `best_is` and `best_smoothing`. `averages`: whether parameters are averaged."""
         return Goal.parse(self.best or Goal.default(averages=averages).name, self.best_is, self.best_smoothing)
 
 
 ShownImages = Annotated[int, ranges.Range(0, 256)]
-"""The number of images in a picture."""
 _OfTracker = Requires("log.to", ("wandb", "mlflow"))
 
 
@@ -393,8 +378,8 @@ class LogConfig:
     config: Annotated[Names, _OfTracker] = ()
     """Further values that "wandb" and "mlflow" record with the config: "note=baseline,fold=3"."""
     images: Annotated[ShownImages, Requires("log.to", ("tensorboard", "wandb", "mlflow"))] | None = None
-    """Number of validation images whose predictions "wandb", "mlflow" and "tensorboard" show. If None, 16 with "wandb"
-    or "mlflow", otherwise none."""
+    """Number of validation images whose predictions the trackers show. If None, 16 with "wandb" or "mlflow", otherwise
+    none."""
     guard_formulas: Annotated[bool, Requires("log.to", ("confusion",))] = False
     """In confusion.csv, put an apostrophe before class names that a spreadsheet would read as a formula, because
     they begin with =, +, -, @, a tab or a line break."""
@@ -406,7 +391,7 @@ class LogConfig:
 
     @cached_property
     def recorded(self) -> dict[str, str]:
-        """The parsed `config`, by name. Raises: InputError if the text is invalid."""
+        """The parsed `config`, by name."""
         return assignments(self.config, "log.config", "NAME")
 
 
@@ -453,7 +438,7 @@ class ParallelConfig:
 
     @property
     def division(self) -> Shares | None:
-        """The parsed `shares`. Raises: InputError if the text is invalid."""
+        """The parsed `shares`."""
         return None if self.shares is None else Shares.parse(self.shares)
 
 
@@ -478,7 +463,7 @@ class Config:
 
     def __post_init__(self) -> None:
         check_values(self)
-        # Parse the values that have a special syntax, to report invalid values before the run starts.
+        # Report invalid texts before the run starts. Afterwards, no property raises an error.
         _ = self.model.batch_statistics, self.model.initialization, self.model.fresh_layers, self.model.frozen
         _ = self.model.adapted, self.model.unfreeze_times, self.optimizer.layer_rate_factors, self.log.recorded
         _ = self.loss.weights, self.checkpoint.goal(averages=False), self.parallel.division
@@ -499,20 +484,26 @@ class Config:
     def replace(self, **changes: Any) -> "Config":
         """Return a copy with some keys changed: `config.replace(seed=1, train={"duration": "10 epochs"})`.
 
+        A key can also be written with a dot: `config.replace(**{"train.duration": "10 epochs"})`.
+
         Keys that have no effect with the new values get their defaults back, unless they are changed, too:
-        `config.replace(optimizer={"name": "adamw"})` drops LARS's `trust_coefficient`. Raises: InputError if a key is
-        unknown (the message suggests the nearest one), or a value has the wrong type or is out of range.
+        `optimizer={"name": "adamw"}` drops LARS's `trust_coefficient`. Raises: InputError if a key is unknown, or a
+        value has the wrong type or is out of range.
         """
         keys = flatten(changes).keys()
-        config = registry.reset_unread(replaced(self, changes), keys)
+        config = registry.reset_unread(replaced(self, nested(changes)), keys)
         vars(config)["replaced_keys"] = self.replaced_keys | keys
         return config
 
     @cached_property
     def replaced_keys(self) -> frozenset[str]:
-        """The keys that calls of `replace` have set since the config was created or loaded, also to the same value."""
+        """The keys that `replace` has set since the config was created or loaded, also to the same value."""
         return frozenset()
 
     def to_dict(self) -> dict[str, Any]:
         """Return nested dicts of JSON types, as in config.json. `Config().replace(**d)` is the inverse."""
         return plain(self)
+
+    def flat(self) -> dict[str, Any]:
+        """Return the JSON types of all settings, by dotted key. `Config().replace(**d)` is the inverse of this, too."""
+        return flatten(plain(self))

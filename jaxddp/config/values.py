@@ -32,13 +32,11 @@ def _names_of(words: Any) -> Any:
 
 Names = Annotated[tuple[str, ...], _names_of]
 """Words that are split at commas. A function in the type of a key converts a value before it is checked."""
-_LONGEST_TEXT = 4096
-"""The maximum length of a path."""
+_LONGEST_TEXT = 4096  # The maximum length of a path.
 TRUTHS = {"true": True, "false": False}
 _NUMBERS: dict[Any, type] = {int: numbers.Integral, float: numbers.Real}
 _READERS: dict[Any, Callable[[str], Any]] = {int: whole_number, float: real_number}
 _NOUNS: dict[Any, str] = {int: "whole number", float: "number", str: "text"}
-"""The names of a value of each type, for messages."""
 
 
 def plain(value: Any) -> Any:
@@ -53,11 +51,8 @@ def plain(value: Any) -> Any:
 def replaced(node: Any, changes: dict[str, Any], prefix: str = "", root: Any = None) -> Any:
     """Return a copy of nested dataclasses with some keys changed. The whole tree checks its values when it is created.
 
-    Args:
-        prefix: the beginning of the names of the node's keys, such as "train.".
-        root: the whole tree, if the node is a part of it. For an unknown key, keys of the whole tree are suggested.
-
-    Raises: InputError if a key is unknown (the message suggests the nearest one), or a value is invalid.
+    `prefix` begins the names of the keys of a node within `root`, such as "train.". Raises: InputError if a key is
+    unknown (the message suggests the nearest one of the whole tree), or a value is invalid.
     """
     hints, root, values = _hints(type(node)), root or node, {}
     for key, value in changes.items():
@@ -75,10 +70,9 @@ def replaced(node: Any, changes: dict[str, Any], prefix: str = "", root: Any = N
 
 
 def check_values(node: Any, prefix: str = "") -> None:
-    """Check every value of nested dataclasses against its field's type and range, and convert it to that type.
+    """Check every value of nested dataclasses, and convert it to its field's type, in frozen dataclasses, too.
 
-    Text such as "1 epoch" becomes a `Duration`, in frozen dataclasses, too. Keys' names begin with `prefix`. Raises:
-    InputError, which names the first invalid key, its value, and what is expected.
+    Keys' names begin with `prefix`. Raises: InputError about the first invalid value; see `checked`.
     """
     for key, hint in _hints(type(node)).items():
         value = getattr(node, key)
@@ -137,11 +131,7 @@ def _hints(node: type) -> dict[str, Any]:
 def checked(value: Any, hint: Any, key: str, whole_hint: Any = None) -> Any:
     """Convert a value to the type of `hint`, if the conversion is exact, and check that it is in the type's range.
 
-    Args:
-        key: the name of the value in messages.
-        whole_hint: the whole type, if `hint` is a part of it; messages describe the whole type.
-
-    Raises: InputError, which names the key, the value, and what is expected.
+    Raises: InputError, which names the key, the value, and what is expected: `whole_hint`, if `hint` is a part of it.
     """
     origin, args, whole_hint = get_origin(hint), get_args(hint), whole_hint or hint
     if origin is Annotated:
@@ -178,13 +168,7 @@ def checked(value: Any, hint: Any, key: str, whole_hint: Any = None) -> Any:
 
 
 def read(content: str | list[str] | None, hint: Any, key: str) -> Any:
-    """Return the value of a key of type `hint`, converted from text and checked.
-
-    Args:
-        content: the text of a value, the texts of a list of values, or None for an empty value.
-
-    Raises: InputError if the text is no value of this type, or the value is out of range.
-    """
+    """Return the value of a key of type `hint` from its text, the texts of a list, or None. Raises: see `checked`."""
     return checked(content if content is None else converted(content, hint), hint, key)
 
 
@@ -223,7 +207,7 @@ def _description(hint: Any, *, several: bool = False) -> str:
 
 
 class _Observed:
-    """A dataclass with the keys of another node. `_observed` holds the node, the names read, and their prefix."""
+    """A dataclass with the keys of another node. `_observed` has the arguments of `observed`."""
 
     def __getattribute__(self, name: str) -> Any:
         node, read, prefix = object.__getattribute__(self, "__dict__")["_observed"]
@@ -263,10 +247,9 @@ def _observed_type(kind: type) -> type:
 
 
 def observed(node: T, read: set[str], prefix: str = "") -> T:
-    """Return a copy of nested dataclasses that adds the name of each key that is read to `read`: "train.batch_size".
+    """Return a copy of nested dataclasses that adds the name of each key that is read to `read`, after `prefix`.
 
-    A comparison, a text of the copy, and `Config.replace` read no keys; `dataclasses.replace` and `plain` read all. The
-    names of the node's keys begin with `prefix`.
+    A comparison, a text of the copy, and `Config.replace` read no keys; `dataclasses.replace` and `plain` read all.
     """
     copy = object.__new__(_observed_type(type(node)))
     object.__getattribute__(copy, "__dict__")["_observed"] = node, read, prefix
@@ -274,7 +257,7 @@ def observed(node: T, read: set[str], prefix: str = "") -> T:
 
 
 def observed_like(section: Any, node: T) -> T:
-    """Return a dataclass of some keys of a section. It is observed if the section is, under the same prefix."""
+    """Return a node with some keys of a section, observed if the section is."""
     return observed(node, *vars(section)["_observed"][1:]) if isinstance(section, _Observed) else node
 
 
@@ -293,7 +276,7 @@ def flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def differing(before: Any, after: Any) -> frozenset[str]:
     """Return the keys, with dots, whose values differ in two configs."""
-    old, new = flatten(plain(before)), flatten(plain(after))
+    old, new = before.flat(), after.flat()
     return frozenset(key for key in new if new[key] != old[key])
 
 
@@ -322,10 +305,10 @@ _MAX_KEYS, _MAX_LENGTH, _MIN_SIMILARITY, _MAX_IGNORED = 3, 80, 0.78, 2
 
 
 def similar_keys(name: str, known: Iterable[str]) -> list[str]:
-    """Return the known keys that a mistyped name may mean.
+    """Return the known keys that a mistyped name may mean, several only if they have the last part of the name.
 
-    The result has several keys only if the last part of each is the last part of the name. A key is found by
-    its short form ("train.lr"), by its last part ("weight_decay"), or despite a typo ("train.duratoin").
+    A key is found by its short form ("train.lr"), by its last part ("weight_decay"), or despite a typo
+    ("train.duratoin").
     """
     # Matching takes quadratic time, and no key is this long.
     keys, name = list(known), name.replace("-", "_")[:_MAX_LENGTH]

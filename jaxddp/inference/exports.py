@@ -28,7 +28,7 @@ import yaml
 
 from jaxddp.augment.preprocess import Preprocess
 from jaxddp.config import goal, registry, tree
-from jaxddp.config.values import checked, flatten
+from jaxddp.config.values import checked
 from jaxddp.core import errors, files, libraries, phases
 from jaxddp.core.errors import InputError, JaxddpError, counted, first_line, requires, some
 from jaxddp.core.peers import ALONE, Peers
@@ -476,7 +476,7 @@ class PublishedRun:
     def _training(self) -> str:
         hidden = {"model.weights"} if self.base is None else set()
         hidden |= {"model.name"} if "get_model" in self.hooks else set()
-        settings = registry.effective_settings(type(self.config), flatten(self.config.to_dict()), self.hooks)
+        settings = registry.effective_settings(type(self.config), self.config.flat(), self.hooks)
         shown = [(key, settings.get(key)) for key in _SETTINGS if key not in hidden]
         table = _table("key", ((key, value) for key, value in shown if value is not None))
         fetch = "" if isinstance(self.place, Path) else f"hf download {self.place.repo} config.json --local-dir .\n"

@@ -24,7 +24,6 @@ import jax.numpy as jnp
 import numpy as np
 from PIL import Image
 
-from jaxddp.config.values import flatten
 from jaxddp.core import files
 from jaxddp.core.errors import InputError, as_text, counted
 from jaxddp.core.phases import doing, moved
@@ -279,7 +278,7 @@ def write_features(
         predictions.write_feature_rows(file, form, columns, decoded)
 
     # Features depend on the settings of the images, of the network and of the precision.
-    flat = flatten(run.config.to_dict()).items()
+    flat = run.config.flat().items()
     parts = ("data.", "model.", "train.precision")
     settings = {key: str(value) for key, value in flat if key.startswith(parts) and key not in MAY_CHANGE}
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]

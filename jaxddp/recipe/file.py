@@ -6,11 +6,9 @@
     def get_model(config, num_classes):
         return MyNetwork(num_classes)
 
-A recipe that loads another one (`load("base.py")`) looks for it in its own folder and inherits its hooks. A recipe can
-import modules from its folder. A run keeps a copy of all these files, so that its work directory is enough to restore
-the recipe. A recipe that is loaded by name (`load("cifar10")`) comes from the installed package and is not copied.
-
-A recipe file can also be YAML or JSON (`jaxddp.recipe.text`). Its `base` is loaded like a recipe by `load`.
+A recipe inherits the hooks of a recipe that it loads, and can import modules from its folder. A run keeps a copy of all
+these files, except of recipes that are loaded by name (`load("cifar10")`), so that its work directory is enough to
+restore the recipe. A recipe file can also be YAML or JSON (`jaxddp.recipe.text`). Its `base` is loaded as by `load`.
 """
 
 import functools
@@ -43,8 +41,6 @@ RUN_ID = "run_id"
 """The key of config.json that holds the random id of the run."""
 BESIDE_CONFIG = (RUN_ID, "fingerprint", "recipe", "objects")
 """The keys of config.json that are not keys of the config."""
-
-
 HOOKS = {
     "get_model": "config, num_classes",
     "get_loss": "config",
@@ -60,7 +56,6 @@ HOOKS = {
 RENAME = "rename"
 """The name of a recipe's function or table for the names in a file of weights; see `jaxddp.weights.foreign`."""
 REFERENCE = "reference"
-"""The name of a recipe's `Reference`."""
 REFERENCE_FILE = f"{REFERENCE}.json"
 """The file in a work directory that holds the recipe's reference."""
 CALLED = "called"
@@ -72,21 +67,19 @@ class Hook:
     """A hook of a recipe file. An error in it becomes an `InputError` that names the file and the line.
 
     In the config that the hook receives, a key that is None has the default of the choice that the config names.
-
-    Attributes:
-        read: the keys of the config that the hook and the functions that it returned have read so far, and `CALLED` if
-            they called the function among the hook's arguments, such as the schedule of `get_optimizer`.
     """
 
     path: Path
     function: Callable[..., Any]
     read: set[str] = field(default_factory=set, compare=False, repr=False)
+    """The keys of the config that the hook and the functions that it returned have read so far, and `CALLED` if they
+    called the function among the hook's arguments, such as the schedule of `get_optimizer`."""
 
     def __call__(self, config: Any, *arguments: Any) -> Any:
         return self.guarded(self.function)(observed(with_defaults(config), self.read), *map(self._noted, arguments))
 
     def _noted(self, argument: Any) -> Any:
-        """Return an argument of the hook; a function is wrapped, so that its calls are recorded."""
+        """Return an argument of the hook; the calls of a function are recorded."""
         return functools.wraps(argument)(functools.partial(self._called, argument)) if callable(argument) else argument
 
     def _called(self, function: Callable[..., Any], *arguments: Any) -> Any:
@@ -94,7 +87,7 @@ class Hook:
         return function(*arguments)
 
     def guarded(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap a function that the hook returned, so that its errors name the file and the line, too."""
+        """Return a function of the hook, whose errors then name the file and the line."""
         return errors_name_line(self.path, f"{self.function.__name__}: ")(function)
 
     @property
@@ -125,10 +118,7 @@ def hooks_of(path: Path, module: ModuleType) -> dict[str, Hook]:
 
 
 def _by_table(table: Mapping[str, str | None]) -> Callable[[str], str | None]:
-    """Return the function that replaces the regular expressions of a table one after the other, as `re.sub`.
-
-    A name that an expression whose replacement is None matches becomes None.
-    """
+    """Return the function that replaces the regular expressions of a table in turn, as `re.sub`; None drops a name."""
 
     def rename(name: str) -> str | None:
         for pattern, replacement in table.items():
@@ -141,11 +131,9 @@ def _by_table(table: Mapping[str, str | None]) -> Callable[[str], str | None]:
 
 
 def check_parameters(function: Callable[..., Any], where: str, name: str, arguments: str, more: bool = False) -> None:
-    """Check that a function accepts positional arguments, such as "config, num_classes". Raises: InputError.
+    """Check that a function accepts positional arguments, such as "config, num_classes", and `more` by keyword.
 
-    Args:
-        where: the beginning of messages.
-        more: whether the function may have further parameters without a default, which are passed by keyword.
+    Raises: InputError, which begins with `where`.
     """
     if inspect.iscoroutinefunction(function):
         raise InputError(f"{where}: {name} is an async function; define a plain one, def {name}({arguments})")
@@ -188,8 +176,7 @@ def errors_name_line(path: Path, subject: str) -> Iterator[None]:
 class Reference:
     """The published result of a recipe: an accuracy, or another share. A recipe file sets `reference` to it.
 
-    It is not inherited: a recipe that loads another one has other settings. Raises: InputError if a value has the wrong
-    type or is out of range.
+    It is not inherited: a recipe that loads another one has other settings. Raises: InputError if a value is invalid.
     """
 
     value: Share
@@ -209,7 +196,7 @@ class Reference:
         check_values(self, f"{REFERENCE}.")
 
     def __str__(self) -> str:
-        """Return "76.26% (n = 5, deviation 0.09%)"; what the source does not state is left out."""
+        """Return "76.26% (n = 5, deviation 0.09%)", with what the source states."""
         runs = [] if self.runs is None else [f"n = {self.runs:,}"]
         stated = runs + ([] if self.deviation is None else [f"deviation {100 * self.deviation:.4g}%"])
         return f"{100 * self.value:.4g}%" + (f" ({', '.join(stated)})" if stated else "")
@@ -217,41 +204,36 @@ class Reference:
 
 @dataclass(frozen=True)
 class RecipeFile:
-    """The result of executing a recipe file, or of reading the config.json of a run and the run's copy of its recipe.
-
-    Attributes:
-        path: the recipe file, or the config.json.
-        hooks: the hooks that the recipe defines or inherits, by name.
-        is_run: whether `path` is a config.json of a run.
-        has_network: whether the network can be made from the config and the hooks; false for a run whose model is a
-            Python object.
-        stored_digest: the digest in config.json of the run's copy of the recipe's files; None if there is no copy.
-        taken: the keys that a command takes from the run that provides the initial weights.
-        recipes: the recipe file itself, then the recipe files that it loaded by path.
-        modules: the modules in the folders of these files that were imported while the files ran.
-        notice: a log line about the source of settings that are not from the recipe file; empty for none.
-        set_keys: the keys that must have an effect: the keys that the last layer with hooks sets, and the keys that
-            later layers set. A layer is a recipe file, or the command line; it is later than the recipe that it loads.
-        replaced: names of the hooks of the recipe that a command replaced by naming another choice.
-        reference: the published result of the recipe file.
-    """
+    """The result of executing a recipe file, or of reading a run's config.json and its copy of the recipe."""
 
     config: Config
     path: Path
+    """The recipe file, or the config.json."""
     hooks: Mapping[str, Hook] = field(default_factory=dict)
+    """The hooks that the recipe defines or inherits, by name."""
     recipes: tuple[Path, ...] = ()
+    """The recipe file itself, then the recipe files that it loaded by path."""
     modules: frozenset[Path] = frozenset()
+    """The modules in the folders of these files that were imported while the files ran."""
     is_run: bool = False
+    """Whether `path` is a config.json of a run."""
     has_network: bool = True
+    """Whether the config and the hooks determine the network; false for a run whose model is a Python object."""
     stored_digest: str | None = None
+    """The digest in config.json of the run's copy of the recipe's files; None if there is no copy."""
     taken: frozenset[str] = frozenset()
+    """The keys that a command takes from the run that provides the initial weights."""
     notice: str = ""
+    """A log line about the source of settings that are not from the recipe file; empty for none."""
     set_keys: frozenset[str] = frozenset()
+    """The keys that must have an effect: those that the last layer with hooks sets, and those of later layers. A layer
+    is a recipe file, or the command line; it is later than the recipe that it loads."""
     replaced: tuple[str, ...] = ()
+    """Names of the hooks of the recipe that a command replaced by naming another choice."""
     reference: Reference | None = None
 
     def layered(self, keys: Collection[str], hooks: Mapping[str, Hook]) -> "RecipeFile":
-        """Return the recipe with a further layer, a file or a command, which sets keys and has hooks of its own.
+        """Return the recipe with a layer that sets keys and has hooks.
 
         Its hooks replace inherited hooks, and so does a name, such as `optimizer.name`, that it sets.
         """
@@ -284,10 +266,9 @@ class RecipeFile:
         return Path(os.path.commonpath([file.parent for file in self.recipes]))
 
     def files(self) -> dict[str, bytes]:
-        """Return the content of every Python file of the recipe, by its path below `root`.
+        """Return the content of every Python file of the recipe, by its path below `root`; none without hooks.
 
-        Files that the recipe loads by name are left out. Modules that were imported after the recipe ran are included.
-        Without hooks the result is empty, because the config is the whole recipe.
+        Files that the recipe loads by name are left out. Modules that were imported after it ran are included.
         """
         if not self.hooks:
             return {}
@@ -319,12 +300,10 @@ _readings: ContextVar[Sequence[RecipeFile]] = ContextVar("readings", default=())
 
 
 def load(name_or_path: str | Path) -> Config:
-    """Return the result of a recipe's `get_config()`, or the config that a run stored. Raises: see `read_recipe`.
+    """Return the config of a built-in name, a recipe file, or a run's work directory or config.json.
 
-    Args:
-        name_or_path: the name of a built-in config (`"imagenet_resnet50"`), the path of a recipe file, or the work
-            directory of a run or its config.json. In a recipe file, a relative path starts in the folder of that file,
-            and the hooks of the loaded recipe are inherited.
+    In a recipe file, a relative path starts in the folder of that file, and the hooks of the loaded recipe are
+    inherited. Raises: see `read_recipe`.
     """
     return read_recipe(name_or_path).config
 
@@ -354,15 +333,12 @@ def read_recipe(name_or_path: str | Path) -> RecipeFile:
 
 
 def _with_modules(recipe: RecipeFile) -> RecipeFile:
-    """Return a running recipe with the modules from its folder that are imported so far."""
+    """Return a running recipe with the modules of its folder that are imported so far."""
     return replace(recipe, modules=recipe.modules.union(modules_in(recipe.path.parent).values()))
 
 
 def read_config(path: Path) -> tuple[Config, dict[str, Any]]:
-    """Return the config in a config.json, and the whole content of the file. The copy of the recipe is not read.
-
-    Raises: InputError if the file cannot be read or is no config.
-    """
+    """Return the config in a config.json, and the content of the file. Raises: InputError if it is no config."""
     with about(path), with_keys_of_file():
         try:
             content = files.parse_json(files.read(path))
@@ -401,14 +377,25 @@ def _read_run(path: Path) -> RecipeFile:
 
 
 def _read_file(path: Path) -> RecipeFile:
-    with _running(path) as readings:
-        if path.suffix in TEXT_FILES:
-            return _read_text(path, readings)
-        with errors_name_line(path, ""), with_keys_of_file():
-            module = run_as_module(path, add_folder=not is_built_in(path))
-            if not callable(getattr(module, "get_config", None)):
-                raise InputError("defines no get_config(); define one that returns a jaxddp.config.Config")
-            config, recipe = module.get_config(), _with_modules(readings[-1])
+    """Run or read a recipe file, which is on the stack meanwhile. Raises: InputError if it is there already."""
+    absolute, readings = path.absolute(), _readings.get()
+    if any(other.path == absolute for other in readings):
+        raise InputError(f"{absolute}: loads itself; load the recipe that it is based on")
+    readings = [*readings, RecipeFile(Config(), absolute, recipes=(absolute,))]
+    token = _readings.set(readings)
+    try:
+        return (_read_text if path.suffix in TEXT_FILES else _run_python)(path, readings)
+    finally:
+        _readings.reset(token)
+
+
+def _run_python(path: Path, readings: list[RecipeFile]) -> RecipeFile:
+    """Return the recipe of a Python file."""
+    with errors_name_line(path, ""), with_keys_of_file():
+        module = run_as_module(path, add_folder=not is_built_in(path))
+        if not callable(getattr(module, "get_config", None)):
+            raise InputError("defines no get_config(); define one that returns a jaxddp.config.Config")
+        config, recipe = module.get_config(), _with_modules(readings[-1])
     if not isinstance(config, Config):
         raise InputError(f"{path}: get_config() returned a {type(config).__name__}; return a jaxddp.config.Config")
     set_keys = config.replaced_keys | differing(recipe.config, config)
@@ -430,16 +417,3 @@ def _read_text(path: Path, readings: list[RecipeFile]) -> RecipeFile:
                 read_recipe(str(base.content))
         config = text.with_entries(readings[-1].config, entries, path)
     return replace(readings[-1].layered(entries.keys(), {}), path=path, config=config)
-
-
-@contextmanager
-def _running(path: Path) -> Iterator[list[RecipeFile]]:
-    """Put a recipe file on the stack during the block. Raises: InputError if it is there already."""
-    path, readings = path.absolute(), _readings.get()
-    if any(other.path == path for other in readings):
-        raise InputError(f"{path}: loads itself; load the recipe that it is based on")
-    token = _readings.set(running := [*readings, RecipeFile(Config(), path, recipes=(path,))])
-    try:
-        yield running
-    finally:
-        _readings.reset(token)

@@ -16,10 +16,9 @@ TEXT_FILES = (".yaml", ".yml", ".json")
 
 
 def recipe_path(name_or_path: str | Path, folder: Path = Path()) -> Path:
-    """Return the file of a built-in config, a recipe file, or the config.json of a work directory.
+    """Return the file of a built-in config, a recipe file, or the config.json of a work directory, within `folder`.
 
-    A relative path starts in `folder`. A built-in name takes precedence over a directory of the same name. Raises:
-    InputError if there is no such file.
+    A built-in name takes precedence over a directory of the same name. Raises: InputError if there is no such file.
     """
     name, path = str(name_or_path), Path(os.path.normpath(folder / os.path.expanduser(name_or_path)))
     built_in = configs_folder() / f"{name}.py"
@@ -64,8 +63,7 @@ _folders: set[Path] = set()
 def run_as_module(path: Path, *, add_folder: bool) -> ModuleType:
     """Run a file as a module and return the module. Raises: InputError if the file is no Python file.
 
-    Args:
-        add_folder: whether the file, and its hooks later, can import modules from its folder, as a script can.
+    With `add_folder`, the file, and its hooks later, can import modules from its folder, as a script can.
     """
     name = f"jaxddp_recipe_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
@@ -94,11 +92,7 @@ def modules_in(folder: Path) -> dict[str, Path]:
 
 
 def _import_from(folder: Path) -> None:
-    """Make imports search a recipe's folder first.
-
-    Modules that were imported from another recipe's folder are removed from `sys.modules` if this folder has a module
-    of the same name.
-    """
+    """Make imports search a recipe's folder first, also for modules that another recipe's folder has imported."""
     if str(folder) in sys.path:
         sys.path.remove(str(folder))
     sys.path.insert(0, str(folder))

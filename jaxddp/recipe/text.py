@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import jaxddp.core.files as files
 from jaxddp.config.tree import Config
-from jaxddp.config.values import flatten, keys_of, nested, read
+from jaxddp.config.values import keys_of, nested, read
 from jaxddp.core.errors import InputError, about, show
 from jaxddp.recipe.sources import CONFIG_FILE, TEXT_FILES, is_built_in
 
@@ -40,10 +40,7 @@ class Entry(NamedTuple):
 
 
 def entries_of(path: Path) -> dict[str, Entry]:
-    """Return the keys that a file changes, by dotted key, with its `BASE`.
-
-    Raises: InputError if the file is no mapping of keys; the message has the line.
-    """
+    """Return the keys that a file changes, by dotted key, with its `BASE`. Raises: InputError, with the line."""
     entries = dict[str, Entry]()
     for key, entry in _entries(_composed(path), path, set()):
         if key in entries:
@@ -56,11 +53,7 @@ def entries_of(path: Path) -> dict[str, Entry]:
 
 
 def with_entries(config: Config, entries: Mapping[str, Entry], path: Path) -> Config:
-    """Return a copy of a config with the keys of a file changed.
-
-    Raises:
-        InputError: a key is unknown, or a value has the wrong type or is out of range. The message has the line.
-    """
+    """Return a copy of a config with the keys of a file changed. Raises: InputError, with the line."""
     hints, changes = dict(keys_of(Config)), dict[str, Any]()
     for key, entry in entries.items():
         with about(f"{path}:{entry.line}"):
@@ -68,10 +61,10 @@ def with_entries(config: Config, entries: Mapping[str, Entry], path: Path) -> Co
                 raise InputError(f"{key} is a section", advice="write its keys below it, with more indentation")
             if key not in hints:
                 # The whole config raises the error, which suggests the nearest key.
-                config.replace(**nested({key: None}))
+                config.replace(**{key: None})
             changes[key] = read(entry.content, hints[key], key)
     try:
-        return config.replace(**nested(changes))
+        return config.replace(**changes)
     except InputError as error:
         line = entries.get(error.key or "")
         raise error.within(str(path) if line is None else f"{path}:{line.line}") from error
@@ -87,8 +80,8 @@ def written(config: Config, base: tuple[str, Mapping[str, Any]] | None, form: st
     """
     import yaml
 
-    name, before = base or ("", {key: None for key, value in flatten(Config().to_dict()).items() if value is None})
-    values = flatten(config.to_dict())
+    name, before = base or ("", {key: None for key, value in Config().flat().items() if value is None})
+    values = config.flat()
     changed = nested({key: value for key, value in values.items() if key not in before or value != before[key]})
     content = {BASE: name, **changed} if name else changed
     if form == "json":
@@ -125,11 +118,7 @@ def _composed(path: Path) -> Any:
 
 
 def _as_yaml(text: str) -> str:
-    """Return valid JSON as valid YAML.
-
-    Tabs are only between the tokens of JSON, and YAML does not allow them. Other characters that are not printable are
-    only in strings, and YAML does not allow some of them and folds others.
-    """
+    """Return valid JSON as valid YAML, which does not allow tabs between tokens, and folds characters in strings."""
     return "".join(c if c.isprintable() or c in "\n\r" else " " if c == "\t" else f"\\U{ord(c):08x}" for c in text)
 
 
@@ -180,7 +169,7 @@ def line_of(path: Path, key: str) -> int | None:
 
 
 def _lines(tree: ast.AST, names: Sequence[str]) -> Iterator[int]:
-    """Yield the lines that set a key: in a dict, `train={"batch_size": 30}`, or in the dataclass of a section."""
+    """Yield the lines that set a key, in a dict or in the dataclass of a section."""
     for node in ast.walk(tree):
         pairs: list[tuple[Any, ast.expr]] = []
         if isinstance(node, ast.Call):

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jaxddp.core.files as files
-from jaxddp.config.values import flatten
 from jaxddp.core.errors import InputError, counted, not_installed, size
 from jaxddp.core.user_code import describe_error
 from jaxddp.recipe.file import RecipeFile
@@ -67,7 +66,7 @@ def write_report_of_weights(file: RecipeFile, out: Path, *, features: bool = Fal
     from jaxddp.reports.classes import predict_with_weights
 
     _check_libraries(features=features)
-    path, config = Path(str(file.config.model.weights or file.path)), flatten(file.config.to_dict())
+    path, config = Path(str(file.config.model.weights or file.path)), file.config.flat()
     of_weights = tables.RunFiles(path, str(path), config, Series(*({} for _ in Series._fields)), {}, "weights")
     images = predict_with_weights(file)
     return _write([of_weights], out, lambda _: images, features=features)

@@ -381,7 +381,7 @@ Settings = dict[str, tuple[str, ...]]
 
 def differences(runs: Sequence[RunFiles]) -> Settings:
     """Return the value in each run of the settings that differ between runs, in the order of a config."""
-    configs, defaults = [run.config for run in runs], flatten(Config().to_dict())
+    configs, defaults = [run.config for run in runs], Config().flat()
     keys = dict.fromkeys([*defaults, *(key for config in configs for key in config if key != RUN_ID)])
     settings = {key: tuple(_text(key, config, defaults) for config in configs) for key in keys}
     return {key: values for key, values in settings.items() if len({*values} - {UNKNOWN}) > 1}
@@ -389,7 +389,7 @@ def differences(runs: Sequence[RunFiles]) -> Settings:
 
 def changes(run: RunFiles) -> Settings:
     """Return the default value and the run's value of the settings of a run that are not the default."""
-    defaults = flatten(Config().to_dict())
+    defaults = Config().flat()
     settings = {key: value for key, value in run.config.items() if key == _HOOKS or not key.startswith(_NO_SETTINGS)}
     both = {key: (_text(key, defaults, {}), _text(key, settings, defaults)) for key in settings}
     return {key: values for key, values in both.items() if len({*values}) > 1}
@@ -401,7 +401,7 @@ def seed_groups(runs: Sequence[RunFiles]) -> list[tuple[int, ...]]:
     A run whose config cannot be read is a group of its own. A second run with the same seed and fold is in another
     group.
     """
-    defaults, groups, seeds = flatten(Config().to_dict()), dict[Any, list[int]](), Counter[Any]()
+    defaults, groups, seeds = Config().flat(), dict[Any, list[int]](), Counter[Any]()
     for number, run in enumerate(runs):
         flat = run.config
         fold, _, folds = str(flat.get("data.fold") or "").partition("/")

@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxddp.config.values import flatten
 from jaxddp.data.batch import Batch
 from jaxddp.engine.objective import is_set_metric, supervised
 from jaxddp.engine.optimizer import call_update
@@ -83,7 +82,7 @@ def identity(setup: RunSetup) -> dict[str, str]:
 
 def shared_settings(recipe: Recipe, **others: Any) -> dict[str, str]:
     """Return the settings that all processes of a job must share, and other values, as text: all but the outputs."""
-    flat, val = flatten(recipe.config.to_dict()), recipe.resources.val
+    flat, val = recipe.config.flat(), recipe.resources.val
     settings = {key: value for key, value in flat.items() if key == "log.every" or not key.startswith("log.")}
     settings |= {"val": None if val is None else val.fingerprint, "metrics": list(recipe.metrics)}
     return {name: str(value) for name, value in (settings | others).items()}

@@ -11,7 +11,6 @@ import numpy as np
 import jaxddp.data.opening as opening
 from jaxddp.augment.mixing import check_mixing
 from jaxddp.config import Config, DataConfig, ParallelConfig
-from jaxddp.config.values import flatten
 from jaxddp.core.errors import InputError, Key, counted, some
 from jaxddp.core.peers import Peers
 from jaxddp.core.phases import doing
@@ -127,7 +126,7 @@ def join_and_resolve(file: RecipeFile) -> tuple[Topology, Config]:
     """
     config = file.config
     peers = join_job(find_job(), config.parallel)
-    values = {key: str(value) for key, value in flatten(config.to_dict()).items()}
+    values = {key: str(value) for key, value in config.flat().items()}
     peers.agree(values | {"the recipe file's digest": str(file.digest()), "replaced hooks": str(file.replaced)})
     topology = Topology.create(config.parallel.devices, peers)
     if file.notice and peers.is_first:
@@ -288,7 +287,7 @@ def check_placement(config: Config, *, unlabelled: bool = False) -> None:
     """
     if config.data.placement == "shared":
         return
-    values = flatten(config.to_dict()) | ({"data.unlabelled": "a table"} if unlabelled else {})
+    values = config.flat() | ({"data.unlabelled": "a table"} if unlabelled else {})
     for key, (supported, reason) in _REASONS.items():
         if values[key] != supported:
             advice = ("leave ", Key(key), " out") if supported is None else ("set ", Key(key), f" to {supported}")

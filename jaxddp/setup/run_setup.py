@@ -16,7 +16,6 @@ import optax
 
 from jaxddp.config import Config
 from jaxddp.config.registry import CHOICES, OBJECTIVES, OPTIMIZERS, SCHEDULES
-from jaxddp.config.values import flatten
 from jaxddp.core.errors import InputError, Key, Words, counted, joined, refused
 from jaxddp.core.phases import doing, phase
 from jaxddp.data.batch import Batch
@@ -427,7 +426,7 @@ def check_keys_of_hooks(file: RecipeFile, recipe: Recipe) -> None:
     has an effect if a hook, or a function that a hook returned, reads it, or another part of the run. Raises:
     InputError if a key of `file.set_keys` has no effect. The message names all such keys, and the hooks.
     """
-    values = flatten(recipe.config.to_dict())
+    values = recipe.config.flat()
     set_keys = {key for key in file.set_keys if values[key] is not None}
     kinds = [kind for kind in CHOICES if kind.hook in file.hooks]
     if not set_keys or not kinds:

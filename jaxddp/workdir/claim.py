@@ -24,7 +24,7 @@ from jaxddp.config.data_section import IMAGE_KEYS
 from jaxddp.config.goal import VAL
 from jaxddp.config.registry import NAMES, effective_settings, needs
 from jaxddp.config.tree import NETWORK_KEYS, LossConfig
-from jaxddp.config.values import flatten, nested, plain
+from jaxddp.config.values import flatten, plain
 from jaxddp.core.errors import InputError, Key, Option, figure
 from jaxddp.core.peers import ALONE, Peers
 from jaxddp.data.manifest import find_manifest
@@ -138,7 +138,7 @@ def compare(directory: Path, claimed: Claim, peers: Peers = ALONE) -> tuple[dict
             raise InputError(f"{copy}: the recipe file {name} has changed", advice=_RECIPE_ADVICE)
     saved_keys, now = flatten(saved), effective_settings(Config, flatten(record), hooks)
     # The config.json of a published run leaves private keys out.
-    before = effective_settings(Config, flatten(Config().to_dict()) | saved_keys, hooks)
+    before = effective_settings(Config, Config().flat() | saved_keys, hooks)
     release = now.get("objects.jax")
     if None not in (before.get("objects.jax"), release) and before["objects.jax"] != release:
         # The digests depend on the release of JAX, so they are not compared. The names of the objects are compared:
@@ -173,7 +173,7 @@ def check_evaluation(directory: Path, config: Config) -> None:
     saved = _read(path) if path.exists() else {}
     if "model" not in saved:
         return
-    of_run, of_config = (effective_settings(Config, flatten(each)) for each in (saved, config.to_dict()))
+    of_run, of_config = (effective_settings(Config, each) for each in (flatten(saved), config.flat()))
     changes = changed_keys(of_run, of_config)
     for key in (key for key in EVALUATION_KEYS if key in changes):
         advice = "a checkpoint is evaluated as it was trained: leave the option out"
@@ -212,7 +212,7 @@ def with_absolute_paths(config: Config, peers: Peers = ALONE) -> Config:
     `data.name` stays if the hosts of a job have different paths for it. All processes of a job must call this function
     together. Raises: InputError if no data set has this name, or there is no manifest.
     """
-    data = flatten(config.to_dict())
+    data = config.flat()
     places = {key: data[key] for key in _IS_PATH if data[key] is not None}
     changes: dict[str, Any] = {key: absolute(place) for key, place in places.items() if _IS_PATH[key](place)}
     data |= changes
@@ -227,7 +227,7 @@ def with_absolute_paths(config: Config, peers: Peers = ALONE) -> Config:
     is_needed = data["data.placement"] == "shared" and data["data.verify"] == "manifest"
     if is_needed and data["data.manifest"] is None and data["data.path"] is not None:
         changes["data.manifest"] = str(find_manifest(data["data.path"], None))
-    return config.replace(**nested(changes))
+    return config.replace(**changes)
 
 
 _OPENING_KEYS = {*integrity.LENGTH_KEYS, *integrity.LOCATION_KEYS, "objective.teacher"}

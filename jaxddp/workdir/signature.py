@@ -16,7 +16,7 @@ import jaxddp.core.files as files
 from jaxddp.config import DataConfig
 from jaxddp.config.data_section import IMAGE_KEYS, RESIZING_KEYS
 from jaxddp.config.tree import NETWORK_KEYS
-from jaxddp.config.values import checked, differing, flatten, plain
+from jaxddp.config.values import checked, differing, plain
 from jaxddp.core.errors import InputError, Key, Option, counted, shaped, show, some
 from jaxddp.core.ranges import Range
 from jaxddp.data.arrays import as_pixels, widened
@@ -238,7 +238,7 @@ def _started_from(workdir: Path, weights: str) -> bool:
 
 def with_notice(file: RecipeFile, weights: str) -> RecipeFile:
     """Return the recipe file with a line that lists the settings that were taken over, if there are any."""
-    now, keys = flatten(file.config.to_dict()), file.taken
+    now, keys = file.config.flat(), file.taken
     listed = ", ".join(f"{key}={now[key]}" for key in sorted(keys) if now[key] is not None)
     whose = "the run's" if places.is_local(weights) else "the"
     begin = f"{file.notice}; the" if file.notice else f"{weights}: {whose}"
