@@ -4,7 +4,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping
 
-from jaxddp.core.errors import InputError, Key, show
+from jaxddp.core.errors import InputError, Key, Unreachable, error_from, show
 
 Spent = tuple[int, Mapping[str, float]]
 """The number of steps of a process, and its seconds in each phase; see `jaxddp.core.phases`."""
@@ -100,6 +100,22 @@ def record_joined(peers: Peers) -> None:
     """Set the result of `joined`, because this process has joined a job."""
     global _joined
     _joined = peers
+
+
+def answer_of(make: Callable[[], str]) -> str:
+    """Call a function in process 0, and return its result or its error as text for all processes; see `result_of`."""
+    try:
+        return json.dumps([make(), "", 0])
+    except (InputError, Unreachable) as error:
+        return json.dumps(["", error.to_json(), error.exit_code])
+
+
+def result_of(answer: str) -> str:
+    """Return the result in the text of `answer_of`, or raise the error in it."""
+    text, error, code = json.loads(answer)
+    if error:
+        raise error_from(code, error)
+    return text
 
 
 def _first_that_differs(digests: list[str]) -> str:

@@ -19,13 +19,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import jaxddp.job.messages as messages
-from jaxddp.core.errors import InputError, JaxddpError, Key, Preempted, Unreachable, about, error_from, plural
-from jaxddp.core.peers import Peers, Spent
+from jaxddp.core.errors import InputError, JaxddpError, Key, Preempted, Unreachable, about, plural
+from jaxddp.core.peers import Peers, Spent, answer_of, result_of
 from jaxddp.core.phases import phase
 from jaxddp.core.process_exit import end_now
 from jaxddp.job.connection import Admission, Client, Connection, NetworkThread, raise_file_limit
 from jaxddp.job.environment import INHERITED_SOCKET, Job, inherited
-from jaxddp.job.messages import ExitCode, Hello, Message, Number
+from jaxddp.job.messages import Hello, Message, Number
 from jaxddp.job.watchdog import Done, Left, Lost, Timeouts, Watchdog, end_process
 
 _PROXY = Path(__file__).with_name("coordinator_proxy.py")
@@ -40,13 +40,11 @@ _MOST_NAMED = 8
 
 @dataclass(frozen=True)
 class Value(Message):
-    """The text of the sender in the exchange with this number, or the error of process 0 as JSON with its exit code."""
+    """The text of the sender in the exchange with this number; from process 0 an answer, see `core.peers.answer_of`."""
 
     number: Number
     name: str
     text: str
-    error: str = ""
-    code: ExitCode = 2
 
 
 class ControlPlane(Peers):
@@ -102,20 +100,14 @@ class ControlPlane(Peers):
         return self._result(next(self._numbers), name, make)
 
     def _result(self, number: int, name: str, make: Callable[[], str]) -> str:
-        """In process 0, call `make`, and send its result or its error to the others. They return or raise it."""
-        if not self.is_first:
+        """In process 0, call `make`, and send its result or its error to the others. All return or raise it."""
+        if self.is_first:
+            answer = Value(number, name, answer_of(make))
+            self._network.call(self._member.send, answer)
+        else:
             # This process waits longer than process 0, because the error of process 0 names the missing process.
-            (value,) = self._values(number, name, _FLUSH_SECONDS)
-            if value.error:
-                raise error_from(value.code, value.error)
-            return value.text
-        try:
-            text = make()
-        except (InputError, Unreachable) as error:
-            self._network.call(self._member.send, Value(number, name, "", error.to_json(), error.exit_code))
-            raise
-        self._network.call(self._member.send, Value(number, name, text))
-        return text
+            (answer,) = self._values(number, name, _FLUSH_SECONDS)
+        return result_of(answer.text)
 
     def _values(self, number: int, name: str, more: float = 0.0) -> list[Value]:
         with phase("agreement"):

@@ -8,7 +8,6 @@ import atexit
 import contextlib
 import functools
 import itertools
-import json
 import math
 import os
 import platform
@@ -23,8 +22,8 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 import jaxddp.core.libraries as libraries
-from jaxddp.core.errors import InputError, JaxddpError, Preempted, Unreachable, error_from
-from jaxddp.core.peers import ALONE, Peers, joined, record_joined
+from jaxddp.core.errors import InputError, JaxddpError, Preempted
+from jaxddp.core.peers import ALONE, Peers, answer_of, joined, record_joined, result_of
 from jaxddp.core.phases import doing
 from jaxddp.core.process_exit import end_now, show_stacks_on_signal, watch_alone
 from jaxddp.core.user_code import describe_error, remove_description
@@ -140,16 +139,8 @@ class DevicePeers(Peers):
         self.process_index, self.process_count = jax.process_index(), jax.process_count()
 
     def decide(self, name: str, text: str, decide: Callable[[list[str]], str]) -> str:
-        texts, answer = _gather(text), ("", "", 0)
-        if self.is_first:
-            try:
-                answer = (decide(texts), "", 0)
-            except (InputError, Unreachable) as caught:
-                answer = ("", caught.to_json(), caught.exit_code)
-        result, error, code = json.loads(_gather(json.dumps(answer))[0])
-        if error:
-            raise error_from(code, error)
-        return result
+        texts = _gather(text)
+        return result_of(_gather(answer_of(lambda: decide(texts)) if self.is_first else "")[0])
 
 
 def _gather(text: str) -> list[str]:

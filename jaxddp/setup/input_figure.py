@@ -54,17 +54,9 @@ def denormalized(preprocess: Preprocess, inputs: Inputs) -> np.ndarray:
 
 
 def show(recipe: Recipe, step: int, count: int, out: Path) -> str:
-    """Draw the first images of a step's batch into a PNG file, after all augmentation but without normalization.
+    """Draw the result of `input_figure` into a PNG file, and return a description of it.
 
-    A batch is a function of the recipe and the step, so a run of the recipe trains on these images.
-
-    Args:
-        step: the number of the step, from 1, as in metrics.jsonl.
-        count: the number of images, 1 or more.
-
-    Returns: a description of the picture.
-
-    Raises: InputError if the config or the data are wrong, or the picture cannot be written.
+    Raises: InputError if an image cannot be read, or the picture cannot be written.
     """
     files.create(out.parent)
     files.replace(out, png(input_figure(recipe.feed, recipe.preprocess, step, count)))

@@ -2,7 +2,7 @@
 
 Each device computes the gradient of the slice that it would get if the slices were equal. All devices compute at the
 same time, as in a step, but without communication. All times are of the first batch of the run, which is read before.
-Process 0 decides from the speeds of all devices, so all processes use the same sizes.
+All processes know the speeds of all devices, so they use the same sizes.
 """
 
 import json
@@ -70,10 +70,7 @@ def shares_of(speeds: Sequence[float], processes: int, batch_size: int, unit: in
     """Return the value of `parallel.shares` for speeds: multiples of the lowest speed, with three digits.
 
     There is a number for each process if the devices of each process have similar speeds, and otherwise for each
-    device. Similar speeds count as equal. A device that is too slow for a slice gets the smallest slice.
-
-    Args:
-        unit: the smallest slice.
+    device. Similar speeds count as equal. A device that is too slow for a slice gets the smallest slice, `unit`.
     """
     by_process = [speeds[at : at + len(speeds) // processes] for at in range(0, len(speeds), len(speeds) // processes)]
     if all(map(_are_similar, by_process)):
@@ -106,14 +103,9 @@ def _seconds(step: UnequalStep, setup: RunSetup, batch: Batch) -> list[float]:
 def settle_shares(setup: RunSetup, workdir: Path | None = None, run_id: str = "", *, resumes: bool = False) -> RunSetup:
     """Return the setup with the sizes of the slices of a run. Measure the devices for "auto", and log a line.
 
-    All processes of a job must call this function together.
-
-    Args:
-        workdir: the work directory, whose file keeps the measured shares; None for a run without one.
-        run_id: the id of the run.
-        resumes: whether the run is resumed. It then uses the shares of the file, unless the devices have changed.
-
-    Raises: InputError if the file cannot be written; see also `Layout.of`.
+    A file in the work directory keeps the measured shares. A run that `resumes` uses them, unless the devices have
+    changed. All processes of a job must call this function together. Raises: InputError if the file cannot be written;
+    see also `Layout.of`.
     """
     shares, topology, peers = setup.config.parallel.shares, setup.topology, setup.topology.peers
     if shares is None:
@@ -131,8 +123,7 @@ def settle_shares(setup: RunSetup, workdir: Path | None = None, run_id: str = ""
             if resumes and peers.is_first:
                 _log.info(f"shares: measured again, because {file} has none of this run on these devices")
             speeds, division = measure_shares(setup), setup.layout.division
-            arguments = speeds, peers.process_count, division.batch_size, division.unit_of_slice
-            shares = peers.from_first("shares", lambda: shares_of(*arguments))
+            shares = shares_of(speeds, peers.process_count, division.batch_size, division.unit_of_slice)
             origin = f"measured {_listed(f'{speed:.3g}' for speed in speeds)} images/s"
             if file is not None and peers.is_first:
                 files.replace_json(file, content | {"shares": shares})
@@ -145,11 +136,7 @@ def settle_shares(setup: RunSetup, workdir: Path | None = None, run_id: str = ""
 
 
 def _saved(file: Path, expected: Mapping[str, Any]) -> str:
-    """Return the value of `parallel.shares` that a run measured; "" if the file is not of this run and these devices.
-
-    Args:
-        expected: the content of the file, whose `shares` are not compared.
-    """
+    """Return the value of `parallel.shares` in a file; "" if its other content, the run and devices, is another."""
     try:
         saved = files.parse_json(files.read(file), dict)
         Shares.parse(saved["shares"]).of_devices(len(saved["devices"]), saved["processes"])

@@ -41,12 +41,7 @@ def check_sizes(config: DataConfig, model: Model, data: TrainingData, shapes: Se
 
 
 def reason_of_rejection(model: Model, trees: Any, made_for: ImageShape, shape: ImageShape) -> str:
-    """Return the reason why a network rejects images [H, W, C]; empty if it accepts them.
-
-    Args:
-        trees: the network's (params, model_state).
-        made_for: the shape of the images that the network is made for.
-    """
+    """Return why a network with (params, model_state) for images [H, W, C] rejects those of another shape; or ""."""
     expected = logits_of(model, trees, made_for)
     try:
         return "" if logits_of(model, trees, shape) == expected else "its output has another shape"
@@ -115,16 +110,10 @@ def brings_weights(model: Model) -> bool:
 
 
 def check_outputs(model: Model, image_shape: ImageShape, classes: int, precision: str = "float32") -> tuple[Any, Any]:
-    """Check that a network returns one logit per class for each image, in evaluation and in training.
+    """Check that a network returns one logit per class for each image [H, W, C], in evaluation and in training.
 
-    Args:
-        image_shape: [H, W, C].
-        precision: the dtype of the images.
-
-    Returns:
-        The jaxprs of evaluation and of training; None for training if the network does not accept so few images.
-
-    Raises: InputError if the network returns something else.
+    Return the jaxprs of both; None for training if the network does not accept so few images. Raises: InputError if the
+    network returns something else.
     """
     modes = (_trace(model, image_shape, precision, train=train, classes=classes) for train in (False, True))
     evaluation, training = modes
@@ -202,8 +191,7 @@ def notices(
 ) -> Iterator[str]:
     """Yield what looks like a mistake in the mode of a user's network, from the jaxprs of `check_outputs`.
 
-    Args:
-        frozen: the layers whose state training should not change.
+    Training should not change the state of `frozen` layers.
     """
     params, state = trees_of(model, image_shape)
     advice = "the argument that sets the mode has a name of docs/extending.md#a-model, such as train or deterministic"

@@ -41,9 +41,6 @@ class Recipe:
 
     Attributes:
         config: the config, with all values resolved.
-        topology: the devices and the processes.
-        resources: the data, and XLA's options for the devices.
-        layout: the values that follow from the config, the data and the devices.
         feed: loads the batches of the training steps.
         preprocess: turns the pixels of a batch into the input of the network.
         loss: the loss of training.
@@ -53,7 +50,6 @@ class Recipe:
         kernels: the kernels of the network.
         metrics: metrics in addition to the loss, by name.
         augmentation: a function that augments one image after the config's augmentation.
-        parts: optional parts of the step.
         initialize: a function of the initial (params, model_state) that returns new ones.
         learning_rate: the schedule of the optimizer, for logs; None if it is unknown.
         schedule: a function of the step number, from 0. The optimizer's updates are multiplied by its result.
@@ -131,11 +127,8 @@ class Recipe:
     def early_stopping(self, *, has_further_metrics: bool = False) -> EarlyStopping:
         """Return the rule that selects the best validation and ends the run: `checkpoint.best`, `train.stop_after`.
 
-        Args:
-            has_further_metrics: whether the user's functions return further metrics, whose names are not known yet.
-
-        Raises: InputError if the metric of `checkpoint.best` is not measured, or validation is disabled although early
-        stopping or a part of the training step needs it.
+        The names of further metrics, which the user's functions return, are not known yet. Raises: InputError if the
+        metric of `checkpoint.best` is not measured, or early stopping or a part of the step needs validations.
         """
         config = self.config
         early_stopping = EarlyStopping(self.goal, config.train.stop_after, config.train.stop_min_gain)
@@ -167,10 +160,7 @@ def minimized(make_objective: Callable[[Objective], TrainObjective], supervised:
 
 
 def make_recipe(config: Config, topology: Topology, resources: Resources, given: ObjectSource, **more: Any) -> Recipe:
-    """Make the recipe of a config, its data and devices, and the objects that are given by the user.
-
-    For `more` arguments, see `make_objects`. Raises: InputError; see `make_objects` and `Recipe.of`.
-    """
+    """Make the recipe of a config, its data and devices, and the objects of the user; see `make_objects`."""
     layout = Layout.of(config, topology, TrainingData.of(resources.train, config.data))
     return Recipe.of(config, topology, resources, layout, make_objects(config, layout, given, **more))
 
@@ -216,10 +206,8 @@ def model_of(
 ) -> Model:
     """Make the network. Raises: InputError.
 
-    Args:
-        image_shape: the shape of the images, from which it is decided whether a user's network is cast to
-            `train.precision`; see `in_precision`. None if the network only gives names and shapes of arrays.
-        check: the check of a user's network before training, a function of the network and the beginning of messages.
+    A user's network may be cast to `train.precision` (see `in_precision`), but not without an `image_shape`: then it
+    only gives names and shapes of arrays. `check` checks it, a function of the network and the beginning of messages.
     """
     custom = objects("model", config, num_classes)
     if custom is None:

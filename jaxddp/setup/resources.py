@@ -72,8 +72,6 @@ class Layout:
     """The values that a run derives from its config, its data and its devices.
 
     Attributes:
-        plan: the steps at which the run ends, logs, validates and saves.
-        way: the way in which the devices divide a step.
         division: the division of the global batch among devices and microbatches.
         growth: the growth of the image size; None if it is constant.
         shapes: the shapes of the training images, smallest first.
@@ -145,8 +143,6 @@ class Resources:
     """The data of a run, and the options of XLA for its devices.
 
     Attributes:
-        train: the training data.
-        val: the validation data, if any.
         compiler_options: XLA options for the training step.
         unlabelled: a second training source, for objectives that use images without labels.
     """
@@ -282,8 +278,7 @@ _REASONS: dict[str, tuple[Any, str]] = {
 def check_placement(config: Config, *, unlabelled: bool = False) -> None:
     """Raise `InputError` if a config with `data.placement=local` has a key that needs the data of all processes.
 
-    Args:
-        unlabelled: whether a source of unlabelled images was passed to the Python API.
+    The Python API may have a source of `unlabelled` images.
     """
     if config.data.placement == "shared":
         return

@@ -212,8 +212,7 @@ class RunSetup(Recipe):
     def program(self, phases: Phases | None = None) -> tuple[Program, Chunks]:
         """Return the program of the training steps, and the function that yields its arguments.
 
-        Args:
-            phases: other phases than those of training; each dispatch then has a single step.
+        With other `phases` than those of training, each dispatch has a single step.
         """
         key, plan, resident = self.key, self.layout.plan, self.config.data.cache == "device"
         program = self.compiled_steps(resident=resident, phases=phases)
@@ -331,8 +330,7 @@ def check_state(state: Any, setup: RunSetup, *, to_train: bool = False) -> None:
 def open_recipe(file: RecipeFile, rate: optax.Schedule | None = None) -> Recipe:
     """Join the job, open the data and make the objects of a recipe file. Nothing is written yet. Raises: InputError.
 
-    Args:
-        rate: a learning rate schedule that replaces the config's.
+    The learning rate schedule `rate`, if given, replaces that of the config.
     """
     topology, config = join_and_resolve(file)
     resources = open_resources(config, topology)

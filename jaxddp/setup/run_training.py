@@ -104,10 +104,8 @@ def train(
 def _begin(recipe: Recipe, *, resumes: bool) -> RunSetup:
     """Initialize the network of a recipe, or copy the state of a setup, because a run consumes its state.
 
-    Args:
-        resumes: whether a checkpoint replaces the state.
-
-    Raises: InputError if the state of a setup does not fit its model and optimizer, or no steps are left to train.
+    In a run that `resumes`, a checkpoint replaces the state. Raises: InputError if the state of a setup does not fit
+    its model and optimizer, or no steps are left to train.
     """
     if isinstance(recipe, RunSetup):
         check_state(recipe.state, recipe, to_train=True)

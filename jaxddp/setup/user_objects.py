@@ -54,11 +54,8 @@ class UserObject:
     def function(self, description: str, arguments: str) -> Callable[..., Any]:
         """Return the object as a function. An error in the function of a hook names the file and the line.
 
-        Args:
-            description: the description of the function's arguments in messages.
-            arguments: the names of its positional arguments.
-
-        Raises: InputError if the object is not a function, or takes other arguments.
+        Raises: InputError, with a description of the function's arguments, if the object is not a function, or takes
+        other positional arguments.
         """
         if isinstance(self.value, type) or not callable(self.value):
             advice = f"give a function of {description}"

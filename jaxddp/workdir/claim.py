@@ -212,10 +212,10 @@ def with_absolute_paths(config: Config, peers: Peers = ALONE) -> Config:
     `data.name` stays if the hosts of a job have different paths for it. All processes of a job must call this function
     together. Raises: InputError if no data set has this name, or there is no manifest.
     """
-    data = config.flat()
-    places = {key: data[key] for key in _IS_PATH if data[key] is not None}
-    changes: dict[str, Any] = {key: absolute(place) for key, place in places.items() if _IS_PATH[key](place)}
-    data |= changes
+    data, changes = config.flat(), dict[str, Any]()
+    for key, is_path in _IS_PATH.items():
+        if data[key] is not None and is_path(data[key]):
+            changes[key] = absolute(data[key])
     if data["data.name"] is not None and data["data.path"] is None:
         entry = dataclasses.asdict(root.resolve(data["data.name"]))
         of_name = {f"data.{key}": data[f"data.{key}"] or entry[key] for key in ("train", "val", "classes")}
@@ -267,13 +267,9 @@ def _best(directory: Path) -> str:
 
 
 def describe_end(directory: Path, step: int | None, peers: Peers, *, is_same: bool) -> str:
-    """Return lines about the end of a run, or "" if it did not end at its latest checkpoint.
+    """Return lines about the end of a run, or "" if it did not end at `step`, that of its latest checkpoint.
 
-    All processes must call it together; process 0 decides.
-
-    Args:
-        step: the step of the latest checkpoint; None if there is none.
-        is_same: whether the run has the same length. Otherwise it continues, for instance with more epochs.
+    A run with another length (not `is_same`) continues. All processes must call it together; process 0 decides.
     """
     lines = lambda: _end(directory, step) if is_same else ""  # noqa: E731
     # All processes have the same step, and most starts have none: they need no exchange.

@@ -139,12 +139,10 @@ _OF_WEIGHTS = ("image_size", "resize", "eval_crop", "interpolation", "mean", "st
 
 
 def recognized_file(file: RecipeFile, weights: str) -> RecipeFile:
-    """Return a recipe file with the network that has as many parameters as a file of weights, if there is one.
+    """Return a recipe file with the network that has the arrays of a file of weights, if there is one.
 
-    The settings of images are those in which the published weights of this network agree.
-
-    Raises:
-        InputError: several networks have as many.
+    The settings of images are those in which the published weights of this network agree. Raises: InputError if several
+    networks have these arrays.
     """
     path = places.file_of_folder(files.expanded(weights))
     if not places.is_local(weights) or not os.path.isfile(path) or os.path.isfile(path.parent / CONFIG_FILE):
@@ -166,16 +164,11 @@ def with_settings_of_weights(file: RecipeFile, weights: str, workdir: Path | Non
     """Return a recipe file with the network and the image settings of `weights`, if they are known.
 
     They are known for published weights, for a run, and for a folder or a repository of the Hub that has the files of a
-    published run.
-
-    If `workdir` has a run that began with these weights, its settings are read, because the earlier run may be gone.
-
-    Args:
-        offline: whether nothing is fetched.
+    published run. If `workdir` has a run that began with these weights, its settings are read, because the earlier run
+    may be gone. Nothing is fetched if `offline`.
 
     Raises:
-        InputError: no published weights have this name, the repository does not exist, or the config.json of the run
-            cannot be read.
+        InputError: no published weights have this name, there is no such repository, or config.json cannot be read.
         Unreachable: the Hub does not answer.
     """
     own_network = "get_model" in file.hooks
