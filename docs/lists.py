@@ -20,7 +20,7 @@ from typing import Annotated, Any, Literal
 import jaxddp.config.registry as registry
 from jaxddp.config import Config
 from jaxddp.config.registry import CHOICES
-from jaxddp.config.values import SHORT, descriptions, flatten, notes, plain
+from jaxddp.config.values import SHORT, descriptions, notes, plain
 from jaxddp.core.duration import Duration
 from jaxddp.core.errors import format_option
 from jaxddp.core.ranges import Range
@@ -148,7 +148,7 @@ def _listed(names: Sequence[str]) -> list[str]:
 
 def changeable_keys() -> str:
     """Return the list of keys that a resumed run may change. `parallel` is one entry with exceptions."""
-    keys = flatten(Config().to_dict()).keys()
+    keys = Config().flat().keys()
     free, fixed = sorted(MAY_CHANGE & keys), [key for key in keys - MAY_CHANGE if key.startswith("parallel.")]
     listed = [f"`{key}`" for key in free if not key.startswith("parallel.")]
     text = ", ".join([*listed, f"and `parallel.*` except {', '.join(f'`{key}`' for key in sorted(fixed))}."])

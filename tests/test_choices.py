@@ -24,7 +24,7 @@ from jaxddp.cli import main
 from jaxddp.command_line.words import format_option
 from jaxddp.config import Config, load
 from jaxddp.config.layers import LayerSettings
-from jaxddp.config.values import bare, flatten, keys_of, plain
+from jaxddp.config.values import bare, keys_of, plain
 from jaxddp.core.duration import Duration
 from jaxddp.core.errors import InputError, some
 from jaxddp.engine.parts.configured import configured_parts
@@ -47,24 +47,16 @@ OTHER_TEXTS = {
 """For each setting that is neither a number nor a truth value, a value that is not the default of any choice."""
 
 
-def nested(*pairs: tuple[str, typing.Any]) -> dict[str, dict[str, typing.Any]]:
-    sections: dict[str, dict[str, typing.Any]] = {}
-    for key, value in pairs:
-        section, _, name = key.partition(".")
-        sections.setdefault(section, {})[name] = value
-    return sections
-
-
 def config_with(kind, name: str, *pairs: tuple[str, typing.Any]) -> Config:
     """Return a config with a choice, the keys that the choice needs to read all of its settings, and more keys."""
     needed = {"distillation": ("objective.teacher", "runs/other"), "sgd": ("optimizer.momentum", 0.5)}
     needed["rmsprop"] = needed["sgd"]
-    return Config().replace(**nested((kind.key, name), *([needed[name]] if name in needed else []), *pairs))
+    return Config().replace(**dict([(kind.key, name), *([needed[name]] if name in needed else []), *pairs]))
 
 
 def other_value(kind, name: str, key: str) -> typing.Any:
     """Return a value of a key that is not the default of a choice."""
-    default = registry.resolved(flatten(Config().replace(**nested((kind.key, name))).to_dict()))[key]
+    default = registry.resolved(Config().replace(**{kind.key: name}).flat())[key]
     if key in OTHER_TEXTS:
         return OTHER_TEXTS[key]
     if bare(HINTS[key]) is bool:
@@ -129,9 +121,9 @@ def test_another_choice_replaces_inherited_settings(name):
         kind: {frozenset(kind.keys_read(choice)): choice for choice in kind.names()} for kind in registry.CHOICES
     }
     for kind, choice in ((kind, choice) for kind, names in choices.items() for choice in names.values()):
-        changed = config.replace(**nested((kind.key, choice)))
+        changed = config.replace(**{kind.key: choice})
         registry.check_read(changed)
-        before, after = flatten(config.to_dict()), flatten(changed.to_dict())
+        before, after = config.flat(), changed.flat()
         unread = {key for key, names in kind.readers().items() if choice not in names}
         assert {key for key in after if after[key] != before[key]} <= {kind.key, *unread}
         assert all(after[key] is None for key in unread)
@@ -214,7 +206,7 @@ def test_a_key_without_the_key_that_it_needs_is_rejected_with_both_names(key):
     # An inherited value is reset to the default.
     disabled, default = with_keys(config, disabling(key)), Config()
     registry.check_read(disabled)
-    assert flatten(disabled.to_dict())[key] == flatten(default.to_dict())[key] != flatten(config.to_dict())[key]
+    assert disabled.flat()[key] == default.flat()[key] != config.flat()[key]
 
 
 def recipe_with(tmp_path, changes: str):
@@ -291,7 +283,7 @@ def help_text(arguments: str, capfd) -> str:
 def test_help_for_a_config_lists_the_keys_of_its_choices_with_their_values(capfd):
     text = help_text("digits", capfd)
     shown = {key for key in registry.keys_of_choices() if re.search(rf"{format_option(key)}\b(?!-)", text)}
-    values = flatten(load("digits").to_dict())
+    values = load("digits").flat()
     assert shown == {
         key for kind in registry.CHOICES for key, names in kind.readers().items() if values[kind.key] in names
     }

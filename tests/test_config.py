@@ -150,13 +150,15 @@ def test_replace_changes_only_the_named_keys():
     after = before.replace(
         seed=3, train={"duration": "7 epochs"}, data={"mean": [0, 0.5, 1]}, optimizer={"warmup": "1%"}
     )
-    old, new = flatten(before.to_dict()), flatten(after.to_dict())
-    assert {key: new[key] for key in new if new[key] != old[key]} == {
+    old, new = before.flat(), after.flat()
+    changed = {key: new[key] for key in new if new[key] != old[key]}
+    assert changed == {
         "seed": 3,
         "train.duration": "7 epochs",
         "data.mean": [0.0, 0.5, 1.0],
         "optimizer.warmup": "1%",
     }
+    assert before.replace(**changed, data={"limit": 9}) == after.replace(data={"limit": 9})
     assert after.train.duration == Duration.parse("7 epochs")
     assert after.data.mean == (0.0, 0.5, 1.0)
     assert before == Config()

@@ -23,7 +23,6 @@ from support.pages import PAGES, ROOT, blocks, page_block, prose, spans
 
 from jaxddp import cli
 from jaxddp.config import Config, load
-from jaxddp.config.values import flatten
 from jaxddp.models.adapt import adapt
 from jaxddp.weights.places import is_weights
 
@@ -36,7 +35,7 @@ MOST_WORDS = {
     "benchmarks/RESULTS.md": 7000,
 }
 CONFIGS = {file.stem for file in (ROOT / "configs").glob("*.py")}
-KEYS = flatten(Config().to_dict())
+KEYS = Config().flat()
 
 # The first argument of these commands is a config, on which their options depend.
 CONFIG_COMMANDS = (("train",), ("eval",), ("find-lr",), ("doctor",), ("config",), ("data", "show"))

@@ -23,12 +23,11 @@ from jaxddp.config.registry import (
     SCHEDULES,
     Registry,
 )
-from jaxddp.config.values import flatten
 from jaxddp.recipe.file import HOOKS, read_recipe
 from jaxddp.training.checkpoints.integrity import MAY_CHANGE
 
 CONFIGS = {file.stem for file in (ROOT / "configs").glob("*.py")}
-KEYS = flatten(Config().to_dict())
+KEYS = Config().flat()
 REGISTRIES = (MODELS, LOSSES, METRICS, OPTIMIZERS, OBJECTIVES, SCHEDULES, AUGMENTATIONS, POLICIES, LOGGERS)
 # Pages for developers, and the generated list that has every key.
 NOT_FOR_USERS = (

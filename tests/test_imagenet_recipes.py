@@ -10,7 +10,6 @@ import pytest
 from jaxddp.cli import main
 from jaxddp.config import Config, load
 from jaxddp.config.registry import MODELS
-from jaxddp.config.values import flatten
 from jaxddp.data.batch import Growth
 from jaxddp.kernels import BY_NAME, name_of
 from jaxddp.models.adapt import adapt
@@ -114,7 +113,7 @@ def test_rates_sizes_and_settings_are_those_of_the_source(recipe):
     growth = Growth.of(config.data, config.data.image_size, **plan.lengths)
     sides = [growth.side(step) if growth else config.data.image_size for step in middles]
     assert sides == [side(plan.epoch(step)) if callable(side) else side for step in middles]
-    values, base = flatten(config.to_dict()), flatten(Config().to_dict())
+    values, base = config.flat(), Config().flat()
     changed = {key if key.endswith(".name") else key.rpartition(".")[2]: key for key in values}
     changed = {name: values[key] for name, key in changed.items() if values[key] != base[key] and name not in COMPARED}
     assert changed == settings

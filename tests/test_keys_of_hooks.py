@@ -16,7 +16,7 @@ from jaxddp.command_line.parse import parse_recipe
 from jaxddp.commands.train import Train
 from jaxddp.config import Config
 from jaxddp.config.registry import OPTIMIZERS
-from jaxddp.config.values import flatten, keys_of, observed
+from jaxddp.config.values import keys_of, observed
 from jaxddp.core.errors import InputError
 from jaxddp.recipe.file import RecipeFile, read_recipe
 from jaxddp.setup.recipe import Recipe
@@ -172,4 +172,4 @@ def test_an_observed_config_records_reads_and_nothing_else():
     assert not read and settings.momentum == 0.9 and read == {"optimizer.momentum"}
     for key, _ in keys_of(Config):
         attrgetter(key)(config)
-    assert read == flatten(Config().to_dict()).keys()
+    assert read == Config().flat().keys()

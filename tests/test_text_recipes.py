@@ -9,7 +9,6 @@ from support.recipes import CONFIG
 
 from jaxddp.cli import main
 from jaxddp.config import Config, load
-from jaxddp.config.values import flatten
 from jaxddp.core.errors import InputError
 from jaxddp.recipe.file import read_recipe
 from jaxddp.recipe.sources import config_names
@@ -63,7 +62,7 @@ def test_sections_and_dotted_keys_set_the_same_keys(tmp_path):
     ],
 )
 def test_values_are_read_like_words_of_the_command_line(line, key, value, tmp_path):
-    assert flatten(config_of(line, tmp_path).to_dict())[key] == value
+    assert config_of(line, tmp_path).flat()[key] == value
 
 
 TEXTS = (

@@ -16,12 +16,11 @@ import tyro
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec
 
 import jaxddp.config.registry as registry
-import jaxddp.config.values as values_of_config
 from jaxddp.command_line.words import by_key, config_and_words, expand_short_forms, is_flag, option, options_of
 from jaxddp.config import Config
-from jaxddp.config.values import HELP, SHORT, bare, differing, keys_of, similar_keys
+from jaxddp.config.values import HELP, SHORT, bare, check_values, converted, differing, is_tree, keys_of, similar_keys
 from jaxddp.core.duration import Duration
-from jaxddp.core.errors import HelpPrinted, InputError, format_option
+from jaxddp.core.errors import HelpPrinted, InputError, format_option, key_of_option
 from jaxddp.core.files import check_path, nearest_beside
 from jaxddp.core.phases import phase
 from jaxddp.core.process_exit import watch_alone
@@ -33,13 +32,12 @@ STYLE = (tyro.conf.PositionalMetavarFromFieldName,)
 """Positional arguments have the names of their fields: RUN, IMAGES."""
 Command = TypeVar("Command")
 _SIDES, _RULES = "│| ", "─-"
-"""The characters of the frame around tyro's messages: its vertical and horizontal lines. On a terminal without box
-characters tyro uses | and -."""
+"""The vertical and horizontal lines around tyro's messages, on a terminal with box characters or without."""
 _UNKNOWN = "Unrecognized options: "
 ConfigOfRecipe = Annotated[Config, tyro.conf.arg(name="")]
 """The type of a command's field for the config. The options of the config's keys have no prefix."""
 _VALUES = {"lr": "X", "epochs": "N", "batch_size": "B", "model": "NAME", "data": "DIR", "seed": "N", "offline": ""}
-"""The most used options and the names of their values; empty for a flag. They are the first options of a page."""
+"""The first options of a page, and the names of their values; empty for a flag."""
 _NOTE_ON_KEYS = "Every key of CONFIG is an option, too: --help after CONFIG lists them with its values."
 _COMPLETION = "jaxddp completion bash, or zsh, prints the script that completes commands, configs, keys and values."
 
@@ -68,12 +66,12 @@ def parse(command: type[Command], default: Command, prog: str, arguments: list[s
             cause = next((error for error in chain(end) if isinstance(error, InputError)), None)
             message = f"{_message(errors.getvalue(), arguments, options)}; see {prog} --help" if cause is None else ""
             raise cause or InputError(message) from None
-    values_of_config.check_values(parsed, "--")
+    check_values(parsed, "--")
     return parsed
 
 
 def _message(box: str, arguments: Sequence[str], options: Mapping[str, Any]) -> str:
-    """Return the first paragraph of tyro's boxed error message as a line. For unknown options, add similar options."""
+    """Return the first paragraph of tyro's boxed error message as a line, with options similar to unknown ones."""
     inside = [line.strip(_SIDES).strip() for line in box.splitlines()[1:-1]]
     # If there are no box characters, the title is followed by a horizontal line.
     lines = itertools.dropwhile(operator.not_, ("" if {*line} <= {*_RULES} else line for line in inside))
@@ -82,7 +80,7 @@ def _message(box: str, arguments: Sequence[str], options: Mapping[str, Any]) -> 
         return first
     unknown = first.removeprefix(_UNKNOWN).split(", ")
     for flag, word in itertools.pairwise(part for argument in arguments for part in argument.split("=", 1)):
-        if word == unknown[0] and is_flag(options.get(flag.removeprefix("--").replace("-", "_"))):
+        if word == unknown[0] and is_flag(options.get(key_of_option(flag))):
             return f"{flag} {word}: expected True or False"
     similar = dict[str, None]()
     for word in unknown:
@@ -127,10 +125,8 @@ def _overridden(
 ) -> tuple[Command, RecipeFile]:
     """Return the command and the recipe file with the overridden config.
 
-    Args:
-        weights: the weights whose settings are taken over; empty for none.
-        workdir: the default work directory of the run. None without a run; the arrays of a file then tell its network,
-            unless the command names it.
+    The settings of `weights`, if any, are taken over. `workdir` is the default work directory of the run. If it is
+    None, the arrays of a file tell its network, unless the command names it.
     """
     prog, rest, options = f"{prog} {arguments[0]}", arguments[1:], options_of(command)
     entries = by_key(rest, options)
@@ -168,7 +164,7 @@ def _overridden(
 
 
 def _advice(keys: Sequence[str], entries: Sequence[tuple[str, list[str]]], begin: str, path: Path) -> str:
-    """Return advice about unused keys: a command without them, or the keys to remove from the recipe."""
+    """Return a command without unused keys, or the keys to remove from the recipe."""
     on_command_line = [key for key, _ in entries if key in keys]
     in_recipe = [key for key in keys if key not in on_command_line]
     words = [word for key, words in entries if key not in keys for word in words]
@@ -215,11 +211,8 @@ class OfRun:
 def parse_network(command: type[Command], prog: str, arguments: list[str]) -> tuple[Any, Path | RecipeFile]:
     """Parse the arguments of a command whose first argument is a run, weights, or a recipe with weights.
 
-    Args:
-        command: a dataclass with the bases (options, `OfRun`). For weights, `config` takes the place of the fields of
-            `OfRun`.
-
-    Returns: the command, and the work directory of the run or the recipe.
+    `command` has the bases (options, `OfRun`). For weights, `config` takes the place of the fields of `OfRun`. Returns:
+    the command, and the work directory of the run or the recipe.
     """
     from jaxddp.weights.places import is_weights
 
@@ -237,7 +230,7 @@ def parse_network(command: type[Command], prog: str, arguments: list[str]) -> tu
 
 
 def images_of(options: Any, words: Sequence[str]) -> list[str]:
-    """Return the images that a command names: its positional words, or else the value of --data, or of a recipe."""
+    """Return the images of a command: its positional words, or else the value of --data, or of a recipe."""
     of_run = getattr(options, "data_path", None)
     if words and of_run is not None:
         raise InputError(f"--data {of_run}: the images are given already, {words[0]}; leave one of them out")
@@ -269,7 +262,7 @@ def _spec_of(kind: Any) -> PrimitiveConstructorSpec | None:
     def value(words: list[str]) -> Any:
         if optional and words == ["None"]:
             return None
-        return values_of_config.converted(words if several else words[0], inner)
+        return converted(words if several else words[0], inner)
 
     return PrimitiveConstructorSpec(
         nargs="*" if many else len(parts),
@@ -281,42 +274,35 @@ def _spec_of(kind: Any) -> PrimitiveConstructorSpec | None:
 
 
 def page_of(command: type, *, optional: bool = False) -> tuple[Any, Any]:
-    """Return a command's dataclass and defaults for `--help` without a config: CONFIG takes the place of the keys.
+    """Return a command's dataclass and defaults for `--help` with CONFIG in place of the keys.
 
-    Args:
-        optional: whether the command also runs without a config.
+    `optional` is whether the command also runs without a config.
     """
     paths: dict[str, Any] = {entry.name: Path("runs/CONFIG") for entry in fields(command) if entry.default is MISSING}
     file = "the path of a recipe file (Python with get_config(), YAML or JSON)"
     names = f"A name ({', '.join(config_names())}), {file}, or the work directory of a run. Also as --config CONFIG."
     shown = tyro.conf.arg(help=names, help_behavior_hint="(optional)" if optional else None)
     word: Any = Annotated[str, tyro.conf.Positional, shown]
-    page = _derived(command, [("config", word, MISSING)], _first_options({}))
-    page.__doc__ = f"{inspect.getdoc(command)}\n\n{_NOTE_ON_KEYS}\n\n{_COMPLETION}"
+    page = _derived(command, [("config", word, MISSING)], _first_options({}), notes=[_NOTE_ON_KEYS, _COMPLETION])
     return page, page(**paths | {"config": "" if optional else tyro.MISSING})
 
 
 def page_of_config(command: Any, hooks: Collection[str]) -> tuple[Any, Any]:
     """Return a command's dataclass and defaults for `--help` after a config, without unused keys.
 
-    For a key of None, the page shows the default of the choice that reads it, such as an optimizer. `hooks` are the
-    hooks of the recipe file.
+    For a key of None, the page shows the default of the choice that reads it, such as an optimizer.
     """
     config = registry.with_defaults(command.config)
     values = config.flat()
     unread = {key for key, need in registry.unmet(Config, values, hooks).items() if need.key in registry.NAMES}
     shown = _shown(config, registry.keys_of_choices(), {*unread, "seed"})
     whole: Any = Annotated[type(shown), tyro.conf.arg(name="")]
-    page = _derived(type(command), [("config", whole, shown)], _first_options(values))
-    page.__doc__ = f"{inspect.getdoc(command)}\n\n{_COMPLETION}"
+    page = _derived(type(command), [("config", whole, shown)], _first_options(values), notes=[_COMPLETION])
     return page, page(**vars(command) | {"config": shown})
 
 
 def _first_options(values: Mapping[str, Any]) -> type:
-    """Return a dataclass of the most used options. As a base, it puts them before the options of a command.
-
-    `values` are the values of a config by dotted key, which are shown as defaults; empty without a config.
-    """
+    """Return a dataclass of `_VALUES` with defaults from a config. As a base, it puts them before other options."""
     options = []
     for key, metavar in _VALUES.items():
         description = f"Short for {format_option(SHORT[key])}." if key in SHORT else "Seed of all random values."
@@ -329,7 +315,7 @@ def _first_options(values: Mapping[str, Any]) -> type:
 
 
 def _shown(section: Any, of_choices: Collection[str], hidden: Collection[str], prefix: str = "") -> Any:
-    """Return a copy of a section or a config without the hidden keys, and with the descriptions of keys of choices."""
+    """Return a copy of a section or a config without hidden keys, and with the descriptions of keys of choices."""
     shown = []
     for name, hint in get_type_hints(type(section), include_extras=True).items():
         key, value = prefix + name, getattr(section, name)
@@ -337,15 +323,16 @@ def _shown(section: Any, of_choices: Collection[str], hidden: Collection[str], p
             hint = tyro.conf.Suppress[hint]
         elif key in of_choices:
             hint = Annotated[hint, tyro.conf.arg(help=registry.description(key))]
-        elif values_of_config.is_tree(hint):
+        elif is_tree(hint):
             value = _shown(value, of_choices, hidden, f"{key}.")
             hint = type(value)
         shown.append((name, hint, value))
     return _derived(type(section), shown)()
 
 
-def _derived(kind: type, changed: Iterable[tuple[str, Any, Any]], *bases: type) -> Any:
-    """Return a subclass of a dataclass with other types and defaults for some fields, and with further bases."""
+def _derived(kind: type, changed: Iterable[tuple[str, Any, Any]], *bases: type, notes: Sequence[str] = ()) -> Any:
+    """Return a subclass of a dataclass with other types and defaults for some fields, further bases, and notes."""
     redefined = [(name, hint, field(default=value)) for name, hint, value in changed]
-    options = {"namespace": {"__doc__": kind.__doc__}, "frozen": True, "kw_only": True}
+    description = "\n\n".join([inspect.getdoc(kind) or "", *notes])
+    options = {"namespace": {"__doc__": description}, "frozen": True, "kw_only": True}
     return make_dataclass(kind.__name__, redefined, bases=(kind, *bases), **options)

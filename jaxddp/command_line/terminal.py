@@ -33,11 +33,10 @@ _NARROWEST = 10
 
 
 def print_table(columns: Sequence[str], rows: Iterable[TableRow]) -> None:
-    """Print a table on standard output, with the width of the terminal or COLUMNS.
+    """Print a table on standard output, with the width of the terminal or COLUMNS; one line a row in a file or a pipe.
 
-    In a file or a pipe, each row is one line. If the table is too wide, cells are folded. If it is too wide for the
-    longest word of each cell, each cell gets its own line, which is folded, too. So no line is wider, and no text is
-    left out.
+    If the table is too wide, cells are folded, or if their longest words are too wide, each cell gets its own line. No
+    text is left out.
     """
     from rich import box
     from rich.console import Console
@@ -70,8 +69,7 @@ def _as_text(cell: str | tuple[str, str]) -> "Text":
 class StatusLine:
     """A line on standard error with the current activity. On a terminal, it is erased after the activity.
 
-    In a file or a pipe, the description of an activity is printed at once, and again with its progress after 10 s and
-    then every 30 s, so that the log of a long job shows that it is alive.
+    In a file or a pipe, an activity is printed at once, and with its progress after 10 s and then every 30 s.
     """
 
     def __init__(self) -> None:
@@ -119,7 +117,7 @@ class StatusLine:
 
 
 def _bar(activity: Activity, console: "Console") -> str:
-    """Return a bar for the completed share; "" if the amount of work is unknown."""
+    """Return a bar for the completed share; "" if it is unknown."""
     if activity.share is None:
         return ""
     done, left = ("#", "-") if console.legacy_windows or console.options.ascii_only else ("━", "─")
@@ -132,13 +130,10 @@ class OutputError(JaxddpError):
 
 
 def make_usable(*, needs_output: bool) -> None:
-    """Replace the standard streams. Streams that a notebook or a test has replaced do not change.
+    """Replace the standard streams, except those that a notebook or a test has replaced.
 
     A stream that was closed before the start, as daemons close them, is opened as /dev/null. A character that the
-    encoding lacks is escaped. If standard error cannot be written, its text is discarded.
-
-    Args:
-        needs_output: whether a failed write to standard output raises `OutputError`; otherwise its text is discarded.
+    encoding lacks is escaped. Text that cannot be written is discarded, or raises `OutputError` if it `needs_output`.
     """
     # A file that is opened later would get the number of a closed stream, and the output of C++ code would go into it.
     # The system returns the lowest free number.

@@ -15,7 +15,7 @@ _LONGEST = 80
 
 
 def config_first(words: list[str]) -> list[str]:
-    """Return the words of a command with the config in place of a leading `--config`: `--config my.yaml` is my.yaml."""
+    """Return the words of a command with my.yaml in place of a leading `--config my.yaml`."""
     name, equals, value = words[0].partition("=") if words else ("", "", "")
     if name != CONFIG_OPTION or not (equals or words[1:]):
         return words
@@ -23,9 +23,9 @@ def config_first(words: list[str]) -> list[str]:
 
 
 def config_and_words(command: str, words: Sequence[str]) -> tuple[str, list[str]]:
-    """Return the config, the first word after a command, or `--help`, and the other words.
+    """Return the config or `--help`, the first word after a command, and the other words.
 
-    Raises: InputError if there is no config, or if the other words contain another one, `--config my.yaml`.
+    Raises: InputError if there is no config, or another one: `--config my.yaml`.
     """
     if not words or (words[0].startswith("-") and words[0] not in HELP):
         raise InputError(f"{command}: the first argument is the config; there are: {', '.join(config_names())}")
@@ -51,29 +51,27 @@ def is_flag(hint: Any) -> bool:
 
 
 def expand_short_forms(words: Sequence[str], options: Mapping[str, Any]) -> list[str]:
-    """Replace the short forms, and give each flag a value, in the words of a command line.
+    """Replace short forms (`--epochs 5` by `--train.duration "5 epochs"`), and give each flag a value.
 
-    `--epochs 5` becomes `--train.duration "5 epochs"`, and `--data.augment.no-flip` becomes
-    `--data.augment.flip False`. Raises: InputError if the words contain a short form and its key.
+    Raises: InputError if the words contain a short form and its key.
     """
     expanded, typed = list[str](), {key_of_option(word) for word in words}
     for key, (word, *texts) in by_key(words, options):
         name, equals, value = word.partition("=")
-        if (short := key_of_option(word)) in SHORT and short not in options and key in options:
+        values, short = [value, *texts] if equals else texts, key_of_option(word)
+        if short in SHORT and short not in options and key in options:
             if key in typed:
                 problem = f"{name} is short for {format_option(key)}, which is given too"
                 raise InputError(problem, advice="leave one of them out")
             if short == "epochs":
-                value, texts = equals and _epochs(value), [*map(_epochs, texts[:1]), *texts[1:]]
-            word = format_option(key) + equals + value
-        truth = TRUTHS.get((value if equals else "".join(texts[:1])).lower())
+                values[:1] = map(_epochs, values[:1])
+            name = format_option(key)
+        truth = TRUTHS.get("".join(values[:1]).lower())
         if is_flag(options.get(key)) and (truth is not None or not equals):
-            is_inverted = short not in (key, *SHORT)
-            on = not is_inverted if truth is None else truth != is_inverted
-            if truth is not None and not equals:
-                texts = texts[1:]
-            word, texts = format_option(key), [str(on), *texts]
-        expanded += [word, *texts]
+            on = (truth is not False) != (short not in (key, *SHORT))
+            rest = values if truth is None else values[1:]
+            name, equals, values = format_option(key), "", [str(on), *rest]
+        expanded += [f"{name}={values[0]}", *values[1:]] if equals else [name, *values]
     return expanded
 
 
@@ -105,7 +103,7 @@ def _full_key(key: str, options: Mapping[str, Any]) -> str:
 
 
 def words_without(words: Sequence[str], options: Mapping[str, Any], keys: Collection[str]) -> list[str]:
-    """Return the words of a command line without the options of some keys, and without their values."""
+    """Return the words of a command line without the options of some keys and their values."""
     return [word for key, words_of_key in by_key(words, options) if key not in keys for word in words_of_key]
 
 
@@ -117,8 +115,8 @@ def _epochs(text: str) -> str:
 def format_error(error: JaxddpError, arguments: Sequence[str]) -> str:
     """Return the line that a command prints for an error.
 
-    If the command line sets the key, the line begins with the option: `--train.batch-size 30 cannot be divided …`. If
-    line 7 of the recipe file sets the key, it begins with `my.py:7: train.batch_size=30 cannot be divided …`.
+    It begins with the option of the key, `--train.batch-size 30 cannot be divided …`, or with the line of the recipe
+    file that sets it, `my.py:7: train.batch_size=30 cannot be divided …`.
     """
     if error.key is None:
         return str(error)

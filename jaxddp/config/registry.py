@@ -28,8 +28,7 @@ from dataclasses import Field, dataclass, fields, is_dataclass
 from operator import attrgetter
 from typing import Any, TypeVar, get_type_hints
 
-import jaxddp.config.values as values_of_config
-from jaxddp.config.values import keys_of, nested, plain, replaced
+from jaxddp.config.values import descriptions, keys_of, nested, notes, observed_like, plain, replaced, unobserved
 from jaxddp.core.errors import InputError, Key, Words, choices, joined, some
 
 T = TypeVar("T")
@@ -111,10 +110,10 @@ class Registry:
 
     def settings(self, section: Any) -> Any:
         """Return the choice that a section names with the section's values, or its own defaults for keys of None."""
-        values = values_of_config.unobserved(section)
+        values = unobserved(section)
         choice = self.choice(getattr(values, self.key.rpartition(".")[2]))
         given = {field.name: value for field in fields(choice) if (value := getattr(values, field.name)) is not None}
-        return values_of_config.observed_like(section, choice(**given))
+        return observed_like(section, choice(**given))
 
     def keys_read(self, name: str) -> dict[str, Field[Any]]:
         """Return the settings of a choice, by dotted key; none for an unknown name."""
@@ -197,14 +196,14 @@ def check_names(config: Any, hooks: Collection[str] = ()) -> None:
 @functools.cache
 def needs(tree: type) -> Mapping[str, Requires]:
     """Return what each key of a config needs, for the keys that need another key."""
-    return {key: need for key, hint in keys_of(tree) for need in values_of_config.notes(hint, Requires)}
+    return {key: need for key, hint in keys_of(tree) for need in notes(hint, Requires)}
 
 
 def description(key: str) -> str:
     """Return the docstring of a setting of choices, in the first choice that has one."""
     name = key.rpartition(".")[2]
     readers = [kind.choice(reader) for kind in CHOICES for reader in kind.readers().get(key, ())]
-    described = [values_of_config.descriptions(base) for reader in readers for base in reader.__mro__[:-1]]
+    described = [descriptions(base) for reader in readers for base in reader.__mro__[:-1]]
     return next((texts[name] for texts in described if name in texts), "")
 
 
@@ -242,9 +241,9 @@ def reset_unread(config: Any, set_keys: Collection[str], hooks: Collection[str] 
 
     `set_keys`, which one file, call or command sets, are not reset.
     """
-    default, needs_of = type(config)(), without_effect(config, hooks)
+    default, needs_of = type(config)().flat(), without_effect(config, hooks)
     lost = [key for key, need in needs_of.items() if key not in set_keys and need.key in set_keys]
-    return replaced(config, nested({key: attrgetter(key)(default) for key in lost}))
+    return replaced(config, nested({key: default[key] for key in lost}))
 
 
 def check_read(config: Any, hooks: Collection[str] = (), advise: Callable[[Sequence[str]], str] | None = None) -> None:
@@ -252,13 +251,12 @@ def check_read(config: Any, hooks: Collection[str] = (), advise: Callable[[Seque
 
     Raises: InputError, which names the other keys, and the keys that decide their effect. `advise` returns the advice.
     """
-    problems = dict[str, Words]()
+    problems, values = dict[str, Words](), config.flat()
     for key, need in without_effect(config, hooks).items():
         why: Words = " has no effect without ", f"{' or '.join(need.values)} in " if need.values else "", Key(need.key)
         if need.key in NAMES:
-            name = attrgetter(need.key)(config)
-            why = " is read by ", Key(need.key), f"={some(need.values, 8)}, and not by {name}"
-        problems[key] = Key(key, plain(attrgetter(key)(config))), why
+            why = " is read by ", Key(need.key), f"={some(need.values, 8)}, and not by {values[need.key]}"
+        problems[key] = Key(key, values[key]), why
     if problems:
         advice = advise([*problems]) if advise else f"leave {'it' if len(problems) == 1 else 'them'} out"
         raise InputError(*joined("; ", problems.values()), advice=advice)

@@ -490,9 +490,9 @@ class Config:
         `optimizer={"name": "adamw"}` drops LARS's `trust_coefficient`. Raises: InputError if a key is unknown, or a
         value has the wrong type or is out of range.
         """
-        keys = flatten(changes).keys()
-        config = registry.reset_unread(replaced(self, nested(changes)), keys)
-        vars(config)["replaced_keys"] = self.replaced_keys | keys
+        flat = flatten(changes)
+        config = registry.reset_unread(replaced(self, nested(flat)), flat.keys())
+        vars(config)["replaced_keys"] = self.replaced_keys | flat.keys()
         return config
 
     @cached_property

@@ -157,10 +157,10 @@ def checked(value: Any, hint: Any, key: str, whole_hint: Any = None) -> Any:
             return Duration.parse(value)
     if hint is Path and isinstance(value, str | Path):
         return Path(check_path(value, key))
-    if hint is str and isinstance(value, Path):
+    if hint is str and isinstance(value, str | Path):
         value = str(value)
-    if hint is str and isinstance(value, str) and not (0 < len(value) <= _LONGEST_TEXT and "\0" not in value):
-        raise InputError(Key(key, value), f": expected text of 1 to {_LONGEST_TEXT:,} characters")
+        if not 0 < len(value) <= _LONGEST_TEXT or "\0" in value:
+            raise InputError(Key(key, value), f": expected text of 1 to {_LONGEST_TEXT:,} characters")
     if origin is None and hint not in _NUMBERS and isinstance(value, hint):
         return value
     suggestion = nearest(value, map(str, args)) if origin is Literal and isinstance(value, str) else ""
