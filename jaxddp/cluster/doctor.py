@@ -32,13 +32,9 @@ from jax import P, lax
 import jaxddp.core.files as files
 from jaxddp.cluster.machine import local_gpus
 from jaxddp.config import Config, ParallelConfig
+from jaxddp.core import libraries, phases, threads, tpu, user_code
 from jaxddp.core.errors import InputError, Key, counted, plural, size, speed
-from jaxddp.core.libraries import installed_version
 from jaxddp.core.peers import Peers, joined
-from jaxddp.core.phases import doing
-from jaxddp.core.threads import local_cores
-from jaxddp.core.tpu import local_chips
-from jaxddp.core.user_code import describe_error
 from jaxddp.data.opening import labelled_and_unlabelled, open_tables
 from jaxddp.data.order import EvalOrder, SampleOrder
 from jaxddp.data.source import Source
@@ -69,7 +65,7 @@ class Finding(NamedTuple):
 
 def environment() -> Finding:
     """Find the job of this process. The value is None for a single process."""
-    job, machine = find_job(), f"{platform.node()}, {counted(len(local_cores()), 'core')}"
+    job, machine = find_job(), f"{platform.node()}, {counted(len(threads.local_cores()), 'core')}"
     if job is not None:
         return Finding(f"{machine}: {job}", job)
     tasks = os.environ.get("SLURM_NTASKS", "1")
@@ -103,7 +99,7 @@ def devices(parallel: ParallelConfig, peers: Peers) -> Finding:
     over = f" in {topology.process_count} processes" if topology.process_count > 1 else ""
     text = f"{topology.num_devices} x {topology.device_kind}{over}{each}"
     if topology.platform == "cpu":
-        for number, noun, extra in ((len(local_gpus()), "GPU", "cuda12"), (len(local_chips()), "TPU chip", "tpu")):
+        for number, noun, extra in ((len(local_gpus()), "GPU", "cuda12"), (len(tpu.local_chips()), "TPU chip", "tpu")):
             if number:
                 unseen = f"JAX does not see the {counted(number, noun)} of this machine"
                 advice = f"install jaxddp[{extra}], or set JAX_PLATFORMS=cpu"
@@ -115,15 +111,16 @@ def tpu_slices(topology: Topology) -> str:
     """Describe the slices of a job on TPUs: "4 TPU chips on each of 4 hosts in 1 slice"."""
     num_slices = len({getattr(device, "slice_index", 0) for device in topology.mesh.devices.flat})
     hosts = counted(topology.process_count, "host")
-    return f"{counted(len(local_chips()), 'TPU chip')} on each of {hosts} in {counted(num_slices, 'slice')}"
+    return f"{counted(len(tpu.local_chips()), 'TPU chip')} on each of {hosts} in {counted(num_slices, 'slice')}"
 
 
 def versions() -> Finding:
     """List the installed versions of the packages that a run needs."""
-    packages = PACKAGES + ("libtpu",) * bool(local_chips())
-    found = {"python": platform.python_version()} | {package: installed_version(package) for package in packages}
+    packages = PACKAGES + ("libtpu",) * bool(tpu.local_chips())
+    found = {"python": platform.python_version()}
+    found |= {package: libraries.installed_version(package) for package in packages}
     found["jaxddp"] = found["jaxddp"] or "(a checkout)"
-    found["tensorflow"] = found["tensorflow"] or installed_version("tensorflow-cpu")
+    found["tensorflow"] = found["tensorflow"] or libraries.installed_version("tensorflow-cpu")
     detail = ", ".join(f"{name} {version or 'not installed'}" for name, version in found.items())
     if found["tensorflow"] is None:
         return Finding(f"{detail}: without TensorFlow only arrays in memory can be trained on", verdict="warn")
@@ -320,10 +317,10 @@ class CheckRow(NamedTuple):
 def add(rows: list[CheckRow], check: str, run: Callable[..., Finding], *arguments: Any) -> Any | None:
     """Run a check, add its row, and return the value of its finding; None if the check failed."""
     try:
-        with doing(f"checking {check}"):
+        with phases.doing(f"checking {check}"):
             finding = run(*arguments)
     except Exception as error:
-        finding = Finding(describe_error(error), verdict="fail")
+        finding = Finding(user_code.describe_error(error), verdict="fail")
     rows.append(CheckRow(check, finding.verdict, finding.detail))
     return finding.value
 

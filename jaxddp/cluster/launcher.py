@@ -24,11 +24,10 @@ from jaxddp.cluster.options import Launch
 from jaxddp.cluster.states import Agent, Assignment, Coordinator
 from jaxddp.cluster.worker import Worker, WorkerGroup, catch_signals, shared_environment
 from jaxddp.config import Config
+from jaxddp.core import threads, tpu
 from jaxddp.core.errors import InputError, about, counted, nearest
 from jaxddp.core.log import say
 from jaxddp.core.ranges import Range, whole
-from jaxddp.core.threads import local_cores
-from jaxddp.core.tpu import local_chips
 from jaxddp.job.connection import raise_file_limit
 from jaxddp.job.environment import INHERITED_SOCKET, KEY, RUN_ID, Job
 from jaxddp.job.messages import LOOPBACK, is_loopback, listen, split_address
@@ -132,7 +131,7 @@ def _resources(options: Launch) -> tuple[list[Sequence[str]], list[Sequence[int]
     On a machine with TPU chips, one process uses all of them.
     """
     gpus, processes = list[str](), 1
-    if chips := [] if options.gpus == 0 else local_chips():
+    if chips := [] if options.gpus == 0 else tpu.local_chips():
         check_tpu_options(options, chips)
     else:
         visible = local_gpus()
@@ -147,7 +146,7 @@ def _resources(options: Launch) -> tuple[list[Sequence[str]], list[Sequence[int]
             problem = f"{counted(len(gpus), 'GPU')} cannot be divided evenly among {counted(processes, 'process')}"
             advice = "use fewer GPUs with --gpus, or only the CPU with --gpus 0"
             raise InputError(f"--processes {processes}: {problem}", advice=advice)
-    cores, needed = local_cores(), (options.cores or 0) * processes
+    cores, needed = threads.local_cores(), (options.cores or 0) * processes
     if needed > len(cores):
         problem = f"{counted(processes, 'process')} would need {counted(needed, 'core')}"
         raise InputError(f"--cores {options.cores}: {problem}, but the launcher may use only {len(cores)}")

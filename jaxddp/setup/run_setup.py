@@ -21,14 +21,12 @@ from jaxddp.core.phases import doing, phase
 from jaxddp.data.batch import Batch
 from jaxddp.data.source import LabelKind, Source, check_labelled, labels_of
 from jaxddp.data.united import VALIDATION, UnitedSource, own_part, unite
+from jaxddp.engine import predictions, replicas, statistics
 from jaxddp.engine.initial_state import NO_OPTIMIZER, make_init
 from jaxddp.engine.objective import Loss, Objective, TrainObjective, example_loss
 from jaxddp.engine.parts.averages import with_average
-from jaxddp.engine.predictions import make_classify
 from jaxddp.engine.programs import Program, TrainStep, gather_batch, loops_are_slow, make_eval_step
-from jaxddp.engine.replicas import SelfTest
 from jaxddp.engine.state import EVAL_MODEL_STATE, TrainState, first_difference
-from jaxddp.engine.statistics import PASSES, STILL, with_own_statistics
 from jaxddp.engine.step import Phases
 from jaxddp.engine.ways.way import Way
 from jaxddp.measure.memory import memory_errors
@@ -205,9 +203,9 @@ class RunSetup(Recipe):
         """Return the function of the last state that `with_own_statistics` is; None if no part needs it."""
         if not any(EVAL_MODEL_STATE in arrays for arrays in self.like.parts.values()):
             return None
-        program, chunks = self.program(Phases(self.unmeasured, STILL))
-        begin = max(0, self.layout.plan.total_steps - PASSES)
-        return partial(with_own_statistics, way=self.way, program=program, chunks=partial(chunks, begin))
+        program, chunks = self.program(Phases(self.unmeasured, statistics.STILL))
+        begin = max(0, self.layout.plan.total_steps - statistics.PASSES)
+        return partial(statistics.with_own_statistics, way=self.way, program=program, chunks=partial(chunks, begin))
 
     def program(self, phases: Phases | None = None) -> tuple[Program, Chunks]:
         """Return the program of the training steps, and the function that yields its arguments.
@@ -228,13 +226,13 @@ class RunSetup(Recipe):
         shape = self.layout.training_data.image_shape
         return 1 if loops_are_slow(self.supervised, self.like, shape, self.topology) else LONGEST_CHUNK
 
-    def self_test(self) -> SelfTest | None:
+    def self_test(self) -> replicas.SelfTest | None:
         """Return the self-test of the gradient; None with one device, or if the config disables it. See `SelfTest`."""
         mode = self.config.parallel.self_test
         if self.topology.num_devices == 1 or mode == "never":
             return None
         # The self-test compares gradients, and metrics have none.
-        return self.programs(SelfTest, self.unmeasured, self.way, _first_batch, mode)
+        return self.programs(replicas.SelfTest, self.unmeasured, self.way, _first_batch, mode)
 
     def evaluator(self, source: Source, batch_size: int | None = None, *, resident: bool = False) -> Evaluator:
         """Return an evaluator that measures a state on a source.
@@ -266,7 +264,8 @@ class RunSetup(Recipe):
         # A picture shows one label and one prediction. Each process would have to send its images to process 0.
         if val is None or not count or several or isinstance(val, UnitedSource):
             return None
-        program, rows = self.programs(make_classify, self.measured, self.topology), labels_of(val).share(count)
+        program = self.programs(predictions.make_classify, self.measured, self.topology)
+        rows = labels_of(val).share(count)
         data, max_batch = self.config.data.of_evaluation, self.config.eval.batch_size
         return ImagePredictor(program, val, rows, data, self.topology, max_batch)
 

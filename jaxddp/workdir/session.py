@@ -61,15 +61,11 @@ class Session:
     def restore_into(self, run: Run) -> Run:
         """Return the run with the state of its checkpoint, and with this directory to save to.
 
-        Raises: InputError if the checkpoint is of another run or step, or the directory was removed.
+        Raises: InputError; see `Checkpoints.restore`.
         """
         restored: dict[str, Any] = {}
         if self.resume_step is not None:
             state, progress = self.checkpoints.restore(self.resume_step, run.state)
-            if (step := int(state.step)) != self.resume_step:
-                place = self.checkpoints.directory / str(self.resume_step)
-                advice = "move it away to use the step before"
-                raise InputError(f"{place}: holds the state of step {step}", advice=advice)
             # Process 0 reads the metrics, because other hosts may not see its last writes yet.
             metrics = self.checkpoints.validations.by_step.get(self.resume_step, {})
             measured = json.loads(run.topology.peers.from_first("validated", lambda: json.dumps(metrics)))
