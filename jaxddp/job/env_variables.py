@@ -44,6 +44,14 @@ def number(setting: EnvValue, bounds: Range) -> int:
     return value
 
 
+def index_below(setting: EnvValue, count: int, reason: str) -> int:
+    """Return a value as a whole number from 0 to `count - 1`. Raises InputError, with the reason for this count."""
+    index = number(setting, INDEX)
+    if index >= count:
+        raise InputError(f"{setting.variable}={index}: expected 0 to {count - 1}, {reason}")
+    return index
+
+
 def text(environ: Environ, variable: str) -> str:
     """Return a variable's text, which is sent to other processes; empty if the variable is not set.
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from jaxddp.core.errors import InputError, about, show
 from jaxddp.core.phases import working
 from jaxddp.core.ranges import Range
-from jaxddp.job.env_variables import COUNT, INDEX, Environ, EnvValue, lookup, number, text
+from jaxddp.job.env_variables import COUNT, INDEX, Environ, EnvValue, index_below, lookup, number, text
 from jaxddp.job.messages import KEY, split_address
 from jaxddp.job.schedulers import EXPLICIT, SCHEDULERS, TPU, Scheduler
 from jaxddp.job.tpu import with_metadata
@@ -104,10 +104,7 @@ def find_job(environ: Environ = os.environ, root: Path = Path("/")) -> Job | Non
         missing = [name for name, part in parts.items() if part is None]
         advice = f"set {'it' if len(missing) == 1 else 'them'}, or JAX_NUM_PROCESSES=1 for a single process"
         raise InputError(f"environment: {present} set but not {' and '.join(missing)}", advice=advice)
-    process_id = number(process, INDEX)
-    if process_id >= num_processes:
-        last = num_processes - 1
-        raise InputError(f"{process.variable}={process_id}: expected 0 to {last}, for {count.variable}={num_processes}")
+    process_id = index_below(process, num_processes, f"for {count.variable}={num_processes}")
     with about(f"{address.variable}={show(address.value)}"):
         split_address(address.value)
     devices = lookup(environ, "JAX_LOCAL_DEVICE_IDS") or _local_rank(environ, ordered)

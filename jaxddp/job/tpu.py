@@ -25,7 +25,7 @@ from typing import NamedTuple
 from jaxddp.core.errors import InputError, Unreachable, counted, show
 from jaxddp.core.threads import in_daemon
 from jaxddp.core.tpu import local_chips
-from jaxddp.job.env_variables import COUNT, INDEX, Environ, EnvValue, lookup, number
+from jaxddp.job.env_variables import COUNT, Environ, EnvValue, index_below, lookup, number
 
 HOSTNAMES, WORKER = "TPU_WORKER_HOSTNAMES", "TPU_WORKER_ID"
 _OF_SLICES = ("MEGASCALE_NUM_SLICES", "MEGASCALE_SLICE_ID", "MEGASCALE_COORDINATOR_ADDRESS")
@@ -116,10 +116,7 @@ def place(environ: Environ) -> Place:
         raise InputError(f"{hosts.variable}={show(hosts.value)}: expected the names of hosts, separated by commas")
     size, process = len(names), None
     if worker is not None:
-        index = number(worker, INDEX)
-        if index >= size:
-            reason = f"because {hosts.variable} has {counted(size, 'host')}"
-            raise InputError(f"{worker.variable}={index}: expected 0 to {size - 1}, {reason}")
+        index = index_below(worker, size, f"because {hosts.variable} has {counted(size, 'host')}")
         if size * num_slices > 1:
             process = EnvValue(str(slice_index * size + index), ", ".join([worker.variable, *variables]))
     count = EnvValue(str(size * num_slices), ", ".join([hosts.variable, *variables]))
@@ -155,10 +152,7 @@ def _slices(environ: Environ) -> tuple[int, int, EnvValue | None, list[str]]:
         missing = [name for name, setting in settings.items() if setting is None]
         problem = f"environment: {', '.join(present)} set but not {' and '.join(missing)}"
         raise InputError(problem, advice="several slices need all of them, and one slice needs none")
-    slice_index = number(index, INDEX)
-    if slice_index >= num_slices:
-        expected = f"expected 0 to {num_slices - 1}, for {count.variable}={num_slices}"
-        raise InputError(f"{index.variable}={slice_index}: {expected}")
+    slice_index = index_below(index, num_slices, f"for {count.variable}={num_slices}")
     # libtpu's own coordinator listens at the port in this value.
     match = re.fullmatch(rf"({_NAME})(:\d+)?", coordinator.value)
     if match is None:
