@@ -239,9 +239,9 @@ def test_distillation_does_not_read_unlabelled_images():
     setup = setup_of(linear_model(), sgd(0.1), devices=2)
     resources = dataclasses.replace(setup.resources, unlabelled=random_table(60).without_labels())
     objects = {name: getattr(setup, name) for name in ("model", "optimizer", "loss", "eval_loss")}
-    recipe_of = functools.partial(Recipe.of, setup.config, setup.topology, resources, **objects)
+    recipe_of = functools.partial(Recipe.of, setup.config, setup.topology, resources, setup.layout)
     sources = [
-        recipe_of(objective=objective).feed.unlabelled
+        recipe_of(objects | {"objective": objective}).feed.unlabelled
         for objective in (jaxddp.distillation(teacher_of(setup.topology)), lambda supervised: supervised)
     ]
     assert sources[0] is None and sources[1] is not None

@@ -149,7 +149,7 @@ def test_other_numbers_than_those_of_libtpu_are_an_error(devices, chips_of_four_
 @pytest.fixture
 def chips(monkeypatch):
     plain_environment(monkeypatch)
-    monkeypatch.setattr(launcher, "local_chips", lambda: CHIPS)
+    monkeypatch.setattr(launcher.tpu, "local_chips", lambda: CHIPS)
 
 
 def test_the_launcher_starts_one_process_with_all_chips(chips, capfd, tmp_path):
@@ -175,12 +175,14 @@ def test_options_that_do_not_fit_the_chips_are_an_error(options, message):
 
 
 def test_chips_that_jax_does_not_see_are_a_warning(monkeypatch):
-    monkeypatch.setattr(checklist, "local_chips", lambda: CHIPS)
+    monkeypatch.setattr(checklist.tpu, "local_chips", lambda: CHIPS)
     row = checklist.devices(ParallelConfig(), ALONE)
     assert row.verdict == "warn" and row.detail.endswith(
         "JAX does not see the 4 TPU chips of this machine: install jaxddp[tpu], or set JAX_PLATFORMS=cpu"
     )
-    monkeypatch.setattr(checklist, "installed_version", lambda package: None if package == "libtpu" else "1.0")
+    monkeypatch.setattr(
+        checklist.libraries, "installed_version", lambda package: None if package == "libtpu" else "1.0"
+    )
     assert "libtpu not installed" in checklist.versions().detail
 
 
