@@ -312,7 +312,8 @@ def test_validation_files_are_decoded_once_as_the_stream_decodes_them(root, monk
 
 def images_of(table, data: DataConfig, devices: int):
     """Return the images of a table in device memory."""
-    return Feed(table, SampleOrder(len(table), 1, 0), data, Topology.create(devices)).images
+    feed = Feed(table, SampleOrder(len(table), 1, 0), data, Topology.create(devices))
+    return next(feed.resident_chunks([range(1)])).feed[0]
 
 
 @pytest.fixture(scope="module")

@@ -134,13 +134,6 @@ class Feed:
             image = jax.ShapeDtypeStruct(shape, image.dtype, sharding=image.sharding)
         return argument._replace(image=image, side=resizing, unlabelled=self._with_side(argument.unlabelled, side))
 
-    @property
-    def images(self) -> ResidentImages:
-        """The images of the source, or of both sources, on every device; see `Resident`. Raises: see `place`."""
-        self.place()
-        training = self.resident[TRAINING].images
-        return training if self.unlabelled is None else (training, self.resident[UNLABELLED].images)
-
     def place(self, val: Source | None = None) -> None:
         """Copy the training images, and the images of a validation set, to every device, unless they are already there.
 
@@ -169,10 +162,15 @@ class Feed:
     def resident_chunks(self, chunks: Iterable[range], key: jax.Array | None = None) -> Iterator[Chunk]:
         """Iterate over the arguments of `make_resident_steps`: images, columns and the run's key, for each chunk.
 
-        The columns of a chunk are computed in a thread while the devices compute the chunk before it.
+        The columns of a chunk are computed in a thread while the devices compute the chunk before it. Raises: see
+        `place`.
         """
+        self.place()
+        images: ResidentImages = self.resident[TRAINING].images
+        if self.unlabelled is not None:
+            images = images, self.resident[UNLABELLED].images
         for count, stacked in map_in_threads(lambda steps: (len(steps), self._stacked(steps)), chunks, ahead=1):
-            yield Chunk(count, (self.images, self.topology.place(stacked), key))
+            yield Chunk(count, (images, self.topology.place(stacked), key))
 
     def resident_eval(self, source: Source, batch_size: int, longest: int) -> Iterator[tuple[jax.Array, Batch]]:
         """Iterate over the arguments of `make_resident_eval` for another source, at most `longest` batches at once.
