@@ -21,14 +21,15 @@ import jax.numpy as jnp
 from jax import lax
 from jax.typing import DTypeLike
 
+import jaxddp.models.ops.layers as ops
 from jaxddp.config import ModelConfig, registry
 from jaxddp.config.layers import WeightInit
 from jaxddp.core.errors import InputError, Key, choices
 from jaxddp.models.network import Naming, Network, head_init, naming, stage_blocks
-from jaxddp.models.ops.layers import WEIGHT_INITS, Layer, ModuleFactory, Operations, SqueezeExcitation, nearest_multiple
+from jaxddp.models.ops.layers import WEIGHT_INITS, Layer, ModuleFactory, Operations, SqueezeExcitation
 
 _LEAST_BLURRED_CHANNELS = 16
-_BLUR_WEIGHTS = (1, 2, 1)
+_BLUR_WEIGHTS = tuple(weight / 16 for weight in (1, 2, 1, 2, 4, 2, 1, 2, 1))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
@@ -39,22 +40,11 @@ def blur(images: jax.Array, stride: int = 1) -> jax.Array:
     Only reverse-mode differentiation is supported, not `jax.jvp`.
     """
     wide = jnp.promote_types(images.dtype, jnp.float32)
-    batch, height, width, channels = images.shape
-    rows, columns = ((side - 1) // stride * stride + 1 for side in (height, width))
     padded = jnp.pad(images, ((0, 0), (1, 1), (1, 1), (0, 0)))
-
-    def shifted(row: int, column: int) -> jax.Array:
-        stop = (batch, row + rows, column + columns, channels)
-        return lax.slice(padded, (0, row, column, 0), stop, (1, stride, stride, 1)).astype(wide)
-
     # XLA sums the nine slices in one pass over memory, while a separable filter takes two passes. On a CPU the sum
     # takes an eighth of the time of XLA's depthwise convolution.
-    taps = [
-        row_weight * column_weight / 16 * shifted(row, column)
-        for row, row_weight in enumerate(_BLUR_WEIGHTS)
-        for column, column_weight in enumerate(_BLUR_WEIGHTS)
-    ]
-    return functools.reduce(jnp.add, taps).astype(images.dtype)
+    slices = zip(_BLUR_WEIGHTS, ops.pixels_of_windows(padded, (3, 3), stride), strict=True)
+    return functools.reduce(jnp.add, [weight * pixels.astype(wide) for weight, pixels in slices]).astype(images.dtype)
 
 
 def _blur_forward(images: jax.Array, stride: int) -> tuple[jax.Array, tuple[int, ...]]:
@@ -171,7 +161,7 @@ class ResidualBlock(Layer):
         norm = self.norm(name=f"bn{last}", scale_init=scale_init)
         if not self.architecture.squeeze_excitation:
             return norm(y, residual=self.shortcut(x, y.shape), relu=True)
-        squeezed = nearest_multiple(y.shape[-1] / self.architecture.squeeze_excitation, least=0)
+        squeezed = ops.nearest_multiple(y.shape[-1] / self.architecture.squeeze_excitation, least=0)
         y = SqueezeExcitation(squeezed, name="se", **self.dtypes)(norm(y))
         return nn.relu(self.shortcut(x, y.shape) + y)
 

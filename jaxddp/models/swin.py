@@ -6,6 +6,7 @@ the same logits for images of 224 pixels.
 """
 
 import functools
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -19,7 +20,7 @@ _MASKED = -100.0
 """The number that torchvision and timm add to the score of a pair of tokens that must not attend to each other."""
 
 
-def partition(x: jax.Array, side: int) -> jax.Array:
+def partition(x: Any, side: int) -> Any:
     """Divide [B, H, W, D] into windows of side x side tokens: [B, H * W / side**2, side**2, D].
 
     H and W must be multiples of the side.
@@ -62,8 +63,7 @@ def shift_mask(size: tuple[int, int], side: int, shift: tuple[int, int]) -> np.n
     """
     parts = [_parts(length, side, by) for length, by in zip(size, shift, strict=True)]
     image = 3 * parts[0][:, None] + parts[1]
-    rows, columns = (length // side for length in size)
-    windows = image.reshape(rows, side, columns, side).transpose(0, 2, 1, 3).reshape(rows * columns, side * side)
+    windows = partition(image[None, ..., None], side)[0, ..., 0]
     return np.where(windows[:, :, None] == windows[:, None, :], 0, _MASKED).astype(np.float32)
 
 

@@ -26,6 +26,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jaxddp.models.ops.layers import pixels_of_windows
+
 # Patches copy each value k * k times. With at least this number of output features, the product saves more time than
 # the copies cost (measured with 128 to 512 features on maps of 2x2 to 14x14).
 _MANY_FEATURES = 256
@@ -190,8 +192,8 @@ def _dense_product(images: jax.Array, kernel: jax.Array, stride: int, padding: i
 
 def _depthwise_product(images: jax.Array, kernel: jax.Array, stride: int, padding: int) -> jax.Array:
     """Compute the sum of shifted images, each times an element of the kernel [k, l, 1, C]."""
-    taps = _taps(_pad(images, padding), kernel.shape, stride)
-    return functools.reduce(jnp.add, map(jnp.multiply, taps, kernel.reshape(-1, kernel.shape[3])))
+    pixels = pixels_of_windows(_pad(images, padding), kernel.shape, stride)
+    return functools.reduce(jnp.add, map(jnp.multiply, pixels, kernel.reshape(-1, kernel.shape[3])))
 
 
 def _grouped_product(images: jax.Array, kernel: jax.Array, stride: int, padding: int) -> jax.Array:
@@ -262,7 +264,7 @@ def _grouped_gradient(images: jax.Array, grads: jax.Array, *, shape: Shape, stri
     """Return the gradient of a kernel of this shape, [k, k, C / groups, F]."""
     size, _, inputs, features = shape
     groups = images.shape[-1] // inputs
-    count = groups // _merged(groups, inputs)
+    count = groups // _least_divisor(groups, inputs, _LEAST_CHANNELS)
     wide = _total_dtype(grads)
 
     def block(total: jax.Array, part: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
@@ -330,16 +332,18 @@ def _total_dtype(x: jax.Array) -> Any:
     return jnp.promote_types(x.dtype, jnp.float32)
 
 
+def _least_divisor(total: int, unit: int, least: int) -> int:
+    """Return the smallest divisor of a total that gives at least `least` times `unit`; the total if none does."""
+    enough = (size for size in range(1, total) if total % size == 0 and size * unit >= least)
+    return next(enough, total)
+
+
 def _block(batch: int, height: int, width: int) -> tuple[int, int]:
     """Return the number of images in a block, and the number of rows of each image.
 
     The block is the smallest one with enough pixels that divides the batch evenly.
     """
-    pixels = height * width
-    if pixels >= _BLOCK_PIXELS:
-        return 1, next(rows for rows in range(1, height + 1) if height % rows == 0 and rows * width >= _BLOCK_PIXELS)
-    counts = (count for count in range(1, batch) if batch % count == 0 and count * pixels >= _BLOCK_PIXELS)
-    return next(counts, batch), height
+    return _least_divisor(batch, height * width, _BLOCK_PIXELS), _least_divisor(height, width, _BLOCK_PIXELS)
 
 
 def _blocks(arrays: jax.Array, like: jax.Array | None = None) -> jax.Array:
@@ -348,16 +352,10 @@ def _blocks(arrays: jax.Array, like: jax.Array | None = None) -> jax.Array:
     return arrays.reshape(-1, size, *arrays.shape[1:])
 
 
-def _merged(groups: int, inputs: int) -> int:
-    """Return the number of groups to merge: the smallest divisor that gives enough channels."""
-    enough = (size for size in range(1, groups) if groups % size == 0 and size * inputs >= _LEAST_CHANNELS)
-    return next(enough, groups)
-
-
 def _merge(kernel: jax.Array, groups: int) -> jax.Array:
     """Return the matrices of the merged groups: [k, l, inputs, F] -> [merged groups, k * l * channels, features]."""
     rows, columns, inputs, features = kernel.shape
-    merged = _merged(groups, inputs)
+    merged = _least_divisor(groups, inputs, _LEAST_CHANNELS)
     by_group = kernel.reshape(rows, columns, inputs, groups // merged, merged, features // groups)
     between = jnp.eye(merged, dtype=kernel.dtype)
     # The axes of the result: merged group, row, column, the input's group and channel, the output's group and feature.
@@ -393,12 +391,4 @@ def _pad(images: jax.Array, padding: int) -> jax.Array:
 
 def _patches(images: jax.Array, shape: Shape, stride: int) -> jax.Array:
     """Extract patches: [..., H, W, C] -> [..., H', W', k * l * C], in the order of a kernel [k, l, …]."""
-    return jnp.concatenate(_taps(images, shape, stride), -1)
-
-
-def _taps(images: jax.Array, shape: Shape, stride: int) -> list[jax.Array]:
-    """Return the pixels that each element of a kernel reads: k * l arrays [..., H', W', C]."""
-    sides = zip(images.shape[-3:-1], shape[:2], strict=True)
-    height, width = ((side - size) // stride * stride + 1 for side, size in sides)
-    places = np.ndindex(*shape[:2])
-    return [images[..., i : i + height : stride, j : j + width : stride, :] for i, j in places]
+    return jnp.concatenate([*pixels_of_windows(images, shape, stride)], -1)

@@ -35,7 +35,9 @@ def max_pool(images: jax.Array, window: int = 3, stride: int = 2, padding: int =
 
 
 def _forward(images: jax.Array, window: int, stride: int, padding: int) -> tuple[jax.Array, Any]:
-    pixels = _pixels(images, window, stride, padding)
+    margins = [(0, 0, 0), (padding, padding, 0), (padding, padding, 0), (0, 0, 0)]
+    padded = lax.pad(images, jnp.array(-math.inf, images.dtype), margins)
+    pixels = pixels_of_windows(padded, (window, window), stride)
     largest = next(pixels)
     which = lax.full_like(largest, 0, jnp.uint8)
     for number, pixel in enumerate(pixels, start=1):
@@ -93,16 +95,18 @@ def _windows_of_pixels(side: int, count: int, window: int, stride: int, padding:
 max_pool.defvjp(_forward, _backward)
 
 
-def _pixels(images: jax.Array, window: int, stride: int, padding: int) -> Iterator[jax.Array]:
-    """Yield the pixels at each position within the windows, in row-major order; each [B, H', W', C]."""
-    margins = [(0, 0, 0), (padding, padding, 0), (padding, padding, 0), (0, 0, 0)]
-    padded = lax.pad(images, jnp.array(-math.inf, images.dtype), margins)
-    batch, height, width, channels = padded.shape
-    rows, columns = ((side - window) // stride * stride + 1 for side in (height, width))
-    for row in range(window):
-        for column in range(window):
-            stop = (batch, row + rows, column + columns, channels)
-            yield lax.slice(padded, (0, row, column, 0), stop, (1, stride, stride, 1))
+def pixels_of_windows(images: jax.Array, shape: tuple[int, ...], stride: int) -> Iterator[jax.Array]:
+    """Yield the pixels at each position within windows of images [..., H, W, C], in row-major order: [..., H', W', C].
+
+    Args:
+        shape: begins with the height and the width of a window.
+    """
+    *batch, height, width, channels = images.shape
+    rows, columns = ((side - size) // stride * stride + 1 for side, size in zip((height, width), shape, strict=False))
+    none, steps = [0] * len(batch), [*[1] * len(batch), stride, stride, 1]
+    for row, column in np.ndindex(*shape[:2]):
+        stop = (*batch, row + rows, column + columns, channels)
+        yield lax.slice(images, (*none, row, column, 0), stop, steps)
 
 
 # Type checkers do not accept a `jax.custom_vjp` as a callable.
