@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from sklearn.metrics import average_precision_score, f1_score
 from support.data import random_batch, random_table
 from support.networks import largest_difference, linear_model
 from support.shared import sgd
@@ -106,6 +105,8 @@ def test_a_step_of_mixed_images_is_the_same_on_any_number_of_devices():
 
 @pytest.mark.slow
 def test_a_multi_label_run_learns_and_its_metrics_equal_scikit_learns():
+    from sklearn.metrics import average_precision_score, f1_score  # Its import takes more than a second.
+
     results = {}
     for devices, cache in [(1, "none"), (4, "device")]:
         data = DataConfig(image_size=6, crop="whole", cache=cache, augment=AugmentConfig(flip=False))

@@ -6,8 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from sklearn.linear_model import LogisticRegression
-from sklearn.preprocessing import StandardScaler
 from support.runs import fails
 
 from jaxddp.cli import main
@@ -64,6 +62,9 @@ def test_knn_equals_the_weighted_vote_by_hand(neighbours):
 
 @pytest.mark.slow
 def test_the_linear_probe_equals_scikit_learns_regression_with_the_chosen_strength():
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.preprocessing import StandardScaler
+
     # The scales of features do not matter.
     scales = np.array([1e-3, 1, 1e3, 1, 1, 50], np.float32)
     train, val = (dataclasses.replace(file, features=file.features * scales + 7) for file in (TRAIN, VAL))

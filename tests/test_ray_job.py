@@ -43,9 +43,7 @@ def test_a_signal_during_the_wait_for_resources_ends_the_job_with_its_code(numbe
 def test_missing_resources_are_a_mistake_at_the_first_start_only(ends, code, busy_cluster, monkeypatch):
     attempt, earlier = ray_job.attempt, iter(ends)
     monkeypatch.setattr(ray_job, "attempt", lambda *arguments: next(earlier, None) or attempt(*arguments))
-    with pytest.raises(
-        ray_job.InputError, match="Ray did not reserve .*; start fewer processes, or raise --wait"
-    ) as error:
+    message = "Ray did not reserve .*; start fewer processes, or raise --wait"
+    with pytest.raises(ray_job.InputError, match=message) as error:
         ray_job.run(OPTIONS, [])
-    assert error.value.exit_code == code
-    assert len(busy_cluster) == 1
+    assert error.value.exit_code == code and len(busy_cluster) == 1

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
-from sklearn.metrics import average_precision_score, balanced_accuracy_score, confusion_matrix, f1_score
 from support.cases import essential_and_rare
 from support.data import CLASSES, NO_AUGMENTATION, random_table
 from support.networks import linear_model
@@ -59,6 +58,8 @@ def draw_set(draw, several=False):
 @pytest.mark.slow
 @given(draw_set())
 def test_metrics_of_one_label_equal_scikit_learns(example_set):
+    from sklearn.metrics import average_precision_score, balanced_accuracy_score, confusion_matrix, f1_score
+
     actual, (logits, labels, mask) = metrics_of(*example_set), example_set
     logits, labels, classes = logits[mask > 0], labels[mask > 0], np.arange(4)
     predictions, expected = logits.argmax(1), confusion_matrix(labels, logits.argmax(1), labels=classes)
@@ -77,6 +78,8 @@ def test_metrics_of_one_label_equal_scikit_learns(example_set):
 
 @given(draw_set(several=True))
 def test_metrics_of_several_labels_equal_scikit_learns(example_set):
+    from sklearn.metrics import average_precision_score, f1_score
+
     logits, labels, mask = example_set
     actual = metrics_of(logits, labels.astype(np.float32), mask, ("map", "f1"))
     exact = np.asarray(METRICS.get("exact_match")(jnp.asarray(logits), jnp.asarray(labels)))[mask > 0]

@@ -18,15 +18,8 @@ class RayJob(processes.Program):
     """The driver of two processes with a core each. It starts and ends its own Ray."""
 
     def __init__(self, folder: Path, words: list[str], *options: str):
-        driver_words = [
-            str(processes.REPOSITORY / "launch" / "ray_job.py"),
-            "--address",
-            "local",
-            "--processes",
-            "2",
-            *options,
-        ]
-        super().__init__([sys.executable, *driver_words, "--", *words], folder, ENVIRONMENT)
+        driver = [str(processes.REPOSITORY / "launch" / "ray_job.py"), "--address", "local", "--processes", "2"]
+        super().__init__([sys.executable, *driver, *options, "--", *words], folder, ENVIRONMENT)
         self.workdir = Path(words[words.index("--workdir") + 1])
 
     def worker(self, rank: int) -> int:
@@ -38,10 +31,7 @@ class RayJob(processes.Program):
 
     def _is_worker(self, folder: Path, rank: int) -> bool:
         try:
-            variables, words = (
-                (folder / "environ").read_bytes().split(b"\0"),
-                (folder / "cmdline").read_bytes().split(b"\0"),
-            )
+            variables, words = ((folder / name).read_bytes().split(b"\0") for name in ("environ", "cmdline"))
         except OSError:
             return False
         return f"JAX_PROCESS_ID={rank}".encode() in variables and str(self.workdir).encode() in words
