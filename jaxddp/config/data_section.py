@@ -36,8 +36,7 @@ class AugmentConfig:
     flip: bool = True
     """Flip half of the images from left to right."""
     alternate_flip: bool = False
-    """Replaces `flip`: half of the images are flipped in epochs 1, 3, 5 and so on, the other half in epochs 2, 4, 6 and
-    so on."""
+    """Replaces `flip`: half of the images are flipped in epochs 1, 3, 5, …, the other half in epochs 2, 4, 6, …"""
     pad: Padding = 0
     """Pad each side by this many pixels, then take a random crop of the original size."""
     border: Annotated[Literal["black", "reflect"], Requires("data.augment.pad")] = "black"
@@ -110,8 +109,7 @@ class DataConfig:
     interpolation: Literal["bilinear", "bicubic"] = "bilinear"
     """Interpolation of images that are resized, in training and evaluation."""
     crop: Literal["random_area", "whole"] = "random_area"
-    """Training crops: a random area resized to `image_size`, or the whole image (for small images; see
-    `augment.pad`)."""
+    """Training crops: a random area resized to `image_size`, or the whole image (if it is small; see `augment.pad`)."""
     crop_area: Annotated[tuple[Share, Share], Requires("data.crop", ("random_area",))] = (0.08, 1.0)
     """Smallest and largest fraction of the image's area that a random crop covers."""
     mean: tuple[Share, ...] = (0.485, 0.456, 0.406)
@@ -121,8 +119,7 @@ class DataConfig:
     eval_size: Pixels | None = None
     """Side of the images in evaluation and prediction, in pixels. If None, `image_size`."""
     cache: Literal["none", "device"] = "none"
-    """"none" reads training images batch by batch; "device" decodes all images once and keeps them in the memory of
-    each device."""
+    """"none" reads training images batch by batch; "device" decodes all once and keeps them in each device's memory."""
     val_share: HeldOut | None = None
     """If the data have no validation split: the fraction of each class that is held out for validation. A hash of the
     file names chooses the images."""
@@ -163,8 +160,7 @@ class DataConfig:
     """Column of a table that names the group of each image, such as a patient, or the name of a function of the path
     that a recipe adds to `jaxddp.data.division.GROUPS`. All images of a group are in one split."""
     data_dir: str | None = None
-    """Folder of the data sets that tensorflow-datasets has prepared. If None, the default folder of
-    tensorflow-datasets."""
+    """Folder of the data sets that tensorflow-datasets has prepared. If None, its default folder."""
     local_cache: str | None = None
     """Folder that caches the files of a URL for later epochs and runs."""
     channels: Literal[1, 3, 4] = 3
@@ -176,14 +172,11 @@ class DataConfig:
     """"first" decodes each file completely before its first use, unless an earlier run or `jaxddp data check` decoded
     it. "manifest" also compares the SHA-256 of each file with `manifest` on every read. "never" skips both checks."""
     manifest: Annotated[str, Requires("data.verify", ("manifest",))] | None = None
-    """Manifest that `jaxddp data check` wrote. If None, the file of the default name, in the working directory or
-    beside the data."""
+    """Manifest that `jaxddp data check` wrote. If None, the default name in the working directory or at the data."""
     bad_images: Literal["fail", "substitute"] = "fail"
-    """Handling of a training image that cannot be used: "fail" ends the run; "substitute" uses another image of the
-    same class and counts it."""
+    """What follows an unusable training image: "fail" ends the run; "substitute" takes and counts one of its class."""
     max_bad_images: Annotated[Share, Requires("data.bad_images", ("substitute",))] = 0.001
-    """Largest fraction of an epoch's images that may be substituted. It is rounded to a whole number of images, at
-    least one."""
+    """Largest fraction of an epoch's images that may be substituted, rounded to a whole number, at least one."""
     labels_per_class: Count | None = None
     """Use the labels of only this many examples of each class for training."""
     labels_seed: Annotated[Seed, Requires("data.labels_per_class")] = 0
@@ -192,15 +185,13 @@ class DataConfig:
     """Images without labels, for objectives that use them: "train" for all training images, a folder of images, or
     anything that `path` accepts. Their labels are ignored."""
     grow_from: Pixels | None = None
-    """Progressive resizing: training begins with images of this side, which grows to `image_size`. If None, all images
-    have `image_size`."""
+    """Progressive resizing: training begins with images of this side, which grows to `image_size`."""
     grow_start: Annotated[Duration, Requires("data.grow_from")] = Duration.parse("0 steps")
     """When the images begin to grow. Their side then grows linearly with the step."""
     grow_end: Annotated[Duration, Requires("data.grow_from")] = Duration.parse("80%")
     """When the images reach `image_size`."""
     grow_by: Annotated[Pixels, Requires("data.grow_from")] = 32
-    """Between `grow_from` and `image_size`, the side is rounded to a multiple of this. The step is compiled once for
-    each side."""
+    """The growing side is rounded to a multiple of this. The step is compiled once for each side."""
     augment: AugmentConfig = field(default_factory=AugmentConfig)
 
     def __post_init__(self) -> None:

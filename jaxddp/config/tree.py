@@ -120,8 +120,7 @@ class ObjectiveConfig(SectionOfChoices):
     """The function that a training step minimizes. It includes the loss."""
 
     name: str = "supervised"
-    """Name of an objective in jaxddp/objectives/: "supervised" (the loss on the labels), "distillation",
-    "fixmatch" or "jensen_shannon"."""
+    """Name of an objective: "supervised" (the loss on the labels), "distillation", "fixmatch" or "jensen_shannon"."""
 
 
 AUTO = "auto"
@@ -226,8 +225,7 @@ class TrainConfig:
     """Precision of the computation. Parameters, batch statistics and the loss stay float32. If None, float32 on a CPU,
     bfloat16 on a GPU or TPU. float16 uses dynamic loss scaling."""
     gradient_precision: Literal["bfloat16"] | None = None
-    """Precision in which devices exchange gradients: bfloat16 halves the traffic and rounds each gradient. If None, no
-    rounding."""
+    """Precision in which devices exchange gradients: bfloat16 halves the traffic and rounds each gradient."""
     max_bad_steps: Annotated[int, ranges.Range(0, 1_000_000)] = 10
     """A step with a non-finite gradient is skipped, and after this many skipped steps in a row the run ends. With 0, it
     ends after the first such step, which is not skipped. With float16, steps are always skipped, and the run ends at
@@ -246,15 +244,13 @@ class TrainConfig:
     """How often groups of devices (`parallel.groups`) average their parameters, such as "50 steps". Between, each group
     trains its own (local SGD). If None, all devices average the gradients of each step."""
     outer_optimizer: Annotated[Literal["mean", "nesterov"], Requires("train.sync_every")] = "mean"
-    """"mean" continues from the average of the groups' parameters, "nesterov" moves to it with Nesterov momentum
-    (DiLoCo)."""
+    """"mean" continues from the average of the groups' parameters, "nesterov" (DiLoCo) moves to it with momentum."""
     outer_rate: Annotated[ranges.Factor, Requires("train.outer_optimizer", ("nesterov",))] = 0.7
     """Learning rate of the outer optimizer "nesterov"."""
     outer_momentum: Annotated[ranges.Decay, Requires("train.outer_optimizer", ("nesterov",))] = 0.9
     """Momentum of the outer optimizer "nesterov"."""
     lookahead: ranges.Period | None = None
-    """Lookahead: the number of steps (5 is usual) after which slow weights move toward the parameters, which are then
-    reset to them. If None, no Lookahead."""
+    """Lookahead: the number of steps (5 is usual) after which slow weights move to the parameters and replace them."""
     lookahead_decay: Annotated[ranges.Share, Requires("train.lookahead")] = 0.5
     """Fraction of the slow weights that each Lookahead update keeps."""
     stop_after: ranges.Period | None = None
@@ -347,8 +343,7 @@ class CheckpointConfig:
     """Whether a lower ("min") or a higher ("max") value of that metric is better. If None, lower for the loss and the
     calibration error, higher for all other metrics."""
     best_smoothing: ranges.Decay = 0.0
-    """Decay of an exponential moving average of the metric over all validations, with the bias correction of Adam. This
-    average selects the best checkpoint."""
+    """Decay of the exponential moving average of the metric, corrected as in Adam, that selects the best checkpoint."""
 
     def goal(self, *, averages: bool) -> Goal:
         """Return the parsed `best`, `best_is` and `best_smoothing`. `averages`: whether parameters are averaged."""
@@ -378,8 +373,7 @@ class LogConfig:
     config: Annotated[Names, _OfTracker] = ()
     """Further values that "wandb" and "mlflow" record with the config: "note=baseline,fold=3"."""
     images: Annotated[ShownImages, Requires("log.to", ("tensorboard", "wandb", "mlflow"))] | None = None
-    """Number of validation images whose predictions the trackers show. If None, 16 with "wandb" or "mlflow", otherwise
-    none."""
+    """Number of validation images whose predictions are shown. If None, 16 with "wandb" or "mlflow", otherwise none."""
     guard_formulas: Annotated[bool, Requires("log.to", ("confusion",))] = False
     """In confusion.csv, put an apostrophe before class names that a spreadsheet would read as a formula, because
     they begin with =, +, -, @, a tab or a line break."""
@@ -410,19 +404,16 @@ class ParallelConfig:
     """Divide the parameters and the optimizer's state among the devices between two steps (ZeRO stages 1 and 2). Each
     device updates its slices, which saves memory. Gradients are the same up to rounding."""
     groups: Annotated[int, ranges.Range(2, 100_000), Requires("train.sync_every")] | None = None
-    """Number of groups of devices that average their parameters every `train.sync_every`. If None, each process is a
-    group."""
+    """Number of groups that average their parameters every `train.sync_every`. If None, each process is a group."""
     shares: str | None = None
     """Divide each batch among the devices by speed: "3,1" gives a number for each device or each process, and "auto"
     measures the speeds at the start of the run and keeps them. If None, all devices get equal parts."""
     reproducible: bool = False
-    """Give the same bits on 1, 2, 4 and 8 devices: each batch is computed in 8 fixed shards, which are summed in a
-    fixed order. This is slower."""
+    """Give the same bits on 1, 2, 4 and 8 devices: each batch is computed in 8 shards, which is slower."""
     xla_options: tuple[str, ...] = ()
     """XLA options for the compiled training step, as NAME=VALUE; see jaxddp/engine/compilation.py."""
     check_replicas: Duration = Duration.parse("1000 steps")
-    """How often to compare the states of all devices. They are also compared before each checkpoint. "0 steps" disables
-    the check."""
+    """How often to compare the states of all devices, besides before each checkpoint. "0 steps" disables the check."""
     self_test: Literal["auto", "always", "never"] = "auto"
     """Before the first step, compare the averaged gradient of a few examples with the gradient that one device
     computes. "auto" runs this test if it is expected to take less than a second."""
