@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from support.cases import ci_case
 from support.data import random_table
 from support.networks import linear_model
 from support.shared import sgd, shared
@@ -65,7 +66,7 @@ STEEP = optax.chain(sgd(3.0), PLATEAU)
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "options", [{}, {"rate_factors": "weight=0.5", "unfreeze": "weight=1 steps"}], ids=["plain", "layers"]
+    "options", [{}, ci_case({"rate_factors": "weight=0.5", "unfreeze": "weight=1 steps"})], ids=["plain", "layers"]
 )
 def test_reduce_on_plateau_lowers_the_rate_and_its_run_resumes(options, tmp_path):
     setup = make_setup(STEEP, epochs=6, **options)

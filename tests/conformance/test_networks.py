@@ -54,7 +54,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "airbench": {"width": 2, "batch_norm": "sync"},
 }
 """One name of each family, with the config that it needs."""
-SLOW_PROGRAMS = ("swin_t", "mobilenet_v3_large")
+SLOW_PROGRAMS = ("resnet50", "swin_t", "mobilenet_v3_large")
 """Families whose ONNX programs take seconds to create, even if they are shallow, or resemble another family's."""
 SMALLER = {
     # Its second block is skipped.

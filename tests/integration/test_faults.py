@@ -60,6 +60,7 @@ def training(arrays, workdir, start, tmp_path):
     return run
 
 
+@pytest.mark.ci
 def test_a_killed_process_ends_the_job(training):
     launched = training()
     os.kill(launched.worker(1), signal.SIGKILL)

@@ -75,9 +75,10 @@ def assert_all_name(run: Program, processes: int, process: int, phase: str, func
 
 
 # tests/test_progress.py tests which process and phase is named, and other stalls.
-def test_all_processes_name_a_stalled_process(stalled):
-    run = stalled(1, "input", "in_a_loop")
-    assert_all_name(run, 2, 1, "input", "in_a_loop")
+@pytest.mark.parametrize("stall", ["for_ever", pytest.param("in_a_loop", marks=pytest.mark.ci)])
+def test_all_processes_name_a_stalled_process(stalled, stall):
+    run = stalled(1, "input", stall)
+    assert_all_name(run, 2, 1, "input", stall)
     other = (run.logs / "process-0.log").read_text()
     assert "the stacks" not in other.partition("jaxddp: process")[0]
 
