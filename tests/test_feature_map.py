@@ -1,6 +1,7 @@
 """The map of features in a report: its points, its sample of images, and what is left out."""
 
 import sys
+from importlib.machinery import ModuleSpec
 from types import ModuleType, SimpleNamespace
 
 import numpy as np
@@ -45,6 +46,7 @@ def test_umap_is_used_if_it_is_installed(monkeypatch):
             return features[:, :2]
 
     stand_in = ModuleType("umap")
+    stand_in.__spec__ = ModuleSpec("umap", None)
     monkeypatch.setattr(stand_in, "UMAP", UMAP, raising=False)
     monkeypatch.setitem(sys.modules, "umap", stand_in)
     features = RNG.normal(size=(9, 4))

@@ -12,7 +12,7 @@ import logging
 import pkgutil
 import platform
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 _log = logging.getLogger("jaxddp.libraries")
@@ -23,10 +23,9 @@ def installed_version(package: str) -> str | None:
     # Commands that print no version start faster without this import.
     from importlib.metadata import PackageNotFoundError, version
 
-    try:
+    with suppress(PackageNotFoundError):
         return version(package)
-    except PackageNotFoundError:
-        return None
+    return None
 
 
 def versions() -> str:
@@ -45,13 +44,10 @@ def private_function(name: str, needed: Collection[str], consequence: str, optio
     Args:
         name: the function's module and its name there, such as "jax._src.lru_cache:LRUCache.put".
     """
-    try:
+    with suppress(ImportError, AttributeError, TypeError):
         found = pkgutil.resolve_name(name)
-        parameters = inspect.signature(found).parameters.keys()
-    except (ImportError, AttributeError, TypeError):
-        found, parameters = None, {}.keys()
-    if found is not None and set(needed) <= parameters <= {*needed, *optional}:
-        return found
+        if set(needed) <= inspect.signature(found).parameters.keys() <= {*needed, *optional}:
+            return found
     warn_missing("jax", name.replace(":", "."), consequence)
     return None
 

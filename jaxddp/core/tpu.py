@@ -51,10 +51,9 @@ def _has_chip(devices: Path) -> bool:
 
 
 def _text(file: Path) -> str:
-    try:
+    with contextlib.suppress(OSError, ValueError):
         return file.read_text().strip()
-    except (OSError, ValueError):
-        return ""
+    return ""
 
 
 LOCK_FILE = Path("/tmp/libtpu_lockfile")

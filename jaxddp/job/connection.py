@@ -43,13 +43,12 @@ class Connection:
 
     async def receive(self, longest: int = LONGEST) -> Any | None:
         """Return the next message; None if the connection has ended. Raises Malformed if the message is invalid."""
-        try:
+        with contextlib.suppress(OSError, asyncio.IncompleteReadError):
             length = int.from_bytes(await self.reader.readexactly(messages.LENGTH), "big")
             if length > longest:
                 raise Malformed(f"{length} bytes")
             return messages.decode(await self.reader.readexactly(length))
-        except (OSError, asyncio.IncompleteReadError):
-            return None
+        return None
 
     async def messages(self) -> AsyncIterator[Any]:
         """Yield all messages until the connection ends. A malformed message also ends the iteration."""

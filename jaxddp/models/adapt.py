@@ -157,12 +157,11 @@ def takes_rngs(function: Any) -> bool:
     if isinstance(function, functools.partial) and isinstance(function.func, type):
         # The signature of an NNX class is that of its metaclass.
         function = functools.partial(function.func.__init__, None, *function.args, **function.keywords)  # pyright: ignore
-    try:
-        parameters = inspect.signature(function).parameters
-        inspect.signature(function).bind(rngs=None)
-    except (TypeError, ValueError):
-        return False
-    return "rngs" in parameters
+    with contextlib.suppress(TypeError, ValueError):
+        signature = inspect.signature(function)
+        signature.bind(rngs=None)
+        return "rngs" in signature.parameters
+    return False
 
 
 def _typed(key: jax.Array | None) -> jax.Array:

@@ -10,6 +10,7 @@ squeeze and excitation (Hu et al. 2018, arXiv:1709.01507); ResNet-RS has all of 
 max pool (Bello et al. 2021, arXiv:2103.07579). The names of arrays and the logits are those of torchvision and timm.
 """
 
+import contextlib
 import functools
 import math
 from dataclasses import dataclass
@@ -321,7 +322,7 @@ def build(
         raise InputError(f"{settings.name}: num_classes is {num_classes}; give a positive number")
     given: dict[str, Any] = {"dtype": dtype, "param_dtype": param_dtype}
     for key, value in given.items():
-        _check_floating("resnet", key, value)
+        _check_floating(key, value)
     same = ("width", "stem", "zero_init_last_scale", "shortcut_norm", "blur_pool")
     given |= {name: getattr(options, name) for name in same}
     given |= {"axis_name": settings.batch_statistics.axis_name, "group": settings.batch_statistics.group}
@@ -347,11 +348,9 @@ def _kernel_init(chosen: WeightInit) -> nn.initializers.Initializer:
     return nn.initializers.zeros if chosen.name == "zeros" else WEIGHT_INITS[chosen.name.replace("glorot", "xavier")]
 
 
-def _check_floating(network: str, key: str, dtype: Any) -> None:
+def _check_floating(key: str, dtype: Any) -> None:
     """Raise `InputError` if `dtype` is not a floating-point dtype."""
-    try:
-        floating = dtype is not None and jnp.issubdtype(dtype, jnp.floating)
-    except TypeError:
-        floating = False
-    if not floating:
-        raise InputError(f'{network}: {key}={dtype!r}; give "float32", "bfloat16", "float16" or "float64"')
+    with contextlib.suppress(TypeError):
+        if dtype is not None and jnp.issubdtype(dtype, jnp.floating):
+            return
+    raise InputError(f'resnet: {key}={dtype!r}; give "float32", "bfloat16", "float16" or "float64"')

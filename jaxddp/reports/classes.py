@@ -9,6 +9,7 @@ import html
 import io
 from collections.abc import Sequence
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -273,11 +274,9 @@ def project(features: np.ndarray) -> tuple[str, np.ndarray]:
     from sklearn.manifold import TSNE
     from threadpoolctl import threadpool_limits
 
-    try:
+    if find_spec("umap") is not None:
         import umap  # pyright: ignore[reportMissingImports]
-    except ModuleNotFoundError:
-        umap = None
-    if umap is not None:
+
         neighbours = min(_NEIGHBOURS, len(features) - 1)
         points = umap.UMAP(n_neighbors=neighbours, random_state=_SEED, n_jobs=1).fit_transform(features)
         return f"UMAP (umap-learn; {neighbours} neighbours, seed {_SEED})", np.asarray(points)

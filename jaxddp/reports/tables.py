@@ -217,10 +217,9 @@ def _names(places: Sequence[Path]) -> list[str]:
 def _read(directory: Path, name: str) -> RunFiles:
     config, config_fault = json_object(directory / CONFIG_FILE)
     result, result_fault = json_object(directory / RESULT) if (directory / RESULT).exists() else ({}, "")
-    try:
+    validations = None
+    with suppress(InputError):
         validations = ValidationFile(directory / CHECKPOINTS, None)
-    except InputError:
-        validations = None
     columns, rows_fault = _series(directory, validations)
     config_fault = config_fault and f"{config_fault}; its settings and its time are left out"
     result_fault = result_fault and f"{result_fault}; its status is left out"

@@ -185,7 +185,7 @@ class Clock:
 
     def __init__(self, batch_size: int, epoch_seconds: float = 0.0):
         self._batch_size, self.epoch_seconds = batch_size, epoch_seconds
-        self._first_seconds, self._first_steps, self._started = 0.0, 0, False
+        self._first_seconds, self._first_steps = 0.0, 0
         self._all_steps, self._all_seconds = 0, 0.0
         self.resume()
 
@@ -193,7 +193,7 @@ class Clock:
     def waiting_for_data(self) -> Iterator[None]:
         """Count the time in the block as waiting for data."""
         begin = time.perf_counter()
-        with phase("input", None if self._started else "reading the first batch"):
+        with phase("input", None if self._first_steps else "reading the first batch"):
             yield
         self._waited += time.perf_counter() - begin
 
@@ -210,12 +210,11 @@ class Clock:
 
     def count_dispatch(self, steps: int, result: Any) -> None:
         """Count steps that were dispatched together. The first dispatch is a warm-up and is timed separately."""
-        if self._started:
+        if self._first_steps:
             self._steps += steps
             return
         with phase("device", "taking the first step"):
             jax.block_until_ready(result)
-        self._started = True
         self._first_seconds, self._first_steps = time.perf_counter() - self._begin, steps
         self.resume()
 

@@ -129,11 +129,10 @@ def code_version(folder: Path) -> dict[str, Any]:
         quiet = {"stderr": subprocess.DEVNULL, "text": True, "timeout": 5}
         return subprocess.check_output(command, env=environment, **quiet).strip()
 
-    try:
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
         is_dirty = git("status", "--porcelain", "--untracked-files=no") != ""
         return {"commit": git("rev-parse", "HEAD"), "dirty": is_dirty}
-    except (OSError, subprocess.SubprocessError):
-        return {}
+    return {}
 
 
 class WandB(TrackingLogger):
