@@ -51,14 +51,21 @@ class Block:
     linear: bool = True
 
     @property
-    def layers(self) -> list[str]:
-        """Return the names of the layers in their order. A layer's index in this list is its published name."""
-        is_expanded = self.expanded != self.inputs
-        if self.fused:
-            return ["fused", "project"] if is_expanded or not self.linear else ["fused"]
-        present = {"start": self.start > 0, "expand": is_expanded, "depthwise": self.kernel > 0}
-        present |= {"se": self.squeeze > 0, "project": True}
-        return [name for name, is_present in present.items() if is_present]
+    def layers(self) -> dict[str, tuple[Any, ...]]:
+        """Return the layers by name, in their order. A layer's index in this order is its published name.
+
+        The values are the arguments of a `ConvNorm` after its factories, and of the squeeze and excitation.
+        """
+        is_expanded, last = self.expanded != self.inputs, None if self.linear else self.activation
+        middle, groups = ("fused", 1) if self.fused else ("depthwise", self.expanded)
+        table: dict[str, tuple[bool, tuple[Any, ...]]] = {
+            "start": (self.start > 0, (self.inputs, self.start, 1 if self.kernel else self.stride, self.inputs)),
+            "expand": (is_expanded and not self.fused, (self.expanded, 1, 1, 1, self.activation)),
+            middle: (self.kernel > 0, (self.expanded, self.kernel, self.stride, groups, self.activation)),
+            "se": (self.squeeze > 0, (self.squeeze,)),
+            "project": (is_expanded or not (self.fused and self.linear), (self.features, 1, 1, 1, last)),
+        }
+        return {name: arguments for name, (is_present, arguments) in table.items() if is_present}
 
 
 @dataclass(frozen=True)
@@ -124,20 +131,8 @@ class InvertedResidual(nn.Module):
 
     def layer(self, name: str) -> Any:
         """Return a layer by its name in `Block.layers`."""
-        block, layer = self.block, functools.partial(ConvNorm, self.conv, self.norm, name=name)
-        match name:
-            case "start":
-                stride = 1 if block.kernel else block.stride
-                return layer(block.inputs, block.start, stride, block.inputs)
-            case "expand":
-                return layer(block.expanded, activation=block.activation)
-            case "depthwise":
-                return layer(block.expanded, block.kernel, block.stride, block.expanded, block.activation)
-            case "fused":
-                return layer(block.expanded, block.kernel, block.stride, activation=block.activation)
-            case "project":
-                return layer(block.features, activation=None if block.linear else block.activation)
-        return self.squeeze(block.squeeze, name=name)
+        factory = self.squeeze if name == "se" else functools.partial(ConvNorm, self.conv, self.norm)
+        return factory(*self.block.layers[name], name=name)
 
 
 class InvertedResidualNetwork(Network):
@@ -213,9 +208,10 @@ def _torchvision_mobilenet_v2(architecture: InvertedResidualSizes) -> Naming:
     """Return torchvision's naming of MobileNetV2, where a block's last convolution and its norm are not a group."""
     rules = []
     for number, (name, block) in enumerate(architecture.blocks, start=1):
-        theirs, last = f"features.{number}.conv", len(block.layers) - 1
+        (*first, _), theirs = block.layers, f"features.{number}.conv"
+        last = len(first)
         rules += [(f"^{name}/project/conv/", f"{theirs}.{last}/"), (f"^{name}/project/norm/", f"{theirs}.{last + 1}/")]
-        rules += [(f"^{name}/{layer}/", f"{theirs}.{index}/") for index, layer in enumerate(block.layers[:last])]
+        rules += [(f"^{name}/{layer}/", f"{theirs}.{index}/") for index, layer in enumerate(first)]
     return naming(*rules, *_outer_layers(len(architecture.blocks) + 1, "", "classifier.1"))
 
 
