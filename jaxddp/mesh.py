@@ -71,10 +71,8 @@ class Topology:
         counts = Counter(device.process_index for device in ordered)
         # A single process may compile a program for the devices of several processes, without running it.
         if len(counts) > 1 and peers.is_alone and jax.process_count() > 1:
-            raise InputError(
-                f"devices: they belong to {len(counts)} processes, but `peers` has only this process; give "
-                "Topology.create the peers that join returned"
-            )
+            problem = f"devices: they belong to {len(counts)} processes, but `peers` has only this process"
+            raise InputError(problem, advice="give Topology.create the peers that join returned")
         most, least = max(counts, key=counts.__getitem__), min(counts, key=counts.__getitem__)
         if counts[most] != counts[least]:
             # A batch is divided into equal parts, one for each process.
@@ -223,11 +221,9 @@ def simulate_cpu_devices(count: int) -> None:
         jax.config.update("jax_num_cpu_devices", count)
     except RuntimeError as error:
         if jax.local_device_count() != count:
-            raise InputError(
-                Key("parallel.cpu_devices", count),
-                f": JAX already runs with {counted(jax.local_device_count(), 'device')}",
-                advice="set it before the first computation",
-            ) from error
+            key, running = Key("parallel.cpu_devices", count), counted(jax.local_device_count(), "device")
+            advice = "set it before the first computation"
+            raise InputError(key, f": JAX already runs with {running}", advice=advice) from error
 
 
 def fix_cpu_threads() -> None:

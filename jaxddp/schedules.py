@@ -49,11 +49,9 @@ def make_schedule(config: "Config", steps: Steps) -> "optax.Schedule":
 
     total, warmup, _ = steps
     if warmup > total:
-        raise InputError(
-            Key("optimizer.warmup", config.optimizer.warmup, f'"{config.optimizer.warmup}"'),
-            f" is {counted(warmup, 'step')}, longer than the run of {total}",
-            advice='shorten it, or give it in percent ("5%")',
-        )
+        key = Key("optimizer.warmup", config.optimizer.warmup, f'"{config.optimizer.warmup}"')
+        problem = f" is {counted(warmup, 'step')}, longer than the run of {total}"
+        raise InputError(key, problem, advice='shorten it, or give it in percent ("5%")')
     config = at_batch_size(config)
     main_schedule = SCHEDULES.get(config.optimizer.schedule)(config, steps)
     if not warmup:

@@ -3,6 +3,7 @@
 The command reads files only. It needs no JAX, and the run may still be training.
 """
 
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -59,7 +60,8 @@ def _rows(manifests: Integrity, validations: ValidationFile | None, *, quick: bo
     best = None if validations is None else validations.best(steps)
     for step in steps:
         folder = manifests.directory / str(step)
-        try:
+        # A run that is still training may have just removed the checkpoint.
+        with suppress(FileNotFoundError):
             fault, intact = manifests.check(step, quick=quick), "sizes match" if quick else "verified"
             unnamed = manifests.run is not None and manifests.run_id(step) is None
             state = f"{intact}{', no run id' * unnamed}" if manifests.needs_manifest(step) else "no manifest"
@@ -68,18 +70,15 @@ def _rows(manifests: Integrity, validations: ValidationFile | None, *, quick: bo
             marks = " ".join(mark for mark, which in (("latest", steps[-1]), ("best", best)) if which == step)
             last = (f"damaged: {fault}", "bold red") if fault else state
             rows.append((bool(fault), (str(step), _saved(folder), size(_bytes(folder)), shown, marks, last)))
-        except FileNotFoundError:
-            pass  # The run is still training and has just removed the checkpoint.
     return rows
 
 
 def _saved(folder: Path) -> str:
     """Return the local time at which Orbax completed a checkpoint; "?" if its metadata cannot be read."""
-    try:
+    with suppress(OSError, ValueError, KeyError, TypeError, OverflowError):
         moment = files.parse_json(files.read(folder / integrity.METADATA))["commit_timestamp_nsecs"] / 1e9
         return f"{datetime.fromtimestamp(moment):%Y-%m-%d %H:%M:%S}"
-    except (OSError, ValueError, KeyError, TypeError, OverflowError):
-        return "?"
+    return "?"
 
 
 def _bytes(folder: Path) -> int:

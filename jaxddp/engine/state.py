@@ -210,10 +210,10 @@ def check_types(before: TrainState, after: TrainState, owner_name: str | None = 
         if difference is not None:
             path, type_before, type_after = difference
             owner = owner_name or ("model" if name == "model_state" else "optimizer")
-            raise InputError(
-                f"{owner}: {f'{name}/{path}'.rstrip('/')} is {type_before} before a step and {type_after} after it; "
-                "keep names, shapes and dtypes, or the run cannot be resumed"
+            problem = (
+                f"{owner}: {f'{name}/{path}'.rstrip('/')} is {type_before} before a step and {type_after} after it"
             )
+            raise InputError(problem, advice="keep names, shapes and dtypes, or the run cannot be resumed")
     return after
 
 

@@ -290,11 +290,9 @@ class LinenModel:
         """Call the module in a mode. Return the logits, and the collections of `model_state` and those in `also`."""
         call_arguments, mutable = interface.call_mode(self.module.__call__, train), [*model_state, *also]
         variables, images = {"params": cast(params, self.dtype), **model_state}, cast(images, self.dtype)
-        with contextlib.ExitStack() as stack:
-            if self.settled:
-                stack.enter_context(interface.freeze_norms(self.settled))
-            if self.convolution is not None:
-                stack.enter_context(with_grouped_convolution(self.convolution))
+        frozen = interface.freeze_norms(self.settled) if self.settled else contextlib.nullcontext()
+        grouped = with_grouped_convolution(self.convolution) if self.convolution else contextlib.nullcontext()
+        with frozen, grouped:
             module = _in_mode(self.module, train, call_arguments)
             return module.apply(variables, images, mutable=mutable, **call_arguments, **words)
 

@@ -89,10 +89,8 @@ def check_mode(call: Callable[..., Any]) -> None:
     for p in signature(call).parameters.values():
         is_mode = isinstance(p.default, str) and p.default.lower() in _MODES
         if is_mode or (p.name == "mode" and not isinstance(p.default, str)):
-            raise InputError(
-                f"model: {name_of(call)}: the argument {p} would have one value in training and evaluation; "
-                "set the mode by a boolean argument, such as train=False"
-            )
+            problem = f"model: {name_of(call)}: the argument {p} would have one value in training and evaluation"
+            raise InputError(problem, advice="set the mode by a boolean argument, such as train=False")
 
 
 def cast(tree: Tree, dtype: DTypeLike | None) -> Tree:

@@ -232,11 +232,9 @@ class ViT(Network):
             return
         height, width = size
         side = round(stored**0.5) * self.size.patch
-        raise InputError(
-            f"vit: images of {height}x{width} pixels have {patches} patches, but the position embeddings are for "
-            f"{stored}",
-            advice=("give ", Key.plain("data.image_size", side)),
-        )
+        found = f"vit: images of {height}x{width} pixels have {patches} patches"
+        problem = f"{found}, but the position embeddings are for {stored}"
+        raise InputError(problem, advice=("give ", Key.plain("data.image_size", side)))
 
 
 def check_patches(size: tuple[int, ...], patch: int) -> None:
@@ -245,7 +243,5 @@ def check_patches(size: tuple[int, ...], patch: int) -> None:
     if height % patch or width % patch:
         below = min(size) // patch * patch
         sides = " or ".join(str(side) for side in (below, below + patch) if side)
-        raise InputError(
-            f"vit: images of {height}x{width} pixels are not whole patches of {patch}",
-            advice=("give ", Key.plain("data.image_size", sides)),
-        )
+        problem = f"vit: images of {height}x{width} pixels are not whole patches of {patch}"
+        raise InputError(problem, advice=("give ", Key.plain("data.image_size", sides)))

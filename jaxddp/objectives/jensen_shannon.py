@@ -46,11 +46,9 @@ class JensenShannon:
         if not augment.policy:
             raise InputError(_NAME, " compares an image with augmented copies; give ", Key("data.augment.policy"))
         if augment.mixup or augment.cutmix:
-            key = "mixup" if augment.mixup else "cutmix"
-            raise InputError(
-                *(_NAME, " does not mix images, and ", Key(f"data.augment.{key}", getattr(augment, key)), " is set"),
-                advice="leave it out",
-            )
+            name = "mixup" if augment.mixup else "cutmix"
+            key = Key(f"data.augment.{name}", getattr(augment, name))
+            raise InputError(_NAME, " does not mix images, and ", key, " is set", advice="leave it out")
         check_one_label(supervised.loss.labels, _NAME)
 
     def __call__(self, supervised: Objective) -> TrainObjective:

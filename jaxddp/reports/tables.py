@@ -144,9 +144,7 @@ class RunFiles:
     @property
     def duration(self) -> float | None:
         """Seconds of training and validation; None if they are unknown."""
-        if self.seconds is None or not len(self.seconds):
-            return None
-        return float(self.seconds[-1] + (self.validation_seconds or 0.0))
+        return None if self.seconds is None else float(self.seconds[-1] + (self.validation_seconds or 0.0))
 
     @property
     def validation_seconds(self) -> float | None:
@@ -361,7 +359,7 @@ def speed_table(runs: Sequence[RunFiles], colours: Sequence[str]) -> TextTable:
         cells.append(_over_steps(run, "peak_memory", np.nanmax))
         counts = (run.result.get(name) for name in ("devices", "processes"))
         cells += [str(count) if isinstance(count, int) else NOTHING for count in counts]
-        training = None if run.seconds is None or not len(run.seconds) else float(run.seconds[-1])
+        training = None if run.seconds is None else float(run.seconds[-1])
         cells += [duration(training), duration(run.validation_seconds)]
         rows.append((Cell(run.name, colour), *map(Cell, cells)))
     filled = [any(cell.text != NOTHING for cell in column) for column in zip(*rows, strict=True)]

@@ -56,10 +56,8 @@ def download(name: str, digest: str, *, offline: bool = False) -> Path:
     path, url = weights_folder() / name, f"{os.environ.get(URL_VARIABLE) or PUBLISHED_AT}/{name}"
     with host_lock(name):
         if offline and not is_intact(path, digest):
-            raise InputError(
-                f"{path}: no such file, or it is damaged, and nothing is fetched offline; fetch {url} on a machine "
-                "with a network, and save it there"
-            )
+            problem = f"{path}: no such file, or it is damaged, and nothing is fetched offline"
+            raise InputError(problem, advice=f"fetch {url} on a machine with a network, and save it there")
         return fetch_file(url, path, digest, _ADVICE)
 
 
@@ -159,10 +157,9 @@ def _download(library: Any, place: HubFile, until: float, *, offline: bool, **op
     except errors.LocalEntryNotFoundError as error:
         if offline or library.constants.is_offline_mode():
             cache, url = library.constants.HF_HUB_CACHE, library.hf_hub_url(place.repo, place.file, endpoint=endpoint())
-            raise InputError(
-                f"{place}: not in {cache}, and nothing is fetched offline; run `hf download {place.repo} {place.file}` "
-                f"on a machine with a network and copy this folder, or fetch {url} and give the path of the file"
-            ) from None
+            problem = f"{place}: not in {cache}, and nothing is fetched offline"
+            copy = f"run `hf download {place.repo} {place.file}` on a machine with a network and copy this folder"
+            raise InputError(problem, advice=f"{copy}, or fetch {url} and give the path of the file") from None
         raise TemporaryFailure(_reason(error.__cause__ or error)) from None
     except errors.HfHubHTTPError as error:
         raise RuntimeError(f"status code: {error.response.status_code} {error.response.reason_phrase}") from None

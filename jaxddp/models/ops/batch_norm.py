@@ -108,10 +108,8 @@ def _normalize_in_groups(normalize: Any, size: int, x: jax.Array, residual: jax.
 
     def split(images: jax.Array) -> jax.Array:
         if len(images) % size:
-            raise InputError(
-                f"batch norm: {len(images)} images cannot be normalized in groups of {size}; give each device a "
-                f"multiple of {size}"
-            )
+            problem = f"batch norm: {len(images)} images cannot be normalized in groups of {size}"
+            raise InputError(problem, advice=f"give each device a multiple of {size}")
         return images.reshape(-1, size, *images.shape[1:])
 
     result, mean, var = jax.vmap(normalize)(*jax.tree.map(split, (x, residual)))
