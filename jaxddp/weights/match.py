@@ -29,8 +29,7 @@ def namings_of(model: Any) -> tuple[Naming, ...]:
 
     `dotted_path` is used to read and write networks without published weights.
     """
-    module = getattr(model, "module", model)
-    published: Any = getattr(module, "published_names", tuple)
+    published: Any = getattr(getattr(model, "module", model), "published_names", tuple)
     return (*published(), dotted_path)
 
 
@@ -52,20 +51,21 @@ def dotted_path(path: str) -> str:
 
 def to_published(path: str, name: str, array: np.ndarray) -> np.ndarray:
     """Convert an array to PyTorch's layout: kernels from HWIO to OIHW, and from IO to OI."""
-    if name == dotted_path(path):
-        return array
-    if path.endswith("/kernel") and array.ndim in (2, 4):
-        return array.T if array.ndim == 2 else array.transpose(3, 2, 0, 1)
-    return array.reshape(-1, 1, 1) if name.endswith(_IMAGE_SHAPED) else array
+    return _converted(path, name, array, (3, 2, 0, 1), (-1, 1, 1))
 
 
 def from_published(path: str, name: str, array: np.ndarray) -> np.ndarray:
     """Convert an array from PyTorch's layout; the inverse of `to_published`."""
+    return _converted(path, name, array, (2, 3, 1, 0), (-1,))
+
+
+def _converted(path: str, name: str, array: np.ndarray, axes: Sequence[int], scale: Sequence[int]) -> np.ndarray:
+    """Return a kernel with its axes in another order, a layer scale in another shape, and any other array unchanged."""
     if name == dotted_path(path):
         return array
     if path.endswith("/kernel") and array.ndim in (2, 4):
-        return array.T if array.ndim == 2 else array.transpose(2, 3, 1, 0)
-    return array.reshape(-1) if name.endswith(_IMAGE_SHAPED) else array
+        return array.T if array.ndim == 2 else array.transpose(axes)
+    return array.reshape(scale) if name.endswith(_IMAGE_SHAPED) else array
 
 
 def published(arrays: Arrays, naming: Naming) -> dict[str, np.ndarray]:
