@@ -2,6 +2,7 @@
 
 import math
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal, get_args
@@ -40,13 +41,11 @@ class Duration:
         elif number.count(" ") == 1:
             number, unit = number.split(" ")
             unit = unit if unit.endswith("s") else unit + "s"
-        try:
-            amount = None if _TOO_LONG.search(number) else Fraction(in_ascii(number.strip()))
-        except (ValueError, ZeroDivisionError):
-            amount = None
-        if unit not in get_args(Unit) or amount is None or not 0 <= amount <= _MOST:
-            raise InputError(f"{show(text)} is not a duration; write {_FORMS}, up to {_MOST:.0e}")
-        return cls(amount, unit)  # pyright: ignore[reportArgumentType]
+        if unit in get_args(Unit) and not _TOO_LONG.search(number):
+            with suppress(ValueError, ZeroDivisionError):
+                if 0 <= (amount := Fraction(in_ascii(number.strip()))) <= _MOST:
+                    return cls(amount, unit)  # pyright: ignore[reportArgumentType]
+        raise InputError(f"{show(text)} is not a duration; write {_FORMS}, up to {_MOST:.0e}")
 
     def __str__(self) -> str:
         decimal = str(self.amount if self.amount.denominator == 1 else float(self.amount))
