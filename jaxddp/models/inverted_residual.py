@@ -57,11 +57,11 @@ class Block:
         The values are the arguments of a `ConvNorm` after its factories, and of the squeeze and excitation.
         """
         is_expanded, last = self.expanded != self.inputs, None if self.linear else self.activation
-        middle, groups = ("fused", 1) if self.fused else ("depthwise", self.expanded)
+        middle, divisions = ("fused", 1) if self.fused else ("depthwise", self.expanded)
         table: dict[str, tuple[bool, tuple[Any, ...]]] = {
             "start": (self.start > 0, (self.inputs, self.start, 1 if self.kernel else self.stride, self.inputs)),
             "expand": (is_expanded and not self.fused, (self.expanded, 1, 1, 1, self.activation)),
-            middle: (self.kernel > 0, (self.expanded, self.kernel, self.stride, groups, self.activation)),
+            middle: (self.kernel > 0, (self.expanded, self.kernel, self.stride, divisions, self.activation)),
             "se": (self.squeeze > 0, (self.squeeze,)),
             "project": (is_expanded or not (self.fused and self.linear), (self.features, 1, 1, 1, last)),
         }
