@@ -1,16 +1,16 @@
 """`jaxddp data check|show|pack|split|get|sample`: check, draw, copy or divide a data set; fetch or write a set."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, make_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import tyro
 
 from jaxddp.command_line.parse import ConfigOfRecipe, parse, parse_recipe
 from jaxddp.command_line.terminal import IMPORTING
 from jaxddp.command_line.words import config_first
-from jaxddp.config.data_section import TABLE_KEYS, DataConfig, HeldOut
-from jaxddp.config.values import HELP, Names
+from jaxddp.config.data_section import TABLE_KEYS, DataConfig
+from jaxddp.config.values import HELP, descriptions
 from jaxddp.core.errors import InputError, choices, counted, on_screen, size
 from jaxddp.core.files import check_out
 from jaxddp.core.phases import counting_images, doing
@@ -22,34 +22,26 @@ if TYPE_CHECKING:
     from jaxddp.data.source import SourceTable
 
 
+_TYPES, _DESCRIPTIONS = get_type_hints(DataConfig, include_extras=True), descriptions(DataConfig)
+_KEYS = ("data_dir", "train", "val", "val_share", *TABLE_KEYS)
+"""The keys of `data` that are options of these commands: how a data set is read."""
+
+
+def _option(key: str) -> tuple[str, Any, Any]:
+    """Return the field of a command for a key of `data`: its name, its type with its description, and its default."""
+    kind: Any = Annotated[_TYPES[key], tyro.conf.arg(help=_DESCRIPTIONS[key])]
+    return key, kind, field(default=getattr(DataConfig, key))
+
+
+_Keys: Any = make_dataclass("_Keys", map(_option, _KEYS), frozen=True, kw_only=True)
+
+
 @dataclass(frozen=True, kw_only=True)
-class DataOptions:
+class DataOptions(_Keys):
     """Options that name the data set."""
 
     path: tyro.conf.Positional[str] = tyro.MISSING
     """The location of the data, as in data.path, or a name in datasets.toml."""
-    data_dir: str | None = None
-    """The folder of tensorflow-datasets' prepared data sets."""
-    train: str | None = None
-    """The solution file, the pattern of files or the name of the training split, as data.train."""
-    val: str | None = None
-    """The solution file, the pattern of files or the name of the validation split, as data.val."""
-    val_share: HeldOut | None = None
-    """The share of each class to validate on, if the data have no validation split."""
-    columns: Names = ()
-    """The columns of a table of images, as data.columns: image=NAME,label=NAME."""
-    images: str | None = None
-    """The folder of the images that a table names, as data.images."""
-    suffix: str | None = None
-    """The suffix of the images, if the rows of a table hold ids, as data.suffix."""
-    label_separator: str | None = None
-    """The separator of several labels in a cell of a table, as data.label_separator."""
-    split_column: str | None = None
-    """The column of a table that names the split of each image, as data.split_column."""
-    val_fold: str | None = None
-    """The value of the split column with which an image is for validation, as data.val_fold."""
-    group_column: str | None = None
-    """The column of a table that names the group of each image, as data.group_column."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,6 +213,6 @@ def _config(options: DataOptions) -> DataConfig:
     from jaxddp.data.storage.root import find_dataset
 
     place = find_dataset(options.path)
-    splits = {key: getattr(options, key) or getattr(place, key) for key in ("train", "val")}
-    others = {key: getattr(options, key) for key in ("data_dir", "val_share", *TABLE_KEYS)}
-    return DataConfig(path=place.path, classes=place.classes, **splits, **others)
+    settings = {key: getattr(options, key) for key in _KEYS}
+    settings |= {key: settings[key] or getattr(place, key) for key in ("train", "val")}
+    return DataConfig(path=place.path, classes=place.classes, **settings)
