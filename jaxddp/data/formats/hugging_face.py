@@ -53,15 +53,13 @@ class HubSets:
         splits = _open_splits(place)
         name = required_split(place.address, splits, split, place.data)
         where, dataset = f"{place.address}, {name}", splits[name]
-        columns = _find_columns(where, dataset, place)
-        cells = _cells(where, dataset, columns.labels[0], place.refuse)
+        columns, cells = _read_labels(where, dataset, place)
 
         def cells_of(one: Split) -> list[tables.LabelCells]:
+            if one == split:
+                return [cells]
             other = split_name(place.address, splits, one, place.data)
-            if one == split or other is None:
-                return [cells] if one == split else []
-            table = f"{place.address}, {other}"
-            return [_cells(table, splits[other], _find_columns(table, splits[other], place).labels[0], place.refuse)]
+            return [_read_labels(f"{place.address}, {other}", splits[other], place)[1]] if other else []
 
         classes = tables.find_classes(columns.names, cells_of, place.address, place.refuse)
         labels = tables.class_indices(cells, classes, place.refuse)
@@ -99,7 +97,8 @@ def _open_splits(place: Place) -> Mapping[str, Any]:
     return tables.open_prepared(parts["name"], parts["config"], parts["revision"])
 
 
-def _find_columns(where: str, dataset: Any, place: Place) -> listing.Columns:
+def _read_labels(where: str, dataset: Any, place: Place) -> tuple[listing.Columns, tables.LabelCells]:
+    """Return the columns of a split, and its labels."""
     kinds, features = tables.import_datasets(where), dataset.features
     if not len(dataset):
         raise InputError(f"{where}: holds no row; choose another split")
@@ -110,12 +109,9 @@ def _find_columns(where: str, dataset: Any, place: Place) -> listing.Columns:
     chosen = listing.choose_columns(_Columns(where, [*features], images, classes), place.data)
     if chosen.image not in images:
         raise InputError(f"{where}: no column of images, found {', '.join(features)}; choose a set with an Image")
-    return chosen
-
-
-def _cells(where: str, dataset: Any, label: str, refuse: Refuse) -> tables.LabelCells:
+    label = chosen.labels[0]
     values = dataset.select_columns([label]).with_format("arrow")[:].column(0)
-    return tables.label_cells(values.combine_chunks(), where, label, refuse)
+    return chosen, tables.label_cells(values.combine_chunks(), where, label, place.refuse)
 
 
 def _store(where: str, dataset: Any, image: str) -> tuple[tables.ArrowRows, str]:
