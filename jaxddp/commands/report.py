@@ -41,11 +41,10 @@ def run(arguments: list[str]) -> None:
     options, place = parse_network(ReportRuns, "jaxddp report", arguments)
     from jaxddp.reports.compose import write_report, write_report_of_weights
 
-    more = {"features": options.features}
     with doing("reading the runs"):
         if not isinstance(place, Path):
-            summary = write_report_of_weights(place, options.out, **more)
+            summary = write_report_of_weights(place, options.out, features=options.features)
         else:
             checkpoint = options.step if options.predictions else None
-            summary = write_report(options.runs, options.out, checkpoint, options.data_path, **more)
+            summary = write_report(options.runs, options.out, checkpoint, options.data_path, features=options.features)
     print(summary)

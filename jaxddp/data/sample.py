@@ -2,7 +2,6 @@
 
 import csv
 import io
-from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -28,9 +27,9 @@ def write_sample(name: str, out: str | Path) -> Path:
         InputError: there is no such sample, scikit-learn is not installed, or the folder has other files or cannot be
             written.
     """
-    if not isinstance(name, str) or name not in _SAMPLES:
-        raise InputError(f"name={name!r}: no such sample; {choices(str(name), _SAMPLES)}")
-    place, sample = Path(files.check_path(out, "out")), _SAMPLES[name]()
+    if name != "digits":
+        raise InputError(f"name={name!r}: no such sample; {choices(str(name), ['digits'])}")
+    place, sample = Path(files.check_path(out, "out")), _digits()
     if place.exists() and not (place.is_dir() and not any(place.iterdir())):
         if all((place / file).is_file() for file in sample):
             return place
@@ -65,6 +64,3 @@ def _digits() -> dict[str, bytes]:
         sample[f"LOC_{split}_solution.csv"] = table.getvalue().encode()
     mapping = "".join(f"{synset} {word}\n" for synset, word in zip(_SYNSETS, _DIGIT_NAMES, strict=True))
     return {**sample, "LOC_synset_mapping.txt": mapping.encode()}
-
-
-_SAMPLES: Mapping[str, Callable[[], dict[str, bytes]]] = {"digits": _digits}

@@ -69,7 +69,8 @@ class ParquetFiles(ShardStore):
 
     def __init__(self, folder: Folder, column: str, max_cached: int = MAX_CACHED):
         self.folder, self.column, self._max_cached = folder, column, max_cached
-        self._layouts: dict[bytes, tuple[list[int], list[int]]] = {}
+        # Two threads may read the same layout at the same time, which does no harm.
+        self._layout = functools.cache(self._read_layout)
         # The group that was used last is at the end.
         self._groups: OrderedDict[tuple[bytes, int], Any] = OrderedDict()
         self._locks = defaultdict[tuple[bytes, int], threading.Lock](threading.Lock)
@@ -79,10 +80,7 @@ class ParquetFiles(ShardStore):
         return f"{self.folder.name(os.fsdecode(path))}, row {offset}"
 
     def read(self, path: bytes, offset: int = 0) -> bytes:
-        if path not in self._layouts:
-            # Two threads may compute the same lists at the same time, which does no harm.
-            self._layouts[path] = self._layout(path)
-        starts, lengths = self._layouts[path]
+        starts, lengths = self._layout(path)
         number = bisect_right(starts, offset) - 1
         cell = self._group(path, number, lengths[number])[offset - starts[number]].as_py()
         content = cell.get("bytes") if isinstance(cell, dict) else cell
@@ -91,7 +89,7 @@ class ParquetFiles(ShardStore):
             raise InputError(f"{self.name(path, offset)}: {fault}")
         return content
 
-    def _layout(self, path: bytes) -> tuple[list[int], list[int]]:
+    def _read_layout(self, path: bytes) -> tuple[list[int], list[int]]:
         """Return the first row of each row group, and its size in bytes without compression."""
         with open_parquet(FolderFile(self.folder, os.fsdecode(path))) as parquet:
             groups = [parquet.metadata.row_group(number) for number in range(parquet.num_row_groups)]
