@@ -11,7 +11,6 @@ from support.forms import example_tables, refusal
 from jaxddp.config import DataConfig
 from jaxddp.core.errors import InputError
 from jaxddp.curate import PackOptions, pack
-from jaxddp.data.formats.csv_listing import read_csv
 from jaxddp.data.opening import open_inputs, open_splits, open_tables
 from jaxddp.data.table import ExampleTable
 
@@ -84,8 +83,9 @@ def test_usual_headers_delimiters_and_encodings_are_read(root: Path, header: str
 )
 def test_the_delimiter_is_that_with_which_the_header_has_the_columns(root: Path, text: str):
     (root / "list.csv").write_text(text)
-    table = read_csv(root / "list.csv")
-    assert table.path.tolist() == [b"a.png", b"b/2.png"] and table.class_names == ("cat", "dog")
+    table = open_splits(DataConfig(str(root / "list.csv")), undivided=True)["all"]
+    names = [table.name(row) for row in range(len(table))]
+    assert names == [f"{root}/a.png", f"{root}/b/2.png"] and table.class_names == ("cat", "dog")
 
 
 NO_IMAGES, NO_LABELS = (f":1: no column of {cells} by a usual name, found" for cells in ("images", "labels"))

@@ -16,7 +16,6 @@ from jaxddp.core.errors import InputError, appearance, nearest, on_screen
 from jaxddp.data.arrays import ArrayTable
 from jaxddp.data.format import Place
 from jaxddp.data.formats.array_files import read_names
-from jaxddp.data.formats.csv_listing import read_csv
 from jaxddp.data.formats.folders import read_folders
 from jaxddp.data.formats.ilsvrc import train_solutions
 from jaxddp.data.formats.numpy_files import read_numpy
@@ -33,12 +32,13 @@ ALIKE = {
     "wide letter": ("ant", "\uff41nt", "U+FF41 U+006E U+0074"),
     "a long name": ("ant " * 9 + "x", "ant " * 9 + "x\u200b", "…U+0078 U+200B"),
 }
+CSV = REGISTERED.get("csv_listing")
 APART = (("Ant", "ant"), ("x2", "x\u00b2"), ("H", "\u210d"), ("caf\u00e9", "cafe"), ("a b", "ab"))
 
 
 def listing(root: Path, *names: str) -> tuple[Callable[[], Any], str]:
     (root / "train.csv").write_text("path,label\n" + "".join(f"{row}.png,{name}\n" for row, name in enumerate(names)))
-    return lambda: read_csv(root / "train.csv"), "train.csv:3"
+    return lambda: CSV.open(Place(str(root / "train.csv"), DataConfig()), "train"), "train.csv:3"
 
 
 def folders(root: Path, *names: str) -> tuple[Callable[[], Any], str]:
@@ -132,7 +132,7 @@ def test_names_that_differ_in_visible_characters_look_different(one: str, other:
 def test_an_error_gives_the_code_points_of_a_validation_class_in_another_spelling(tmp_path: Path):
     (tmp_path / "train.csv").write_text("path,label\na.png,caf\u00e9\n")
     (tmp_path / "val.csv").write_text("path,label\nb.png,cafe\u0301\n")
-    line = error_message(lambda: read_csv(tmp_path / "train.csv", "val"))
+    line = error_message(lambda: CSV.open(Place(str(tmp_path / "train.csv"), DataConfig()), "val"))
     assert line.startswith(f"{tmp_path}/val.csv:2: no row of train.csv has the label ")
     assert "(U+0063 U+0061 U+0066 U+00E9, where this is U+0063 U+0061 U+0066 U+0065 U+0301)?" in line
 
@@ -147,7 +147,8 @@ def test_an_error_gives_the_code_points_of_a_validation_class_in_another_spellin
 )
 def test_a_column_that_appears_twice_is_rejected(header: str, message: str, tmp_path: Path):
     (tmp_path / "train.csv").write_text(f"{header}\na.png,cat,dog\n")
-    assert error_message(lambda: read_csv(tmp_path / "train.csv")).startswith(f"{tmp_path}/train.csv:1: {message}")
+    place = Place(str(tmp_path / "train.csv"), DataConfig())
+    assert error_message(lambda: CSV.open(place, "train")).startswith(f"{tmp_path}/train.csv:1: {message}")
 
 
 def test_a_column_of_parquet_that_appears_twice_is_rejected(tmp_path: Path):

@@ -144,22 +144,10 @@ def check_utf8(texts: Iterable[str], file: FolderFile, line: int) -> None:
         raise InputError(f"{file}:{line}: not UTF-8; save the file as UTF-8")
 
 
-def read_csv(
-    file: Path, split: Split = "train", refuse: Refuse = raise_fault, data: DataConfig = _DATA
-) -> ExampleTable:
-    """Read the images in a CSV file or, for "val", in its validation file; or those of a folder. See `read_listing`.
-
-    Raises: InputError if the file or a column is missing, or no row can be used.
-    """
-    file, val = _files(file, data)
-    of_val = _open(val, data) if val is not None and split == "val" else None
-    return listing.read_listing(_open(file, data), split, data, refuse, of_val, by_column=val is None)
-
-
-def read_paths(file: Path, data: DataConfig = _DATA) -> ExampleTable:
+def read_paths(file: Path, data: DataConfig) -> ExampleTable:
     """Read only the paths. The images have no classes, and their labels are -1.
 
-    Raises: InputError if there is a row that `read_csv` rejects.
+    Raises: InputError if there is a row that `read_listing` rejects.
     """
     return listing.read_images(_open(file, data), data)
 
@@ -177,7 +165,7 @@ def is_csv(path: Path) -> bool:
 
 def _judge(file: Path, judge: Callable[[CsvFile, DataConfig], Any], data: DataConfig = _DATA) -> bool:
     """Return whether the head of a CSV file passes a test; not if it cannot be read."""
-    # A fault is not reported here; `read_csv` reports it.
+    # A fault is not reported here; `CsvListings.open` reports it.
     with suppress(InputError):
         return bool(judge(_open(file, data, HEAD), data))
     return False
@@ -273,7 +261,14 @@ class CsvListings:
         return True
 
     def open(self, place: Place, split: Split) -> ExampleTable:
-        return read_csv(place.path, split, place.refuse, place.data).select(place.data.classes)
+        """Read the images in a CSV file or, for "val", in its validation file; or those of a folder.
+
+        Raises: InputError if the file or a column is missing, or no row can be used; see `read_listing`.
+        """
+        (file, val), data = _files(place.path, place.data), place.data
+        of_val = _open(val, data) if val is not None and split == "val" else None
+        table = listing.read_listing(_open(file, data), split, data, place.refuse, of_val, by_column=val is None)
+        return table.select(data.classes)
 
 
 FORMATS.add("csv_listing")(CsvListings())
