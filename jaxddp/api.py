@@ -42,9 +42,9 @@ from jaxddp.inference.exports import export_program, write_weights
 from jaxddp.inference.pretrained import measure_network
 from jaxddp.inference.trained import TrainedRun, evaluate_checkpoint, restore_run
 from jaxddp.job.environment import find_job
-from jaxddp.losses import sigmoid_cross_entropy, softmax_cross_entropy
+from jaxddp.losses import DEFAULT_LOSSES, sigmoid_cross_entropy, softmax_cross_entropy
 from jaxddp.mesh import Device, Topology
-from jaxddp.metrics import TopK
+from jaxddp.metrics import DEFAULT_METRICS, TopK
 from jaxddp.models.adapt import adapt, without_adapters
 from jaxddp.models.families import ResNetSettings
 from jaxddp.models.interface import by_path
@@ -172,8 +172,8 @@ def prepare_training(
     objects |= {"metrics": metrics, "parts": parts, "loss": softmax_cross_entropy}
     if not isinstance(objective, str):
         objects["objective"] = objective
-    if labels_of(table).several:
-        config, objects["loss"] = config.replace(eval={"metrics": ("map",)}), sigmoid_cross_entropy
+    if (form := labels_of(table).form) != "one label":
+        config, objects["loss"] = config.replace(eval={"metrics": DEFAULT_METRICS[form]}), DEFAULT_LOSSES[form]
     resources = resources_of(config, topology, table, arguments.check_unlabelled(unlabelled))
     given = objects_of_arguments(**objects)
     return initialize_network(make_recipe(config, topology, resources, given, precision=options.get("precision")))

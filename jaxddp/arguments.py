@@ -228,6 +228,6 @@ def check_evaluation(state: TrainState, setup: RunSetup, table: Source, *, one_l
     """Check that a state can be measured on a table, whose images have `one_label`. Raises: InputError."""
     check_state(state, setup)
     check_source(table, "table")
-    if one_label and labels_of(table).several:
-        problem = "table: its images may have several labels, and this function takes one"
+    if one_label and (form := labels_of(table).form) != "one label":
+        problem = f"table: its images have {form}, and this function takes one label"
         raise InputError(problem, advice="use the metrics of evaluate")

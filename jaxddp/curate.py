@@ -424,7 +424,7 @@ def pack(
         raise InputError("the images of this data set are already arrays in few files; train on it directly")
     for source in sources.values():
         labels = labels_of(source)
-        if labels.several and len(several := np.flatnonzero(labels.values.sum(1) > 1)):
+        if labels.has_rows and len(several := np.flatnonzero(labels.single < 0)):
             names = ", ".join(labels.names[label] for label in labels.of(int(several[0])))
             fault = f"several labels ({names}), but packing accepts one label per row"
             of_all = f"{len(several)} of {len(source)} rows have several"

@@ -1,6 +1,6 @@
 """The losses of a batch of examples, as functions of logits and labels."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from jaxddp.config.registry import LOSSES
@@ -12,14 +12,25 @@ if TYPE_CHECKING:
     import optax
 
     from jaxddp.config import Config
+    from jaxddp.data.source import LabelForm
 else:
     jax, jnp, optax = map(Lazy, ("jax", "jax.numpy", "optax"))
 
 Loss = Callable[["jax.Array", "jax.Array"], Any]
 
 
+def _takes(*forms: "LabelForm") -> Callable[[Loss], Loss]:
+    """Return a decorator that declares the forms of labels that a loss takes; see `check_form`."""
+
+    def declared(loss: Loss) -> Loss:
+        loss.__dict__["takes"] = forms
+        return loss
+
+    return declared
+
+
 def cross_entropy(label_smoothing: float = 0.0, class_weights: Sequence[float] | None = None) -> Loss:
-    """Return softmax cross-entropy, (logits float[B, K], labels int32[B]) -> float[B].
+    """Return softmax cross-entropy, (logits float[B, K], labels int32[B], or shares float[B, K]) -> float[B].
 
     Args:
         label_smoothing: the share of each label that is spread over all classes (Szegedy et al. 2016,
@@ -30,24 +41,28 @@ def cross_entropy(label_smoothing: float = 0.0, class_weights: Sequence[float] |
 
     weighted = negative_log_likelihood(label_smoothing, class_weights)
 
+    @_takes("one label", "shares")
     def loss(logits: jax.Array, labels: jax.Array) -> Any:
         if class_weights is not None:
             return weighted(jax.nn.log_softmax(logits), labels)
-        if not label_smoothing:
+        if labels.ndim == 1 and not label_smoothing:
             return optax.softmax_cross_entropy_with_integer_labels(logits, labels)
-        targets = optax.smooth_labels(jax.nn.one_hot(labels, logits.shape[-1], dtype=logits.dtype), label_smoothing)
-        return optax.softmax_cross_entropy(logits, targets)
+        shares = jax.nn.one_hot(labels, logits.shape[-1], dtype=logits.dtype) if labels.ndim == 1 else labels
+        return optax.softmax_cross_entropy(logits, optax.smooth_labels(shares, label_smoothing))
 
     return loss
 
 
+@_takes("one label", "shares")
 def softmax_cross_entropy(logits: "jax.Array", labels: "jax.Array") -> Any:
     """Return the default loss: logits float[B, K] and labels int32[B] give float[B]."""
     return cross_entropy()(logits, labels)
 
 
 def negative_log_likelihood(label_smoothing: float = 0.0, class_weights: Sequence[float] | None = None) -> Loss:
-    """Return a loss for networks that return log-probabilities: (float[B, K], labels int32[B]) -> float[B].
+    """Return a loss for networks that return log-probabilities: (float[B, K], labels) -> float[B].
+
+    Labels are int32[B], or shares of the classes, float[B, K].
 
     Args:
         label_smoothing: the share of each label that is spread over all classes; see `cross_entropy`.
@@ -57,15 +72,20 @@ def negative_log_likelihood(label_smoothing: float = 0.0, class_weights: Sequenc
     """
 
     def terms(log_probabilities: jax.Array, labels: jax.Array) -> jax.Array:
-        of_label = -jnp.take_along_axis(log_probabilities, labels[:, None], axis=-1)[:, 0]
+        if labels.ndim == 1:
+            of_label = -jnp.take_along_axis(log_probabilities, labels[:, None], axis=-1)[:, 0]
+        else:
+            of_label = -(labels * log_probabilities).sum(-1)
         smoothed = (1 - label_smoothing) * of_label - label_smoothing * log_probabilities.mean(-1)
         return smoothed if label_smoothing else of_label
 
+    @_takes("one label", "shares")
     def loss(log_probabilities: jax.Array, labels: jax.Array) -> Any:
         if class_weights is None:
             return terms(log_probabilities, labels)
         weights = jnp.asarray(class_weights, log_probabilities.dtype)
-        return terms(log_probabilities * weights, labels).sum(), weights[labels].sum()
+        weight = weights[labels] if labels.ndim == 1 else labels @ weights
+        return terms(log_probabilities * weights, labels).sum(), weight.sum()
 
     return loss
 
@@ -85,6 +105,7 @@ def binary_cross_entropy(label_smoothing: float = 0.0, class_weights: Sequence[f
             `weight`.
     """
 
+    @_takes("one label", "several labels", "shares")
     def loss(logits: jax.Array, labels: jax.Array) -> jax.Array:
         is_single, (*_, classes), dtype = labels.ndim == 1, logits.shape, logits.dtype
         targets = jax.nn.one_hot(labels, classes, dtype=dtype) if is_single else labels.astype(dtype)
@@ -97,9 +118,29 @@ def binary_cross_entropy(label_smoothing: float = 0.0, class_weights: Sequence[f
     return loss
 
 
+@_takes("one label", "several labels", "shares")
 def sigmoid_cross_entropy(logits: "jax.Array", labels: "jax.Array") -> Any:
     """Return the default loss if an image may have several labels: float[B, K] and labels float[B, K] give float[B]."""
     return binary_cross_entropy()(logits, labels)
+
+
+@_takes("numbers")
+def squared_error(predictions: "jax.Array", targets: "jax.Array") -> "jax.Array":
+    """Return the mean over the numbers of an example: predictions and targets float[B, K] give float[B]."""
+    return jnp.square(predictions - targets).mean(-1)
+
+
+@_takes("numbers")
+def huber(predictions: "jax.Array", targets: "jax.Array") -> "jax.Array":
+    """Return half of the squared error below an error of 1, and the error minus 1/2 above it, as `squared_error`."""
+    return optax.huber_loss(predictions, targets).mean(-1)
+
+
+DEFAULT_LOSSES: "Mapping[LabelForm, Loss]" = {
+    **dict.fromkeys(("one label", "shares"), softmax_cross_entropy),
+    **{"several labels": sigmoid_cross_entropy, "numbers": squared_error},
+}
+"""The default loss of each form of labels."""
 
 
 def _of_config(name: str, make: Callable[..., Loss]) -> None:
@@ -114,3 +155,5 @@ def _of_config(name: str, make: Callable[..., Loss]) -> None:
 _of_config("cross_entropy", cross_entropy)
 _of_config("nll", negative_log_likelihood)
 _of_config("bce", binary_cross_entropy)
+LOSSES.add("mse")(lambda config: squared_error)
+LOSSES.add("huber")(lambda config: huber)

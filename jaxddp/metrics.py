@@ -14,16 +14,20 @@ import numpy as np
 from jaxddp.calibration import BINS, reliability
 from jaxddp.config.registry import METRICS
 
+DEFAULT_METRICS = {"several labels": ("map",), "shares": ("top1",), "numbers": ("mae",)}
+"""The metrics that Python's functions measure by default for forms of labels other than one label."""
+
 
 @dataclass(frozen=True)
 class TopK:
     """Top-k accuracy: 1 if the label is among the k largest logits, else 0.
 
     The first of equal logits counts as the largest. If the label's logit is NaN, the result is 0. A call takes logits
-    float[B, K] and labels int32[B], and returns float32[B].
+    float[B, K] and labels int32[B], and returns float32[B]. The label of shares, float[B, K], is the largest share.
     """
 
     k: int
+    takes = ("one label", "shares")
 
     @property
     def min_classes(self) -> int:
@@ -34,6 +38,7 @@ class TopK:
         return 1 if self.k == 1 else self.k + 1
 
     def __call__(self, logits: jax.Array, labels: jax.Array) -> jax.Array:
+        labels = labels if labels.ndim == 1 else labels.argmax(-1)
         label_logit = jnp.take_along_axis(logits, labels[:, None], axis=-1)
         earlier = jnp.arange(logits.shape[-1]) < labels[:, None]
         is_larger = jnp.where(earlier, ~(logits < label_logit), ~(logits <= label_logit))
@@ -46,7 +51,7 @@ class ExactMatch:
     A call takes logits float[B, K] and labels float[B, K], and returns float32[B].
     """
 
-    takes_one, takes_several = False, True
+    takes = ("several labels",)
 
     def __call__(self, logits: jax.Array, labels: jax.Array) -> jax.Array:
         return ((logits > 0) == (labels > 0.5)).all(-1).astype(jnp.float32)
@@ -57,6 +62,8 @@ class MeanClassAccuracy:
 
     The metric is NaN for a set without examples.
     """
+
+    takes = ("one label",)
 
     def sums(self, logits: jax.Array, labels: jax.Array, mask: jax.Array) -> dict[str, jax.Array]:
         """Count for each class the examples and the right predictions, int32[K] each; see `SumsMetric`."""
@@ -81,7 +88,7 @@ class F1:
     are NaN for a set without labels and predictions.
     """
 
-    takes_several = True
+    takes = ("one label", "several labels")
 
     def sums(self, logits: jax.Array, labels: jax.Array, mask: jax.Array) -> dict[str, jax.Array]:
         """Count for each class the right predictions, all predictions and the labels, int32[K]; see `SumsMetric`."""
@@ -111,7 +118,7 @@ class MeanAveragePrecision:
     N * K * 4 bytes.
     """
 
-    takes_several = True
+    takes = ("one label", "several labels")
 
     def examples(self, logits: jax.Array, labels: jax.Array) -> dict[str, jax.Array]:
         """Return the scores, and the membership of each example in each class, [B, K] each; see `ExamplesMetric`."""
@@ -146,6 +153,7 @@ class CalibrationError:
     """Expected calibration error; see `jaxddp.calibration.Reliability`."""
 
     bins: int = BINS
+    takes = ("one label",)
 
     def examples(self, logits: jax.Array, labels: jax.Array) -> dict[str, jax.Array]:
         """Return each prediction's probability, and 1 if it is right, float32[B] each; see `ExamplesMetric`."""
@@ -158,8 +166,61 @@ class CalibrationError:
         return {"ece": reliability(confidence, right, self.bins).error}
 
 
+class MeanAbsoluteError:
+    """The mean absolute error of the numbers of an example."""
+
+    takes = ("numbers",)
+
+    def __call__(self, predictions: jax.Array, targets: jax.Array) -> jax.Array:
+        """Return float[B] for predictions and targets, float[B, K] each."""
+        return jnp.abs(predictions - targets).mean(-1)
+
+
+class R2:
+    """The coefficient of determination, the mean over the numbers to predict, as scikit-learn's `r2_score`.
+
+    It is NaN if a number is the same in all examples. The host keeps all numbers of the set in memory.
+    """
+
+    takes = ("numbers",)
+
+    def examples(self, predictions: jax.Array, targets: jax.Array) -> dict[str, jax.Array]:
+        """Return both, float[B, K] each; see `ExamplesMetric`."""
+        return {"predictions": predictions, "targets": targets}
+
+    def finish(self, found: Any) -> Mapping[str, float]:
+        predictions, targets = (np.asarray(found[key], np.float64) for key in ("predictions", "targets"))
+        around_mean = np.square(targets - targets.mean(0)).sum(0)
+        errors = np.square(targets - predictions).sum(0)
+        return {"r2": float(np.mean(1 - np.divide(errors, around_mean, where=around_mean > 0, out=errors * np.nan)))}
+
+
+class QuadraticKappa:
+    """Cohen's kappa with quadratic weights (Cohen 1968) for ordered grades 0, 1, 2, …
+
+    The grades are the classes in their order, or one number to predict, rounded. Kappa is 1 minus the mean squared
+    difference of grade and prediction, divided by that of independent grades and predictions. It is NaN if all grades
+    and predictions are equal.
+    """
+
+    takes = ("one label", "numbers")
+
+    def examples(self, logits: jax.Array, labels: jax.Array) -> dict[str, jax.Array]:
+        """Return the predicted and the actual grades, float[B] or int[B]; see `ExamplesMetric`."""
+        if labels.ndim == 1:
+            return {"predicted": logits.argmax(-1), "actual": labels}
+        return {"predicted": jnp.round(logits.mean(-1)), "actual": jnp.round(labels.mean(-1))}
+
+    def finish(self, found: Any) -> Mapping[str, float]:
+        predicted, actual = (np.asarray(found[key], np.float64) for key in ("predicted", "actual"))
+        independent = predicted.var() + actual.var() + (predicted.mean() - actual.mean()) ** 2
+        return {"kappa": float(1 - np.square(predicted - actual).mean() / independent) if independent else float("nan")}
+
+
 class ConfusionMatrix:
     """Counts of examples by label and by prediction. An example with a logit that is not finite is excluded."""
+
+    takes = ("one label",)
 
     def sums(self, logits: jax.Array, labels: jax.Array, mask: jax.Array) -> jax.Array:
         """Return int32[K, K]: labels in rows, predictions in columns; see `SumsMetric`.
@@ -178,5 +239,6 @@ for _name, _metric in {
     **{f"top{k}": TopK(k) for k in (1, 5, 10)},
     **{"exact_match": ExactMatch(), "mean_class_accuracy": MeanClassAccuracy(), "f1": F1()},
     **{"map": MeanAveragePrecision(), "ece": CalibrationError(), "confusion": ConfusionMatrix()},
+    **{"mae": MeanAbsoluteError(), "r2": R2(), "kappa": QuadraticKappa()},
 }.items():
     METRICS.add(_name)(_metric)

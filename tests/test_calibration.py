@@ -198,7 +198,7 @@ def test_a_temperature_belongs_to_one_checkpoint(run, digits, capfd, caplog):
 
 
 ONE_RUN = "--coverage: needs one run, whose validation data decide about the sets; leave it out"
-SEVERAL = "{several}: its images may have several labels; outcome, show, --calibrate and --coverage need one; use"
+SEVERAL = "{several}: its images have several labels; outcome, show, --calibrate and --coverage need one label; use"
 
 
 @pytest.mark.parametrize(
@@ -216,7 +216,7 @@ SEVERAL = "{several}: its images may have several labels; outcome, show, --calib
 )
 def test_what_cannot_be_calibrated_is_refused_in_one_line(run, digits, words, line, tmp_path, capfd):
     several, out = Path(shutil.copytree(run, tmp_path / "several")), tmp_path / "a.csv"
-    signature = json.loads((several / "signature.json").read_text()) | {"multi_label": True}
+    signature = json.loads((several / "signature.json").read_text()) | {"label_form": "several labels"}
     (several / "signature.json").write_text(json.dumps(signature))
     places = {"run": run, "val": digits / VAL, "several": several, "weights": "timm/resnet18.a1_in1k"}
     given = [*words.format(**places).split(), *(["--out", str(out)] if "predict" in words else [])]

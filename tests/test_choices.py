@@ -94,7 +94,7 @@ def built(kind, config: Config) -> typing.Any:
         return str(jax.make_jaxpr(optimizer.update)(params, state, params))
     if kind is registry.LOSSES:
         loss = registry.LOSSES.get(config.loss.name)(config)
-        return str(jax.make_jaxpr(loss)(jnp.ones((2, 3)), jnp.zeros(2, int)))
+        return str(jax.make_jaxpr(loss)(jnp.ones((2, 3)), jnp.full((2, 3), 1 / 3)))
     if kind is registry.SCHEDULES:
         schedule = make_schedule(config, Steps(20, 2))
         return [str(schedule(step)) for step in range(21)], repr(configured_parts(config, Steps(20, 2)))

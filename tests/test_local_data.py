@@ -115,7 +115,7 @@ def test_several_labels_are_renumbered_too():
     images = np.zeros((2, 6, 6, 3), np.uint8)
     tables = [ArrayTable(images, np.array([[1, 1], [0, 1]]), names) for names in (("a", "c"), ("b", "c"))]
     sources = united(*tables)
-    assert labels_of(sources[0]).several and class_counts(sources[0]).tolist() == [1, 1, 4]
+    assert labels_of(sources[0]).has_rows and class_counts(sources[0]).tolist() == [1, 1, 4]
     order = orders(sources, 4, 1)[0]
     batch = next(sources[1].train_batches(order, LOCAL, range(1), Shard(1, 2)))
     labels = dict(zip(batch.row.tolist(), batch.label.tolist(), strict=True))
@@ -159,7 +159,7 @@ def test_the_batches_of_the_processes_are_those_of_the_whole_data_in_the_same_or
     streams = [source.train_batches(order, LOCAL, steps, Shard(host, 2)) for host, source in enumerate(sources)]
     padded = 0
     for step, parts in zip(steps, zip(*streams, strict=True), strict=True):
-        batch, expected = together([*parts]), columns(whole.labels, order, step)
+        batch, expected = together([*parts]), columns(whole, order, step)
         real = expected.mask > 0
         assert (batch.mask == expected.mask).all() and batch.mask.dtype == np.float32 and real.sum() == BATCH_SIZE
         for name in ("row", "label", "epoch"):

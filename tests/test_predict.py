@@ -223,7 +223,8 @@ def fake_run(step: int = 6, bad_rows: tuple[int, ...] = ()) -> Any:
 
     names = tuple("abcde")
     of_run = {"topology": Topology.create(1), "identity": {"run": "run", "step": step}}
-    return SimpleNamespace(stream=stream, class_ids=names, class_names=names, **of_run)
+    signature = SimpleNamespace(label_form="one label")
+    return SimpleNamespace(stream=stream, signature=signature, class_ids=names, class_names=names, **of_run)
 
 
 def predict_rows(run: Any, out: Path, count: int = 70, seed: int = 0, **options) -> list[dict[str, str]]:

@@ -50,7 +50,7 @@ def float64_parts(net, devices: int):
 
 
 def placed_chunk(order: SampleOrder, steps: range, topology: Topology):
-    return topology.place(stacked_columns(TABLE.labels, order, steps))
+    return topology.place(stacked_columns(TABLE, order, steps))
 
 
 CONVOLUTION = SmallNet(batch_norm=True, sync="data", dtype=jnp.float64)

@@ -259,7 +259,7 @@ def test_a_fine_tuned_run_resumes_after_the_first_run_was_removed(first_run, tmp
 
 def test_the_image_size_of_a_run_on_arrays_is_inherited(first_run):
     signature = {"class_ids": ["a"], "class_names": ["a"], "image_shape": [24, 24, 1], "dtype": "uint8"}
-    (first_run / "signature.json").write_text(json.dumps(signature | {"in_memory": True, "multi_label": False}))
+    (first_run / "signature.json").write_text(json.dumps(signature | {"in_memory": True, "label_form": "one label"}))
     data = parse_command("finetune_folder", "--model.weights", str(first_run))[1].config.data
     assert (data.image_size, data.resize, data.channels) == (24, 24, 1)
 

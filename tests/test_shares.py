@@ -1,5 +1,8 @@
 """`parallel.shares`: the division of a batch, the slots of each process, and errors for settings that do not fit."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -61,16 +64,16 @@ def test_processes_have_slots_whose_examples_are_the_rows_of_the_batch_in_order(
     processes, sizes = len(sizes), tuple(size for size in sizes for _ in range(devices))
     batch_size = ratio * sum(sizes)
     order = SampleOrder(batch_size + 3, batch_size, seed)
-    labels = np.arange(batch_size + 3) + 1
+    examples: Any = SimpleNamespace(labels=np.arange(batch_size + 3) + 1)
     for step in (0, 2):
         shards = [Shard(process, processes, sizes) for process in range(processes)]
-        batches = [columns(labels, order, step, shard) for shard in shards]
+        batches = [columns(examples, order, step, shard) for shard in shards]
         assert {len(batch.row) for batch in batches} == {devices * ratio * max(sizes)}
         for shard, batch in zip(shards, batches, strict=True):
             assert batch.mask.sum() == shard.examples(batch_size) and len(batch.mask) == shard.slots(batch_size)
             padding = batch.mask == 0
             assert not any(column[padding].any() for column in (batch.row, batch.label, batch.epoch))
-        whole = columns(labels, order, step, Shard(sizes=sizes))
+        whole = columns(examples, order, step, Shard(sizes=sizes))
         for column, of_processes in zip(whole[1:5], zip(*(batch[1:5] for batch in batches), strict=True), strict=True):
             np.testing.assert_array_equal(column, np.concatenate(of_processes))
         np.testing.assert_array_equal(whole.row[whole.mask > 0], order.rows(step))

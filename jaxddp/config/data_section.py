@@ -21,7 +21,8 @@ UNLABELLED_RATIO = 7
 PROCESS = "{process}"
 PLACE_KEYS = ("path", "train", "val", "data_dir", "manifest", "images")
 """The keys of `data` in which `PROCESS` is replaced."""
-TABLE_KEYS = ("columns", "images", "suffix", "label_separator", "split_column", "val_fold", "group_column")
+TABLE_KEYS = ("columns", "images", "suffix", "targets", "weight_column", "label_separator", "split_column", "val_fold")
+TABLE_KEYS += ("group_column",)
 """The keys of `data` that say how a table of images is read."""
 IMAGE_KEYS = ("image_size", "channels", "bits", "mean", "std")
 """The keys of `data` that determine the input of a network."""
@@ -149,6 +150,11 @@ class DataConfig:
     """Folder of the images that a table names, relative to the table or to the working directory."""
     suffix: str | None = None
     """Suffix of the images, such as ".png", if the rows of a table hold ids."""
+    targets: Literal["shares", "numbers"] | None = None
+    """What the columns of labels of a table hold in place of classes: "shares" of the classes, one column for each
+    class, or "numbers" to predict. If no columns are named, all but those of other keys. If None, classes."""
+    weight_column: str | None = None
+    """Column of a table with the weight of each image in the loss of training."""
     label_separator: str | None = None
     """Separator of several labels in a cell of a table; " " for blanks. If None, ";" or "|" in a CSV file."""
     split_column: str | None = None

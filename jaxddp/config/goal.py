@@ -58,7 +58,7 @@ class Goal:
         split, _, metric = name.partition(" ")
         if split not in (VAL, VAL_EMA) or not metric or " " in metric:
             raise InputError(Key("checkpoint.best", name), ': give a split and a metric, "val top1" or "val_ema loss"')
-        lowest = metric in ("loss", "ece") if best_is is None else {"min": True, "max": False}[best_is]
+        lowest = metric in ("loss", "ece", "mae") if best_is is None else {"min": True, "max": False}[best_is]
         return cls(metric if split == VAL else name, lowest, smoothing)
 
     @classmethod

@@ -154,7 +154,8 @@ unlabelled source."""
 _OF_RATE = ("optimizer.learning_rate", "optimizer.reference_batch", "optimizer.scaling")
 SCHEDULES = Registry("optimizer.schedule", "jaxddp.schedules", {}, "get_optimizer", _OF_RATE)
 """`(config, steps) -> optax.Schedule`, for the steps after the warm-up; `steps` is a `schedules.Steps`."""
-_METRICS = ("top1", "top5", "top10", "exact_match", "mean_class_accuracy", "f1", "map", "ece", "confusion")
+_METRICS = ("top1", "top5", "top10", "exact_match", "mean_class_accuracy", "f1", "map", "ece", "confusion", "mae")
+_METRICS += ("r2", "kappa")
 METRICS = Registry("eval.metrics", "jaxddp", dict.fromkeys(_METRICS, "metrics"))
 """`(logits float[B, K], labels int32[B]) -> float[B]`, or a metric over a set; see `jaxddp.engine.objective`."""
 _AUGMENTATIONS = {"grayscale": "operations", "vertical_flip": "geometry"}

@@ -100,8 +100,8 @@ class LossConfig:
     """The loss function and the weights of classes."""
 
     name: str = "cross_entropy"
-    """Name of a loss in jaxddp/losses.py: "cross_entropy", "nll" (for log-probabilities) or "bce" (one binary decision
-    per class)."""
+    """Name of a loss in jaxddp/losses.py: "cross_entropy", "nll" (for log-probabilities), "bce" (one binary decision
+    per class), or "mse" or "huber" for numbers."""
     class_weights: str | None = None
     """Weight of each class in the loss, in training and evaluation: "1,4,0.5" lists one positive number per class;
     "balanced" is N / (K n_k) for a class with n_k of the N training images and K classes."""
@@ -341,7 +341,7 @@ class CheckpointConfig:
     parameters that predict and export use: "val_ema top1" with averaged parameters, otherwise "val top1"."""
     best_is: Literal["min", "max"] | None = None
     """Whether a lower ("min") or a higher ("max") value of that metric is better. If None, lower for the loss and the
-    calibration error, higher for all other metrics."""
+    errors "ece" and "mae", higher for all other metrics."""
     best_smoothing: ranges.Decay = 0.0
     """Decay of the exponential moving average of the metric, corrected as in Adam, that selects the best checkpoint."""
 

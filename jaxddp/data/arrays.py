@@ -3,7 +3,7 @@
 import hashlib
 import logging
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -14,7 +14,7 @@ from jaxddp.core.errors import InputError, Key, counted, refused, shaped
 from jaxddp.data.batch import Batch
 from jaxddp.data.faults import check_distinct
 from jaxddp.data.order import WHOLE, EvalOrder, Order, Shard, check_order, columns
-from jaxddp.data.source import ClassSelection, Record, Substitutes, labels_of, one_line_repr
+from jaxddp.data.source import FLOATS, ClassSelection, Record, Substitutes, float_labels, labels_of, one_line_repr
 
 _UINT16_MAX = 65_535
 _CHUNK = 1024
@@ -33,11 +33,14 @@ class ArrayTable:
             batch reads only its own rows, and the fingerprint reads all rows. Float images are converted to these
             dtypes here, unless `pixels` is "normalized"; see `jaxddp.data.arrays.from_floats`.
         labels: integers [N], dense class indices 0..K-1, or -1 if the class is unknown; stored as int32. If an image
-            may have several classes or none, multi-hot [N, K] of 0 and 1; stored as uint8.
-        class_names: the names of the K classes.
+            may have several classes or none, multi-hot [N, K] of 0 and 1; stored as uint8. For shares of the classes
+            or numbers to predict, floats [N, K]; stored as float32.
+        class_names: the names of the K classes, or of the K numbers.
         pixels: the meaning of float images. "unit": all numbers are from 0 to 1. "normalized": the images are the input
             of the network, and are kept as float32; they are augmented, but `data.mean` and `data.std` are not used.
             None: numbers from 0 to 1, or whole numbers. After a conversion to integers, the attribute is None.
+        label_form: "shares" or "numbers", for labels that are floats. None for other labels.
+        weights: floats [N] above 0, the weight of each example in the loss of training. None: all are equal.
 
     Raises:
         InputError: `as_pixels`, `check_labels` or `check_class_names` rejects an argument.
@@ -49,15 +52,28 @@ class ArrayTable:
     pixels: FloatKind | None = None
     reading: str = ""
     """How the arrays were found, for the start of a run."""
+    label_form: Literal["shares", "numbers"] | None = None
+    weights: np.ndarray | None = None
 
     verified = None
 
     def __post_init__(self) -> None:
         check_class_names(self.class_names)
         images, labels = as_pixels(_array("images", self.images), self.pixels), _array("labels", self.labels)
-        check_labels(labels, len(images), len(self.class_names))
+        if self.label_form is not None:
+            labels = labels.reshape(len(images), -1) if labels.ndim == 1 else labels
+            check_rows(labels, len(images), len(self.class_names), self.label_form)
+            labels = float_labels(labels, self.label_form)
+        else:
+            check_labels(labels, len(images), len(self.class_names))
+            labels = labels.astype(np.int32 if labels.ndim == 1 else np.uint8)
         object.__setattr__(self, "images", images)
-        object.__setattr__(self, "labels", labels.astype(np.int32 if labels.ndim == 1 else np.uint8))
+        object.__setattr__(self, "labels", labels)
+        if self.weights is not None:
+            weights = _array("weights", self.weights)
+            if weights.shape != (len(images),) or not (np.isfinite(weights) & (weights > 0)).all():
+                raise refused("weights", weights, f"give {counted(len(images), 'finite number')} above 0")
+            object.__setattr__(self, "weights", weights.astype(np.float32))
         object.__setattr__(self, "class_names", tuple(self.class_names))
         object.__setattr__(self, "pixels", "normalized" if images.dtype == np.float32 else None)
 
@@ -82,20 +98,22 @@ class ArrayTable:
         for _, chunk in _chunks(self.images):
             digest.update(np.ascontiguousarray(chunk).data)
         digest.update(self.labels.astype("<i4").tobytes() if self.labels.ndim == 1 else self.labels.tobytes())
+        digest.update(b"" if self.weights is None else self.weights.tobytes())
         return digest.hexdigest()
 
     def select(self, classes: ClassSelection) -> "ArrayTable":
         if classes is None:
             return self
         rows, labels = labels_of(self).select(classes, self.name(0))
-        return ArrayTable(self.images[rows], labels.values, labels.names, self.pixels, self.reading)
+        return replace(self.rows(rows), labels=labels.values, class_names=labels.names)
 
     def take(self, limit: int) -> "ArrayTable":
         rows = labels_of(self).share(limit)
         return self if len(rows) == len(self) else self.rows(rows)
 
     def rows(self, rows: np.ndarray) -> "ArrayTable":
-        return ArrayTable(self.images[rows], self.labels[rows], self.class_names, self.pixels, self.reading)
+        weights = None if self.weights is None else self.weights[rows]
+        return replace(self, images=self.images[rows], labels=self.labels[rows], weights=weights)
 
     def without_labels(self) -> "ArrayTable":
         return ArrayTable(self.images, np.full(len(self), -1), (), self.pixels)
@@ -162,7 +180,7 @@ class ArrayTable:
             images[batch.mask == 0] = 0
             return batch._replace(image=images)
 
-        return (with_images(columns(self.labels, order, step, shard)) for step in steps)
+        return (with_images(columns(self, order, step, shard)) for step in steps)
 
 
 def _check_fixed(key: str, wanted: object, *allowed: object) -> None:
@@ -223,13 +241,29 @@ def check_labels(labels: np.ndarray, num_examples: int, num_classes: int) -> Non
         images = counted(num_examples, "image")
         raise InputError(f"labels of shape {labels.shape} for {images}: give one label per image, or, {several}")
     if labels.ndim == 1 and not np.issubdtype(labels.dtype, np.integer):
-        raise InputError(f"labels of {labels.dtype}: give integers, dense class indices from 0")
+        advice = 'give integers, dense class indices from 0, or label_form="numbers" for numbers to predict'
+        raise InputError(f"labels of {labels.dtype}: {advice}")
     wrong = (labels != 0) & (labels != 1) if labels.ndim == 2 else (labels < -1) | (labels >= num_classes)
     if wrong.any():
         row, *columns = np.argwhere(wrong)[0].tolist()
         allowed = f"{num_classes} class names allow 0..{num_classes - 1}, and -1 where the class is unknown"
-        advice = f"give 1 if the image is of class {columns[0]}, else 0" if columns else allowed
+        advice = f"give 1 if the image is of class {columns[0]}, else 0, or set label_form" if columns else allowed
         raise InputError(f"label {labels[row, *columns]} of row {row}: {advice}")
+
+
+def check_rows(labels: np.ndarray, num_examples: int, num_columns: int, form: str) -> None:
+    """Raise `InputError` if labels are not shares or numbers [N, K]: their shape differs, or a number is wrong."""
+    if form not in FLOATS:
+        raise refused("label_form", form, f"give {' or '.join(FLOATS)}")
+    if labels.shape != (num_examples, num_columns):
+        fault = f"labels of shape {labels.shape} for {counted(num_examples, 'image')}"
+        raise InputError(f"{fault}: give {counted(num_columns, 'number')} for each")
+    wrong = ~np.isfinite(labels).all(1)
+    if form == "shares":
+        wrong |= (labels < 0).any(1) | ~labels.any(1)
+    if wrong.any():
+        row = int(wrong.argmax())
+        raise InputError(f"labels {labels[row].tolist()} of row {row}: give {FLOATS[form]}")
 
 
 def _check_float_kind(images: np.ndarray, pixels: FloatKind | None) -> None:

@@ -26,7 +26,7 @@ class Batch(NamedTuple):
     image: Any
     """uint8 or uint16 [B, H, W, C], the decoded pixels; the device normalizes them."""
     label: Any
-    """int32[B], class indices; multi-hot uint8[B, K] if an example may have several classes."""
+    """int32[B], class indices; other forms of labels are [B, K], see `jaxddp.data.source.LabelForm`."""
     mask: Any
     """float32[B], 1 for an example and 0 for padding."""
     row: Any
@@ -39,6 +39,8 @@ class Batch(NamedTuple):
     side: Any = None
     """`jaxddp.augment.geometry.Side`, a static value without arrays: the size to which the device resizes training
     images; None if the images keep their size."""
+    weight: Any = None
+    """float32[B], the weight of each example in the loss of training; None if all are equal, and in evaluation."""
     unlabelled: Any = None
     """A `Batch` of unlabelled examples (label -1) from a second source; its size is a multiple of B. None without a
     second source. Code that divides a batch must divide `unlabelled` into the same number of parts."""

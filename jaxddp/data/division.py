@@ -73,8 +73,11 @@ def _divided(table: ExampleTable, is_held_out: np.ndarray) -> dict[Split, Exampl
 
 def _strata(table: ExampleTable) -> np.ndarray:
     """Return the first class of each example, int[N]; -1 if it is unknown, and K if it has none of the K classes."""
-    if not labels_of(table).several:
-        return table.labels
+    labels = labels_of(table)
+    if not labels.has_rows:
+        return labels.values
+    if labels.form == "numbers":
+        return np.zeros(len(table), np.int32)
     return np.where(table.labels.any(1), table.labels.argmax(1), table.num_classes)
 
 
@@ -224,7 +227,7 @@ def write_folds(table: SourceTable, number: int, out: Path, group_column: str | 
         fault = f"{table.name(0)}: is one of many images in a file, and a table of folds names files"
         raise InputError(fault, advice=("hold out images by ", Key("data.val_share")))
     fold, labels, beside = folds(table, number), labels_of(table), Path(os.path.abspath(out)).parent
-    several = labels.several or any({*name} & {*";|"} for name in labels.ids)
+    several = labels.has_rows or any({*name} & {*";|"} for name in labels.ids)
     group = [] if table.group is None else [[name.decode()] for name in table.group.tolist()]
     group_names = [group_column or "group"] if group else []
     text = io.StringIO(newline="")

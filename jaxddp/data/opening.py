@@ -104,7 +104,11 @@ def _with_equal_labels(splits: Mapping[str, SourceTable]) -> dict[str, SourceTab
     A listing has multi-hot labels if a row has several; other splits, or the selected classes, may have only one each.
     """
     tables = {split: cast(ExampleTable, table) for split, table in splits.items()}
-    multi_hot = [table.labels for table in tables.values() if table.labels.ndim == 2 and table.pixel_shape is None]
+    multi_hot = [
+        table.labels
+        for table in tables.values()
+        if labels_of(table).form == "several labels" and table.pixel_shape is None
+    ]
     if not multi_hot:
         return {**splits}
     several = any((labels.sum(1) != 1).any() for labels in multi_hot)
@@ -186,7 +190,7 @@ def open_splits(data: DataConfig, refuse: Refuse = raise_fault, *, undivided: bo
         whole = cast(ExampleTable, grouped(_open(data_format, place, "train"), data.group_column))
         fold, share = data.fold_of, cast(float, data.val_share)
         opened = {**(one_fold(whole, *fold) if fold else held_out(whole, share, str(where)))}
-    if "train" in opened and opened["train"].num_classes == 1:
+    if "train" in opened and opened["train"].num_classes == 1 and data.targets != "numbers":
         advice = "so every prediction is right; give images of two classes or more"
         _log.warning("the only class is %s, %s", show(opened["train"].class_names[0]), advice)
     return _with_equal_labels(opened)

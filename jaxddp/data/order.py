@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Sized
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -16,6 +16,9 @@ from jaxddp.config.values import check_values
 from jaxddp.core.errors import InputError, Key, counted
 from jaxddp.core.ranges import Count, Seed
 from jaxddp.data.batch import Batch
+
+if TYPE_CHECKING:
+    from jaxddp.data.source import Examples
 
 # The second word of Philox's key in `unlabelled_seed`. The second word in `permutation` is the epoch, which is always
 # smaller, so the two functions never use the same key.
@@ -472,30 +475,34 @@ class ChosenOrder(EvalOrder):
         return np.array([*rows, *[-1] * (self.batch_size - len(rows))], np.int64)
 
 
-def columns(labels: np.ndarray, order: Order, step: int, shard: Shard = WHOLE) -> Batch:
+def columns(examples: "Examples", order: Order, step: int, shard: Shard = WHOLE) -> Batch:
     """Return one shard of the batch of a step, without images. Padding has 0 as mask, label and row.
+
+    A batch of an `EvalOrder` has no weights.
 
     Raises: see `Shard.of`.
     """
     rows = shard.of(order.rows(step))
     real = rows >= 0
     row = np.where(real, rows, 0).astype(np.int32)
-    several = labels.ndim == 2
+    labels, weights = examples.labels, getattr(examples, "weights", None)
+    label = np.where(real if labels.ndim == 1 else real[:, None], labels[row], 0)
     return Batch(
         image=None,
-        label=np.where(real[:, None] if several else real, labels[row], 0).astype(np.uint8 if several else np.int32),
+        label=label.astype(np.int32 if labels.ndim == 1 else labels.dtype),
         mask=real.astype(np.float32),
         row=row,
         epoch=shard.of(order.epochs(step), padding=0).astype(np.int32),
+        weight=None if weights is None or isinstance(order, EvalOrder) else np.where(real, weights[row], 0),
     )
 
 
-def stacked_columns(labels: np.ndarray, order: Order, steps: range, shard: Shard = WHOLE) -> Batch:
+def stacked_columns(examples: "Examples", order: Order, steps: range, shard: Shard = WHOLE) -> Batch:
     """Return the `columns` of several steps, stacked on axis 1: arrays [B, len(steps)].
 
     The batch axis remains the first axis, so `Topology.place` shards the result like a batch.
     """
-    batches = [columns(labels, order, step, shard) for step in steps]
+    batches = [columns(examples, order, step, shard) for step in steps]
     return Batch(*(None if parts[0] is None else np.stack(parts, axis=1) for parts in zip(*batches, strict=True)))
 
 

@@ -24,15 +24,20 @@ _RANGE = re.compile(r"\s*(-?[0-9]{1,9})\s*:\s*(-?[0-9]{1,9})\s*")
 _FORMS = "give a range such as '0:200', or class ids such as 'n01440764,n01443537'"
 _TAKE_KEY = 0x7A6B65
 _log = logging.getLogger("jaxddp.data")
+LabelForm = Literal["one label", "several labels", "shares", "numbers"]
+"""The form of the labels of N examples of K classes: one label, int32[N]; several labels or none, multi-hot,
+uint8[N, K]; shares of the classes that add up to 1, float32[N, K]; or K numbers to predict, float32[N, K]."""
+
+FLOATS = {"shares": "finite numbers of 0 or more that are not all 0", "numbers": "finite numbers"}
+"""The values that labels of each form of floats must have."""
 
 
 @dataclass(frozen=True)
 class LabelKind:
-    """The kind of labels, for losses and metrics: the number of classes, single-label or multi-label."""
+    """The kind of labels, for losses and metrics: the number of classes, and the form of the labels."""
 
     num_classes: int
-    several: bool = False
-    """Whether an example may have several labels, or none."""
+    form: LabelForm = "one label"
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,47 +45,58 @@ class Labels:
     """The labels of N examples of K classes.
 
     Attributes:
-        values: int32[N], class indices 0..K-1; -1 if the class is unknown. Multi-hot uint8[N, K] if examples may have
-            several labels or none.
-        ids: the ids of the K classes, by which data sets are compared.
+        values: int32[N], class indices 0..K-1; -1 if the class is unknown. See `LabelForm` for other forms.
+        ids: the ids of the K classes, by which data sets are compared, or the names of K numbers.
         names: the readable names of the K classes.
+        form: the form of the values.
     """
 
     values: np.ndarray
     ids: tuple[str, ...]
     names: tuple[str, ...]
+    form: LabelForm = "one label"
 
     @property
     def kind(self) -> LabelKind:
-        return LabelKind(len(self.ids), self.several)
+        return LabelKind(len(self.ids), self.form)
 
     @property
-    def several(self) -> bool:
-        """Whether an example may have several labels, or none."""
+    def has_rows(self) -> bool:
+        """Whether the label of an example is a row of K values."""
         return self.values.ndim == 2
 
     @property
     def counts(self) -> np.ndarray:
-        """The number of examples of each class, int64[K]; an example of several classes counts once in each."""
-        if self.several:
-            return self.values.sum(0, dtype=np.int64)
+        """The number of examples of each class, int64[K]; an example of several classes counts once in each.
+
+        For numbers, it is the number of examples.
+        """
+        if self.has_rows:
+            return ((self.values > 0) | (self.form == "numbers")).sum(0, dtype=np.int64)
         return np.bincount(self.values[self.values >= 0], minlength=len(self.ids))
 
     @property
     def single(self) -> np.ndarray:
         """int32[N], the class of each example that has exactly one class; -1 for all other examples."""
-        if not self.several:
+        if not self.has_rows:
             return self.values
-        return np.where(self.values.sum(1) == 1, self.values.argmax(1), -1).astype(np.int32)
+        is_single = ((self.values > 0).sum(1) == 1) & (self.form != "numbers")
+        return np.where(is_single, self.values.argmax(1), -1).astype(np.int32)
 
     @property
     def codes(self) -> np.ndarray:
-        """int[N], the class index of each example; for multi-hot labels, a number of its set of classes."""
-        return np.unique(self.values, axis=0, return_inverse=True)[1].reshape(-1) if self.several else self.values
+        """int[N], the class index of each example; for labels of other forms, equal for equal labels."""
+        return np.unique(self.values, axis=0, return_inverse=True)[1].reshape(-1) if self.has_rows else self.values
 
     def of(self, row: int) -> np.ndarray:
         """Return the classes of a row, int64[n], ascending; empty if the class is unknown."""
-        return np.flatnonzero(self.values[row] if self.several else np.arange(len(self.ids)) == self.values[row])
+        return np.flatnonzero(self.values[row] if self.has_rows else np.arange(len(self.ids)) == self.values[row])
+
+    def text(self, row: int) -> str:
+        """Return the ids of the classes of a row, or its shares or numbers, separated by ";"."""
+        if self.form in FLOATS:
+            return ";".join(str(value) for value in self.values[row])
+        return ";".join(self.ids[label] for label in self.of(row))
 
     def share(self, limit: int) -> np.ndarray:
         """Return the rows of at most `limit` examples, int64[n], in proportion to the classes; see `balanced_rows`."""
@@ -97,10 +113,13 @@ class Labels:
             0..k-1 in the order of `ids`.
 
         Raises:
-            InputError: `chosen_classes` rejects the classes, or no example is of these classes.
+            InputError: `chosen_classes` rejects the classes, no example is of these classes, or the labels are shares
+                or numbers.
         """
+        if self.form in ("shares", "numbers"):
+            raise InputError(f"classes {show(classes)}: the labels are {self.form}; select all, or rows of the table")
         chosen = chosen_classes(classes, self.ids)
-        if self.several:
+        if self.has_rows:
             values = self.values[:, chosen]
             rows = np.flatnonzero(values.any(1))
         else:
@@ -111,7 +130,7 @@ class Labels:
             fault = f"no example has one of the {len(chosen)} selected classes {examples}; select other classes"
             raise InputError(f"classes {show(classes)}: {fault}")
         ids, names = (tuple(all_of[label] for label in chosen) for all_of in (self.ids, self.names))
-        return rows, Labels(values[rows], ids, names)
+        return rows, Labels(values[rows], ids, names, self.form)
 
 
 def chosen_classes(classes: str | Iterable[int | str], class_ids: Sequence[str]) -> np.ndarray:
@@ -189,9 +208,9 @@ class Examples(Protocol):
 
     @property
     def labels(self) -> np.ndarray:
-        """int32[N], the class index of each example, 0..K-1; -1 if the class is unknown.
+        """int32[N], the class index of each example, 0..K-1; -1 if the class is unknown. See `LabelForm` for others.
 
-        Multi-hot uint8[N, K] if examples may have several labels or none.
+        If the labels are float32[N, K], examples may have an attribute `label_form`, "shares" or "numbers" (default).
         """
         ...
 
@@ -222,6 +241,12 @@ class Examples(Protocol):
         ...
 
 
+def float_labels(values: np.ndarray, form: str) -> np.ndarray:
+    """Return shares, divided by their sum, or numbers, as float32[N, K]."""
+    values = np.asarray(values, np.float64)
+    return (values / values.sum(1, keepdims=True) if form == "shares" else values).astype(np.float32)
+
+
 def id_of(examples: Examples, row: int) -> str:
     """Return the id of a row from its record; the row number if the examples have no records."""
     record = getattr(examples, "record", Record)
@@ -230,13 +255,18 @@ def id_of(examples: Examples, row: int) -> str:
 
 def labels_of(examples: Examples) -> Labels:
     """Return the labels of examples, with the ids and names of the classes."""
-    return Labels(examples.labels, tuple(examples.class_ids), tuple(examples.class_names))
+    values = examples.labels
+    is_multi_hot = np.issubdtype(values.dtype, np.integer)
+    of_floats: LabelForm = getattr(examples, "label_form", None) or "numbers"
+    form = "one label" if values.ndim == 1 else "several labels" if is_multi_hot else of_floats
+    return Labels(values, tuple(examples.class_ids), tuple(examples.class_names), form)
 
 
 def one_line_repr(examples: Examples, images: str) -> str:
     """Return a one-line `repr` of examples: their number, their classes, and `images`, a description of the images."""
     names = f" ({some(examples.class_names)})" if examples.num_classes else ""
-    classes = f"{counted(examples.num_classes, 'class')}{names}"
+    noun = "number" if labels_of(examples).form == "numbers" else "class"
+    classes = f"{counted(examples.num_classes, noun)}{names}"
     return f"{type(examples).__name__}({counted(len(examples), 'example')} of {classes}, {images})"
 
 
@@ -423,7 +453,7 @@ def check_labelled(source: Examples, what: str) -> None:
         InputError: a label is unknown or not below the number of classes. The message names the first such image.
     """
     labels = labels_of(source)
-    if labels.several:
+    if labels.has_rows:
         return
     if len(beyond := np.flatnonzero(labels.values >= source.num_classes)):
         fault = f"label {labels.values[beyond[0]]} of {counted(source.num_classes, 'class')}"
@@ -435,9 +465,9 @@ def check_labelled(source: Examples, what: str) -> None:
 
 
 def check_one_label(labels: LabelKind | Labels, key: Key) -> None:
-    """Raise `InputError` about a key for training with one label per image, if images may have several."""
-    if labels.several:
-        raise InputError(key, " takes one label per image, but the training data have several")
+    """Raise `InputError` about a key for training with one label per image, if images have other labels."""
+    if labels.form != "one label":
+        raise InputError(key, f" takes one label per image, but the training data have {labels.form}")
 
 
 def image_dtype(source: Source, data: DataConfig) -> np.dtype:

@@ -14,7 +14,7 @@ from jaxddp.core.errors import InputError, Key, counted
 from jaxddp.data.batch import Batch, PixelFormat
 from jaxddp.data.order import WHOLE, EvalOrder, Order, Shard
 from jaxddp.data.soundness import Digests, Verified
-from jaxddp.data.source import ClassSelection, Labels, Record, Substitutes, labels_of, one_line_repr
+from jaxddp.data.source import ClassSelection, LabelForm, Labels, Record, Substitutes, labels_of, one_line_repr
 from jaxddp.data.storage.store import Store
 
 
@@ -38,6 +38,9 @@ class ExampleTable:
     """The checksums with which files are compared when they are read; None if there are no checksums."""
     group: np.ndarray | None = None
     """bytes 'S'[N], the group of each example, such as a patient; None if there are none."""
+    weights: np.ndarray | None = None
+    """float32[N], the weight of each example in the loss of training; None if all are equal."""
+    label_form: LabelForm | None = None
     reading: str = ""
     """How the images and labels were found, for the start of a run: "class folders in seg_train/"."""
 
@@ -71,6 +74,8 @@ class ExampleTable:
             digest.update(self.offset.astype("<i8").tobytes())
         if single is not self.labels and (single < 0).any():
             digest.update(self.labels.tobytes())
+        if self.weights is not None:
+            digest.update(self.weights.tobytes())
         return digest.hexdigest()
 
     @cached_property
@@ -116,7 +121,7 @@ class ExampleTable:
         return self.rows(labels_of(self).share(limit))
 
     def rows(self, rows: np.ndarray) -> Self:
-        columns = "id", "path", "labels", "offset", "digests", "group"
+        columns = "id", "path", "labels", "offset", "digests", "group", "weights"
         names = [name for name in columns if getattr(self, name) is not None]
         return replace(self, **{name: getattr(self, name)[rows] for name in names})
 

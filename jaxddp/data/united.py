@@ -21,7 +21,7 @@ from jaxddp.core.peers import Peers
 from jaxddp.data.batch import Batch
 from jaxddp.data.faults import check_distinct
 from jaxddp.data.order import WHOLE, EvalOrder, Order, SampleOrder, Shard, UnitedOrder, most_in_batch
-from jaxddp.data.source import Source, Substitutes, image_dtype, labels_of
+from jaxddp.data.source import LabelForm, Source, Substitutes, image_dtype, labels_of
 
 _log = logging.getLogger("jaxddp.experiment")
 VALIDATION = "validation data"
@@ -75,13 +75,22 @@ class UnitedSource:
 
     @property
     def labels(self) -> np.ndarray:
-        """-1, int32[N], since labels are not exchanged; 0, uint8[N, K], if examples may have several labels.
+        """-1, int32[N], since labels are not exchanged; 0, [N, K], for other forms of labels.
 
         A batch has the labels of its examples.
         """
         if self.own.labels.ndim == 2:
-            return np.broadcast_to(np.uint8(0), (len(self), self.num_classes))
+            return np.broadcast_to(np.zeros((), self.own.labels.dtype), (len(self), self.num_classes))
         return np.broadcast_to(np.int32(-1), len(self))
+
+    @property
+    def label_form(self) -> LabelForm:
+        return labels_of(self.own).form
+
+    @property
+    def weights(self) -> np.ndarray | None:
+        """The weights of the examples of this process."""
+        return getattr(self.own, "weights", None)
 
     @property
     def pixel_shape(self) -> tuple[int, int, int] | None:
@@ -189,7 +198,7 @@ def _renumbered(labels: np.ndarray, places: np.ndarray, num_classes: int) -> np.
     """Return labels as indices of other classes; `places` has the new index of each class, int32[k]."""
     if labels.ndim == 1:
         return np.where(labels >= 0, places[labels], labels)
-    values = np.zeros((len(labels), num_classes), np.uint8)
+    values = np.zeros((len(labels), num_classes), labels.dtype)
     values[:, places] = labels
     return values
 
@@ -214,7 +223,8 @@ def unite(source: Source, data: DataConfig, peers: Peers, what: str) -> Source:
         "image shape": source.image_shape(data),
         "image shape in evaluation": source.image_shape(data.of_evaluation),
         "dtype": image_dtype(source, data),
-        "labels per image": "several" if source.labels.ndim == 2 else "one",
+        "labels per image": labels_of(source).form,
+        "weights": "none" if getattr(source, "weights", None) is None else "of each image",
         "form": "files" if source.pixel_shape is None else "arrays",
     }
     peers.agree({f"{fact} of the {what}": str(value) for fact, value in facts.items()})

@@ -15,9 +15,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxddp.core.errors import InputError, counted, shaped
+from jaxddp.core.errors import InputError, Words, counted, shaped
 from jaxddp.data.batch import Batch
-from jaxddp.data.source import LabelKind
+from jaxddp.data.source import LabelKind, float_labels
 from jaxddp.mesh import AXIS, stack_over_devices
 from jaxddp.models.interface import Model, takes_example_keys
 from jaxddp.models.remat import Remat, rematerialized
@@ -31,8 +31,7 @@ if TYPE_CHECKING:
 Loss = Callable[[jax.Array, jax.Array], Any]
 """(logits float[B, K], labels int32[B]) -> the loss of each example, float[B]; or the mean of these losses, float[]; or
 a pair (sum, weight). For pairs, training minimizes the sum over the global batch divided by the weight of the global
-batch, as for a loss with class weights. If examples may have several labels, labels are float[B, K], with 1 for each
-class of an example."""
+batch, as for a loss with class weights. Labels of other forms are float[B, K]; see `jaxddp.data.source.LabelForm`."""
 
 LossForm = Literal["examples", "mean", "weighted"]
 """The form of a loss: one loss for each example, the mean of these losses, or (sum, weight)."""
@@ -77,6 +76,7 @@ def example_loss(loss: Loss, labels: LabelKind) -> ExampleLoss:
             examples, so its value would depend on the division of a batch among devices.
     """
     name = f"loss {getattr(loss, '__qualname__', type(loss).__name__)}" if callable(loss) else "loss"
+    check_form(loss, name, labels)
     form, dtype = _form(loss, name, labels, _ACCEPTED)
     if not jnp.issubdtype(dtype, jnp.floating):
         raise InputError(f"{name}: returned {dtype}, which has no gradient; {_ACCEPTED}")
@@ -110,12 +110,21 @@ def example_loss(loss: Loss, labels: LabelKind) -> ExampleLoss:
 
 def check_metric(metric: Loss, name: str, labels: LabelKind) -> None:
     """Raise `InputError` if a metric does not return one number for each example that depends on this example alone."""
+    check_form(metric, name, labels)
     form, _ = _form(metric, name, labels, _ACCEPTED_METRIC)
     if form != "examples":
         raise InputError(f"{name}: returned one number for a batch; return one for each example, float[B]")
     for batch in random_batches(labels):
         alone, _ = jax.jit(_of_one(metric, labels).__call__)(*batch)
         _check_alone(f"{name}: an example's value", jax.jit(metric)(*batch), alone, "compute it from the example alone")
+
+
+def check_form(function: Any, where: Words, labels: LabelKind, advice: Words = "give another") -> None:
+    """Raise `InputError` if a loss or a metric takes other labels: its attribute `takes` may name some `LabelForm`s."""
+    takes = getattr(function, "takes", (labels.form,))
+    if labels.form not in takes:
+        problem = f" takes {' or '.join(takes)} per image, but the data have {labels.form}"
+        raise InputError(where, problem, advice=advice)
 
 
 def _of_one(function: Loss, labels: LabelKind) -> ExampleLoss:
@@ -136,17 +145,21 @@ def _check_alone(
 
 
 def random_batches(labels: LabelKind) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield random batches (logits float32[B, K], labels) for checks. Every class occurs as a label."""
+    """Yield random batches (logits float32[B, K], labels) for checks. Every class occurs as a label.
+
+    Numbers are 0 and 1, so that a loss may take some of them as classes.
+    """
     rng, classes = np.random.default_rng(0), labels.num_classes
     rows = min(max(classes, _FEWEST), _MOST)
     every = np.resize(rng.permutation(classes), -(-max(classes, rows) // rows) * rows)
     for part in every.reshape(-1, rows):
         logits = 2 * rng.standard_normal((rows, classes), np.float32)
-        if not labels.several:
+        if labels.form == "one label":
             yield logits, part.astype(np.int32)
             continue
         one_hot, more = np.arange(classes) == part[:, None], rng.random(logits.shape) < 0.2
-        yield logits, (one_hot | more).astype(np.float32)
+        rows_of_labels = (one_hot | more).astype(np.float32)
+        yield logits, float_labels(rows_of_labels, labels.form)
 
 
 @contextmanager
@@ -164,8 +177,10 @@ def _form(loss: Loss, name: str, labels: LabelKind, accepted: str) -> tuple[Loss
     classes = labels.num_classes
     rows = _FEWEST if classes != _FEWEST else _FEWEST + 2
     logits = jax.ShapeDtypeStruct((rows, classes), jnp.float32)
-    shapes = logits, logits if labels.several else jax.ShapeDtypeStruct((rows,), jnp.int32)
-    label_type = f"float32[{rows}, {classes}], several of an image" if labels.several else f"int32[{rows}]"
+    has_rows = labels.form != "one label"
+    shapes = logits, logits if has_rows else jax.ShapeDtypeStruct((rows,), jnp.int32)
+    what = "several" if labels.form == "several labels" else labels.form
+    label_type = f"float32[{rows}, {classes}], {what} of an image" if has_rows else f"int32[{rows}]"
     arguments = f"logits float32[{rows}, {classes}] and labels {label_type}"
     if not callable(loss):
         given = f"an object of type {type(loss).__name__} was given"
@@ -188,7 +203,7 @@ def _scalars(pair: Any) -> tuple[jax.Array, jax.Array]:
 
 
 Metric = Callable[[jax.Array, jax.Array], jax.Array]
-"""(logits float[B, K], labels) -> float[B]. Labels are int32[B], or float[B, K] if examples may have several labels."""
+"""(logits float[B, K], labels) -> float[B]. Labels are those of a `Loss`."""
 
 SUBSTITUTED = "substituted"
 """The name of the metric for the share of substituted images. It is measured if the batch marks substituted images."""
@@ -346,6 +361,8 @@ class Objective:
         if mixing is not None:
             mixed_columns, share = self._columns(logits, mixing.label), mixing.weight.astype(logits.dtype)
             columns = jax.tree.map(lambda one, other: share * one + (1 - share) * other, columns, mixed_columns)
+        if batch.weight is not None:
+            columns[0] = jax.tree.map(lambda column: column * batch.weight, columns[0])
         return columns
 
     def sums(self, columns: Sequence[tuple[jax.Array, jax.Array]], batch: Batch) -> MetricSums:
@@ -469,6 +486,7 @@ def check_set_metric(metric: Any, name: str, labels: LabelKind) -> tuple[str, ..
         InputError: the metric fails, does not have exactly one of the methods `sums` and `examples`, or has other
             numbers for a divided batch than for the whole batch.
     """
+    check_form(metric, name, labels)
     if callable(getattr(metric, "sums", None)) is callable(getattr(metric, "examples", None)):
         raise InputError(f"{name}: a metric over a set needs finish and either sums or examples; give one of the two")
     logits, batch_labels = next(random_batches(labels))

@@ -55,9 +55,11 @@ def make_probabilities(objective: Objective, temperature: float = 1.0) -> Output
     """Return the function from logits to the probabilities of the classes, float32[B, K].
 
     The logits are divided by the temperature. If images may have several labels, the probabilities are their sigmoid,
-    and otherwise their softmax. They are NaN for an image with a logit that is not finite.
+    and otherwise their softmax. Numbers to predict are the logits. NaN is the result for an image with a logit that is
+    not finite.
     """
-    function = jax.nn.sigmoid if objective.loss.labels.several else jax.nn.softmax
+    functions = {"several labels": jax.nn.sigmoid, "numbers": lambda numbers: numbers}
+    function = functions.get(objective.loss.labels.form, jax.nn.softmax)
 
     def probabilities(logits: jax.Array) -> jax.Array:
         logits = logits.astype(jnp.float32)

@@ -202,16 +202,18 @@ def write_predictions(
 
     Raises:
         InputError: the file or the folder cannot be written, the network has no layer for heat maps, or the processes
-            have different arguments.
+            have different arguments; or the network predicts numbers, and an option needs classes.
     """
-    peers = run.topology.peers
+    peers, numbers = run.topology.peers, run.class_ids if run.signature.label_form == "numbers" else ()
+    if numbers and (form == "kaggle" or (min_confidence, explain) != (None, None)):
+        raise InputError(f"--format kaggle, --min-confidence, --explain: {run.directory} predicts numbers, not classes")
     if form == "parquet":
         predictions.parquet_library()
     options = {"out": out, "top": top, "format": form, "explain": explain, "guard-formulas": guard_formulas}
     options |= {"min-confidence": min_confidence, "coverage": set_threshold}
     peers.agree({f"--{name}": str(value) for name, value in options.items()})
     top = min(top, len(run.class_ids))
-    columns = predictions.column_names(top, sets=set_threshold is not None)
+    columns = predictions.columns_of(top, sets=set_threshold is not None, numbers=numbers)
 
     def rows_of(batch: trained.BatchOutputs) -> Iterable[predictions.OutputRow]:
         ids = [str(table.record(row).id) for row in range(batch.start, batch.start + batch.size)]
@@ -222,7 +224,8 @@ def write_predictions(
             for row, (image_id, *picture) in enumerate(zip(ids, images, maps, strict=True)):
                 if row not in faults:
                     _write_heat_map(heat_map_path(explain, len(table), batch.start + row, image_id), *picture)
-        found = predictions.Predictions(ids, probabilities, run.class_ids, run.class_names, faults)
+        classes = run.class_ids, run.class_names
+        found = predictions.Predictions(ids, probabilities, *classes, faults, run.signature.label_form)
         return found.rows(top, min_confidence or 0.0, set_threshold)
 
     def write(file: BinaryIO, rows: Iterator[predictions.OutputRow]) -> None:
@@ -231,7 +234,7 @@ def write_predictions(
 
     if explain is not None:
         peers.from_first("the folder", lambda: str(files.create(explain)))
-    header = {"columns": columns, "min_confidence": min_confidence, "set_threshold": set_threshold}
+    header = {"columns": [*columns], "min_confidence": min_confidence, "set_threshold": set_threshold}
     header["explain"] = str(explain and explain.absolute())
     outputs = run.stream if explain is None else run.explained_stream
     return RowFile(run, table, out, header).complete(outputs, rows_of, write, progress)
@@ -309,10 +312,11 @@ def write_out_of_fold(runs: Sequence[Path], out: Path) -> tuple[dict[str, float]
         with doing(f"predicting the images of fold {fold}"):
             found, labels = member.predict(split["val"]), labels_of(split["val"])
         for row, cells in enumerate(found.rows()):
-            rows.append({**cells, "label": ";".join(labels.ids[k] for k in labels.of(row)), "fold": fold})
+            rows.append({**cells, "label": labels.text(row), "fold": fold})
         usable = np.isfinite(found.probabilities).all(1)
         parts.append((found.probabilities[usable], labels.values[usable]))
-    files.replace(out, lambda file: predictions.write_prediction_rows(file, "csv", [*rows[0]], rows, splits[0]["val"]))
+    columns = dict.fromkeys(rows[0], str)
+    files.replace(out, lambda file: predictions.write_prediction_rows(file, "csv", columns, rows, splits[0]["val"]))
     config, user_object = members[0].config, user_objects.objects_of_hooks(recipe_of_run(runs[0]).hooks)
     data = resources.TrainingData.of(splits[0]["train"], config.data)
     _, loss = user_objects.losses_of(config, data, user_object)
@@ -325,9 +329,11 @@ def write_out_of_fold(runs: Sequence[Path], out: Path) -> tuple[dict[str, float]
 def metrics_of_probabilities(
     loss: objective.ExampleLoss, metrics: Mapping[str, Any], probabilities: np.ndarray, labels: np.ndarray
 ) -> dict[str, float]:
-    """Return the loss and the metrics for probabilities, float32[N, K], whose logarithms are the logits."""
-    logits = jnp.log(jnp.maximum(probabilities, _SMALLEST))
-    if loss.labels.several:
+    """Return the loss and the metrics for probabilities, float32[N, K], whose logarithms are the logits, or numbers."""
+    logits = jnp.asarray(probabilities)
+    if loss.labels.form != "numbers":
+        logits = jnp.log(jnp.maximum(logits, _SMALLEST))
+    if loss.labels.form == "several labels":
         logits -= jnp.log(jnp.maximum(1 - probabilities, _SMALLEST))
     ones, zeros = jnp.ones(len(labels)), jnp.zeros(len(labels), jnp.int32)
     batch = Batch(None, jnp.asarray(labels), ones, zeros, zeros)

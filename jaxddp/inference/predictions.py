@@ -23,19 +23,29 @@ from jaxddp.config.values import checked
 from jaxddp.core import files
 from jaxddp.core.errors import InputError, choices, counted, figure, requires, some
 from jaxddp.data.formats import array_files, numpy_files
-from jaxddp.data.source import Labels, Table
+from jaxddp.data.source import LabelForm, Labels, Table
 
 Item = TypeVar("Item")
 OutputCell = str | float | None
 OutputRow = dict[str, OutputCell]
-_OF_A_CLASS = ("class", "probability")
+_OF_A_CLASS = {"class": str, "probability": float}
 _NOT_FINITE = "the network's output is not finite"
 
 
-def column_names(top: int, *, sets: bool = False) -> list[str]:
-    """Return `id,class,probability,class_2,probability_2,…,error`, with `set` before the error if there are sets."""
-    of_classes = [f"{name}_{place}" if place > 1 else name for place in range(1, top + 1) for name in _OF_A_CLASS]
-    return ["id", *of_classes, *(["set"] if sets else []), "error"]
+def columns_of(top: int, *, sets: bool = False, numbers: Sequence[str] = ()) -> dict[str, type]:
+    """Return the columns `id,class,probability,class_2,probability_2,…,error` with their types.
+
+    With sets, `set` is before the error. If a network predicts `numbers`, each is a column in place of the classes.
+
+    Raises: InputError if a number is called like another column.
+    """
+    if taken := {*numbers} & {"id", "error"}:
+        raise InputError(f"column {min(taken)}: is a number of the network, and a column of every file of predictions")
+    if numbers:
+        return {"id": str, **dict.fromkeys(numbers, float), "error": str}
+    places = ["" if place == 1 else f"_{place}" for place in range(1, top + 1)]
+    of_classes = {f"{name}{place}": kind for place in places for name, kind in _OF_A_CLASS.items()}
+    return {"id": str, **of_classes, **({"set": str} if sets else {}), "error": str}
 
 
 @dataclass(frozen=True)
@@ -44,10 +54,12 @@ class Predictions:
 
     Attributes:
         ids: the ids of the N images, such as file names.
-        probabilities: float32[N, K], in the order of the classes; NaN for an image that cannot be used.
-        class_ids: the ids of the K classes, by which data sets are compared, such as folder names.
+        probabilities: float32[N, K], in the order of the classes; NaN for an image that cannot be used. They are the
+            numbers themselves if the network predicts numbers.
+        class_ids: the ids of the K classes, by which data sets are compared, such as folder names; or of the numbers.
         class_names: the names of the K classes, for display.
         errors: the faults of unusable images, by row.
+        form: the form of the labels that the network predicts.
     """
 
     ids: Sequence[str]
@@ -55,6 +67,7 @@ class Predictions:
     class_ids: Sequence[str]
     class_names: Sequence[str]
     errors: Mapping[int, str] = field(default_factory=dict)
+    form: LabelForm = "one label"
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -85,18 +98,20 @@ class Predictions:
         return labels, np.take_along_axis(self.probabilities, labels, 1)
 
     def rows(self, top: int = 5, min_confidence: float = 0.0, threshold: float | None = None) -> Iterator[OutputRow]:
-        """Yield a row of `column_names` for each image: class ids, and probabilities with all digits of a float32.
+        """Yield a row of `columns_of` for each image: class ids, and probabilities with all digits of a float32.
 
         Args:
             min_confidence: the class is "unknown" if its probability is smaller.
             threshold: with it, the column `set` has all classes of at least this probability, separated by ";".
         """
         top = min(checked(top, int, "top"), len(self.class_ids))
-        columns, (labels, shares) = column_names(top, sets=threshold is not None), self.top(top)
+        columns, (labels, shares) = self._columns(top, sets=threshold is not None), self.top(top)
         for row, identity in enumerate(self.ids):
             error = self.errors.get(row) or (None if self._known[row] else _NOT_FINITE)
             cells: list[OutputCell] = [None] * (len(columns) - 2)
-            if error is None:
+            if error is None and self.form == "numbers":
+                cells = [float(str(number)) for number in self.probabilities[row]]
+            elif error is None:
                 cells[: 2 * top : 2] = [self.class_ids[int(label)] for label in labels[row]]
                 # The shortest decimal that rounds to this float32.
                 cells[1 : 2 * top : 2] = [float(str(share)) for share in shares[row]]
@@ -111,7 +126,10 @@ class Predictions:
         """Return `rows` as a pandas DataFrame. Raises: InputError if pandas is not installed."""
         with requires("to_frame", "pandas", "pandas"):
             import pandas
-        return pandas.DataFrame([*self.rows(top)], columns=column_names(min(top, len(self.class_ids))))
+        return pandas.DataFrame([*self.rows(top)], columns=[*self._columns(min(top, len(self.class_ids)))])
+
+    def _columns(self, top: int, *, sets: bool = False) -> dict[str, type]:
+        return columns_of(top, sets=sets, numbers=self.class_ids if self.form == "numbers" else ())
 
     @cached_property
     def _known(self) -> np.ndarray:
@@ -238,7 +256,7 @@ class FeatureColumns:
     - `features`: float32[N, D], or float32[N, …] with `--pool none`; NaN for an image that cannot be used;
     - `ids`: text[N], the ids of the images;
     - `errors`: text[N], the faults of unusable images; empty for all others;
-    - `labels`: int32[N], from 0, or uint8[N, K] if images may have several labels; only if images have labels;
+    - `labels`: int32[N], from 0, or [N, K] for other forms of labels; only if images have labels;
     - `class_ids`, `class_names`: text[K], with `labels`;
     - `layer`: text, empty for the input of the head; `network`: text, the run and the step, or the weights.
 
@@ -299,15 +317,15 @@ def parquet_library() -> Any:
 
 
 def write_prediction_rows(
-    file: BinaryIO, form: PredictionFormat, columns: list[str], rows: Iterable[OutputRow], source: Table
+    file: BinaryIO, form: PredictionFormat, columns: Mapping[str, type], rows: Iterable[OutputRow], source: Table
 ) -> None:
-    """Write the predictions of all images of the source, in order."""
+    """Write the predictions of all images of the source, in order. `columns` are those of `columns_of`."""
     if form == "jsonl":
         file.writelines((json.dumps(row, ensure_ascii=False) + "\n").encode() for row in rows)
     elif form == "parquet":
         arrow = parquet_library()
-        kinds = {"probability": arrow.float32()}
-        schema = arrow.schema([(name, kinds.get(name.split("_")[0], arrow.string())) for name in columns])
+        types = {str: arrow.string(), float: arrow.float32()}
+        schema = arrow.schema([(name, types[kind]) for name, kind in columns.items()])
         _write_parquet(file, schema, rows, _AT_ONCE)
     else:
         lines = _kaggle(columns, rows, source) if form == "kaggle" else (row.values() for row in rows)
@@ -341,7 +359,7 @@ def read_features(path: Path) -> LabelledFeatures:
             raise InputError("its images have no labels, which a probe needs; compute the features of a data set")
         features, labels = arrays["features"], arrays["labels"]
         if labels.ndim > 1:
-            raise InputError("its images may have several labels, and a probe takes one")
+            raise InputError("its images may have several labels or numbers, and a probe takes one label")
         features = features.reshape(len(features), -1)
         usable = np.isfinite(features).all(1) & (labels >= 0)
         if not usable.any():
@@ -376,7 +394,9 @@ def _write_feature_parquet(file: BinaryIO, columns: FeatureColumns, rows: Iterab
     arrow, length, labels = parquet_library(), int(np.prod(columns.shape)), columns.labels
     fields = [("id", arrow.string()), ("features", arrow.list_(arrow.float32(), length))]
     if labels.ids:
-        fields.append(("label", arrow.list_(arrow.uint8()) if labels.several else arrow.int32()))
+        fields.append(
+            ("label", arrow.list_(arrow.from_numpy_dtype(labels.values.dtype)) if labels.has_rows else arrow.int32())
+        )
     about = json.dumps({**columns.about, "shape": columns.shape})
     schema = arrow.schema([*fields, ("error", arrow.string())], {"jaxddp": about})
     parts = zip(columns.ids, labels.values, rows, strict=True)
@@ -407,7 +427,7 @@ def _read_parquet(path: Path, file: BinaryIO) -> dict[str, Any]:
     return arrays
 
 
-def _kaggle(columns: list[str], rows: Iterable[OutputRow], source: Table) -> Iterator[tuple[object, str]]:
+def _kaggle(columns: Iterable[str], rows: Iterable[OutputRow], source: Table) -> Iterator[tuple[object, str]]:
     """Yield the lines of the submission file of the ImageNet localization challenge. Every box is the whole image.
 
     An unusable image has an empty prediction.

@@ -31,6 +31,7 @@ from jaxddp.engine.initial_state import NO_OPTIMIZER, make_init
 from jaxddp.engine.state import TrainState
 from jaxddp.inference.trained import Ensemble, OnClasses, TrainedRun, evaluator_of, fitted, restore_run
 from jaxddp.mesh import Topology
+from jaxddp.metrics import DEFAULT_METRICS
 from jaxddp.models.adapt import NNXModel, adapt
 from jaxddp.models.interface import Model, trees_of
 from jaxddp.recipe.file import RecipeFile
@@ -133,8 +134,8 @@ def network_of_weights(
         if own.ids != known.ids or known is imagenet_classes():
             told = f"{len(known.ids):,}, {some(known.ids)}, among them the {len(own.ids):,} of the data"
         _log.info(f"{config.model.weights or file.path}: the classes are {told}")
-    several = stated.multi_label if stated else own is not None and source is not None and labels_of(source).several
-    signature, place = Signature(*known, shape, dtype.name, in_memory, several), path or file.path
+    form = stated.label_form if stated else labels_of(source).form if own and source is not None else "one label"
+    signature, place = Signature(*known, shape, dtype.name, in_memory, form), path or file.path
     return TrainedRun(place, 0, config, target.model, state, Preprocess.of(config), signature, topology)
 
 
@@ -281,10 +282,11 @@ def measure_network(
             problem = f"data: {counted(len(own.ids), 'class')} ({some(own.ids)}), and the network has {count} outputs"
             raise InputError(problem, advice="give data with the network's classes")
         source = in_classes(source, *known)
-    several = labels_of(source).several
+    form = labels_of(source).form
     size = max(1, Config().eval.batch_size // topology.num_devices) * topology.num_devices
-    config = Config(data=data).replace(eval={"batch_size": size, **({"metrics": ("map",)} if several else {})})
-    loss = loss or (losses.sigmoid_cross_entropy if several else losses.softmax_cross_entropy)
+    names = DEFAULT_METRICS.get(form, Config().eval.metrics)
+    config = Config(data=data).replace(eval={"batch_size": size, "metrics": names})
+    loss = loss or losses.DEFAULT_LOSSES[form]
     of = TrainingData.of(source, data)
     measure = evaluator_of(config, objects_of_arguments(loss=loss), model, of, source, topology)
     return measure(topology.replicate(state))

@@ -238,6 +238,7 @@ class TrainedRun:
             self.class_ids,
             self.class_names,
             {row: error for batch in batches for row, error in batch.errors.items()},
+            self.signature.label_form,
         )
 
     def features(self, images: Images, layer: str | None = None, pool: Pool = "mean") -> np.ndarray:
@@ -363,8 +364,8 @@ class TrainedRun:
 
     def objective(self, model: Model) -> Objective:
         """Return the objective of evaluation of a model, with the default loss for the labels."""
-        labels = LabelKind(len(self.class_ids), self.signature.multi_label)
-        loss = example_loss(losses.sigmoid_cross_entropy if labels.several else losses.softmax_cross_entropy, labels)
+        labels = LabelKind(len(self.class_ids), self.signature.label_form)
+        loss = example_loss(losses.DEFAULT_LOSSES[labels.form], labels)
         return Objective(model, loss, self.preprocess, views=self.config.eval.views)
 
     def _labels_of(self, source: Source) -> np.ndarray:
@@ -376,8 +377,8 @@ class TrainedRun:
         return np.asarray(source.labels)
 
     def _check_one_label(self) -> None:
-        if self.signature.multi_label:
-            problem = "its images may have several labels; outcome, show, --calibrate and --coverage need one"
+        if (form := self.signature.label_form) != "one label":
+            problem = f"its images have {form}; outcome, show, --calibrate and --coverage need one label"
             raise InputError(f"{self.directory}: {problem}", advice="use predict")
 
     @cached_property
@@ -463,8 +464,8 @@ def check_same_classes(members: Sequence[TrainedRun]) -> None:
     """Raise `InputError` if the networks do not have the same classes in the same order."""
     first = members[0]
     for other in members[1:]:
-        if other.signature.multi_label != first.signature.multi_label:
-            fault = "its images have one label, and those of the other several, or the reverse"
+        if other.signature.label_form != first.signature.label_form:
+            fault = f"its images have {other.signature.label_form}, and those of the other {first.signature.label_form}"
         elif other.class_ids != first.class_ids:
             same = sorted(other.class_ids) == sorted(first.class_ids)
             fault = f"has {'the same classes in another order' if same else 'other classes'} ({some(other.class_ids)})"

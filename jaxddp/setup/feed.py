@@ -104,10 +104,11 @@ class Feed:
     def abstract_batch(self, size: int | None = None) -> Batch:
         """Return the shapes and shardings of a global batch of `size` slots, by default of those of `rows`."""
         size = size or self.whole.slots(self.order.num_slots)
-        batch = columns(self.source.labels, EvalOrder(len(self.source), size), 0)
+        batch = columns(self.source, EvalOrder(len(self.source), size), 0)
         shape = len(batch.row), *self.source.image_shape(self.data)
         image = jax.ShapeDtypeStruct(shape, image_dtype(self.source, self.data))
-        batch = batch._replace(image=image, substituted=batch.mask if self.substitutes else None)
+        weight = None if getattr(self.source, "weights", None) is None else batch.mask
+        batch = batch._replace(image=image, substituted=batch.mask if self.substitutes else None, weight=weight)
         sharded = self.topology.sharded
         shapes = jax.tree.map(lambda column: jax.ShapeDtypeStruct(column.shape, column.dtype, sharding=sharded), batch)
         return shapes._replace(unlabelled=self.unlabelled and self.unlabelled.abstract_batch())
@@ -180,7 +181,7 @@ class Feed:
         self.place(source)
         images, order = self.resident[VALIDATION].images, EvalOrder(len(source), batch_size)
         for numbers in cut(range(order.num_batches), full_length(order.num_batches, longest)):
-            yield images, self.topology.place(stacked_columns(source.labels, order, numbers, self._equal_shard))
+            yield images, self.topology.place(stacked_columns(source, order, numbers, self._equal_shard))
 
     def _read(self, steps: range) -> Iterator[Batch]:
         """Iterate over this process's parts of the batches of some steps."""
@@ -201,7 +202,7 @@ class Feed:
 
     def _stacked(self, steps: range) -> Batch:
         """Return the columns of several steps, stacked and without the images; see `stacked_columns`."""
-        batch = stacked_columns(self.source.labels, self.order, steps, self.shard)
+        batch = stacked_columns(self.source, self.order, steps, self.shard)
         side = None if self.growth is None else self.loading_and_resizing(self.growth.side(steps[0]))[1]
         return batch._replace(side=side, unlabelled=self.unlabelled and self.unlabelled._stacked(steps))
 

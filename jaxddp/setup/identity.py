@@ -33,7 +33,7 @@ def identity(setup: RunSetup) -> dict[str, str]:
     """
     data, state = setup.layout.training_data, setup.state
     logits = jax.ShapeDtypeStruct((2, data.labels.num_classes), jnp.float32)
-    labels = logits if setup.loss.labels.several else jax.ShapeDtypeStruct((2,), jnp.int32)
+    labels = logits if setup.loss.labels.form != "one label" else jax.ShapeDtypeStruct((2,), jnp.int32)
     key = jax.eval_shape(lambda: jax.random.key(0))
     digests = {"loss": name_and_digest(setup.loss.function, logits, labels)}
     for name, metric in setup.metrics.items():

@@ -32,6 +32,8 @@ def input_figure(feed: Feed, preprocess: Preprocess, step: int, count: int) -> "
     names = feed.source.class_names
 
     def name_of(label: jax.Array) -> str:
+        if np.issubdtype(label.dtype, np.floating):
+            return ", ".join(f"{name} {value:.3g}" for name, value in zip(names, label.tolist(), strict=True))
         classes = [int(label)] if label.ndim == 0 else np.flatnonzero(label).tolist()
         return ", ".join(short_class_name(names[each]) for each in classes) or "no label"
 

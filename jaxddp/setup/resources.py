@@ -234,8 +234,8 @@ def check_comparable(source: Source, trained: Source, data: DataConfig) -> None:
     _check_equal(VALIDATION, "{} classes", (len(each.class_ids) for each in both), same_classes)
     for label, ids in enumerate(zip(source.class_ids, trained.class_ids, strict=True)):
         _check_equal(VALIDATION, f"class {label} is {{!r}}", ids, same_classes)
-    labels = ("several labels" if labels_of(each).several else "one label" for each in both)
-    _check_equal(VALIDATION, "{} per image", labels, "give one label per image in both, or several in both")
+    forms = (labels_of(each).form for each in both)
+    _check_equal(VALIDATION, "{} per image", forms, "give both the same form of labels")
     data = data.of_evaluation
     check_pixels(source, trained, data, VALIDATION)
     source.check_evaluation(data)

@@ -260,9 +260,9 @@ class RunSetup(Recipe):
 
     def predictor(self, count: int) -> ImagePredictor | None:
         """Return a predictor of `count` validation images in the proportions of the classes; None for no images."""
-        val, several = self.validated, self.layout.training_data.labels.several
+        val, form = self.validated, self.layout.training_data.labels.form
         # A picture shows one label and one prediction. Each process would have to send its images to process 0.
-        if val is None or not count or several or isinstance(val, UnitedSource):
+        if val is None or not count or form != "one label" or isinstance(val, UnitedSource):
             return None
         program = self.programs(predictions.make_classify, self.measured, self.topology)
         rows = labels_of(val).share(count)

@@ -205,7 +205,7 @@ def make_run(setup: RunSetup, listeners: Sequence[Any] = (), evaluators: Sequenc
         description=describe(setup, jaxpr),
         listeners=listeners,
         record=record or {},
-        class_names=setup.resources.train.class_names,
+        class_names=() if setup.loss.labels.form == "numbers" else setup.resources.train.class_names,
     )
 
 

@@ -19,7 +19,7 @@ from jaxddp.config import Config
 from jaxddp.config.registry import LOSSES, METRICS, OPTIMIZERS
 from jaxddp.config.tree import BALANCED, ShownImages
 from jaxddp.config.values import checked
-from jaxddp.core.errors import InputError, Key, Words, about, counted, kind_of, refused
+from jaxddp.core.errors import InputError, Key, about, counted, kind_of, refused
 from jaxddp.data.source import LabelKind
 from jaxddp.engine.objective import ExampleLoss
 from jaxddp.engine.parts.configured import configured_parts
@@ -131,18 +131,21 @@ def class_weights(config: Config, class_counts: np.ndarray, num_examples: int) -
 def _make_loss(config: Config, weights: np.ndarray | None, labels: LabelKind) -> ExampleLoss:
     make: Any = LOSSES.get(config.loss.name)
     name = Key.plain("loss.name", config.loss.name)
+    if config.train.label_smoothing and labels.form == "numbers":
+        raise InputError(Key("train.label_smoothing"), ": the labels are numbers, not classes", advice="set it to 0")
     if weights is not None:
         if "class_weights" not in inspect.signature(make).parameters:
             raise InputError(Key(_KEY), ": ", name, " takes no weights", advice="leave them out")
         make = functools.partial(make, class_weights=tuple(weights.tolist()))
-    try:
-        return objective.example_loss(make(config), labels)
-    except InputError as error:
-        if not labels.several:
-            raise
-        problem = " does not take several labels of an image, which the training data have"
-        advice = "set ", Key("loss.name"), " to bce, or leave one label in each row"
-        raise InputError(name, problem, advice=advice) from error
+    loss, advice = make(config), ("set ", Key("loss.name"), f" to {_that_take(LOSSES, labels, config)}")
+    objective.check_form(loss, name, labels, advice)
+    return objective.example_loss(loss, labels)
+
+
+def _that_take(registry: Any, labels: LabelKind, *arguments: Any) -> str:
+    """Return the names of the losses or metrics that take some labels."""
+    made = {name: registry.get(name)(*arguments) if arguments else registry.get(name) for name in registry.names()}
+    return " or ".join(name for name, each in made.items() if labels.form in getattr(each, "takes", ()))
 
 
 _RESERVED = {"loss", "step", "epoch", "split", "count", "seconds", "learning_rate", "images_per_second"}
@@ -158,21 +161,7 @@ def check_requested_metrics(listeners: Iterable[Any], labels: LabelKind) -> None
         is_logger = isinstance(listener, OptionalLogger)
         where = (Key("log.to"), f": {listener.name}") if is_logger else type(listener).__name__
         for name in getattr(listener, "wants_metrics", ()):
-            _check_supported(name, (where, ": its metric"), "leave it out", labels)
-
-
-def _check_supported(name: str, where: Words, advice: str, labels: LabelKind) -> None:
-    if not _supports(METRICS.get(name), labels):
-        in_data, supported = ("several", "one label") if labels.several else ("one", "several labels")
-        raise InputError(where, f": {name} takes {supported} per image, but the data have {in_data}", advice=advice)
-
-
-def _supports(metric: Any, labels: LabelKind) -> bool:
-    """Return whether a built-in metric supports these labels.
-
-    A metric declares its support by the attributes `takes_several` (default False) and `takes_one` (default True).
-    """
-    return getattr(metric, "takes_several", False) if labels.several else getattr(metric, "takes_one", True)
+            objective.check_form(METRICS.get(name), (where, f": its metric: {name}"), labels, "leave it out")
 
 
 def check_name(name: Any, where: str) -> None:
@@ -238,9 +227,9 @@ def metrics_of(config: Config, labels: LabelKind, user_object: ObjectSource) -> 
     dict of functions like those of `METRICS`, or two metrics return a value of the same name.
     """
     metrics, measured_by = {name: METRICS.get(name) for name in config.eval.metrics}, dict[str, str]()
-    for name in metrics:
-        others = ", ".join(other for other in METRICS.names() if _supports(METRICS.get(other), labels))
-        _check_supported(name, Key("eval.metrics"), f"name some of {others}", labels)
+    for name, metric in metrics.items():
+        advice = f"name {_that_take(METRICS, labels)}"
+        objective.check_form(metric, (Key("eval.metrics"), f": {name}"), labels, advice)
     metrics = {name: each for name, each in metrics.items() if labels.num_classes >= getattr(each, "min_classes", 1)}
     custom = user_object("metrics", config)
     if custom is None:

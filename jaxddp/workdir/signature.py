@@ -20,7 +20,7 @@ from jaxddp.config.values import checked, differing, plain
 from jaxddp.core.errors import InputError, Key, Option, counted, shaped, show, some
 from jaxddp.core.ranges import Range
 from jaxddp.data.arrays import as_pixels, widened
-from jaxddp.data.source import Source, image_dtype, labels_of
+from jaxddp.data.source import LabelForm, Source, image_dtype, labels_of
 from jaxddp.recipe.file import RUN_ID, RecipeFile, read_config
 from jaxddp.recipe.sources import CONFIG_FILE
 from jaxddp.training.checkpoints.integrity import RunIdentity
@@ -50,8 +50,8 @@ class Signature:
     """The dtype of pixels before normalization: "uint8" or "uint16"; "float32" for normalized images."""
     in_memory: bool
     """Whether the images were arrays, which are not resized, instead of files."""
-    multi_label: bool = False
-    """Whether an image may have several labels, so each class has an independent probability."""
+    label_form: LabelForm = "one label"
+    """The form of the labels, on which the probabilities depend; the ids are names of numbers if it is "numbers"."""
 
     def __repr__(self) -> str:
         classes = f"{counted(len(self.class_names), 'class')} ({some(self.class_names)})"
@@ -62,7 +62,7 @@ class Signature:
         """Return the signature of a run that trains on a source. It describes the images as they are evaluated."""
         data = data.of_evaluation
         labels, shape, dtype = labels_of(source), source.image_shape(data), image_dtype(source, data).name
-        return cls(labels.ids, labels.names, shape, dtype, source.pixel_shape is not None, labels.several)
+        return cls(labels.ids, labels.names, shape, dtype, source.pixel_shape is not None, labels.form)
 
     @classmethod
     def read(cls, directory: Path) -> "Signature | None":

@@ -1,7 +1,8 @@
 """Makes a table of images of rows that name them: the rows of a CSV file, or those of a Parquet file without images.
 
 `data.columns` names the columns; others have usual names (`IMAGES` and `LABELS`). If only one of the two is found, and
-the table has one more column, that is the other. Without a column of labels, each column of 0 and 1 is a class.
+the table has one more column, that is the other. Without a column of labels, each column of 0 and 1 is a class. With
+`data.targets`, each column of labels holds the shares of a class or numbers to predict.
 
 An image is below the folder of the table, or at an absolute path. If the first images are not where their rows say,
 they are looked for in the folders beside the table, and with the suffixes of images.
@@ -9,6 +10,7 @@ they are looked for in the folders beside the table, and with the suffixes of im
 
 import functools
 import itertools
+import math
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -26,7 +28,7 @@ from jaxddp.data.faults import Refuse, check_column, check_distinct, find_repeat
 from jaxddp.data.formats.array_files import check_names
 from jaxddp.data.formats.folders import visible_folders
 from jaxddp.data.formats.splits import SPLITS
-from jaxddp.data.source import ClassSelection, Split
+from jaxddp.data.source import FLOATS, ClassSelection, LabelForm, Split, float_labels
 from jaxddp.data.storage.root import FolderFile
 from jaxddp.data.storage.store import LocalFiles
 from jaxddp.data.table import ExampleTable
@@ -118,24 +120,27 @@ class Columns(NamedTuple):
     labels: tuple[str, ...] = ()
     group: str | None = None
     divider: str | None = None
-    several: bool = False
-    """Whether each column of labels is a class, and holds 0 or 1."""
+    form: LabelForm = "one label"
+    """The form of labels whose columns are classes, or numbers. "one label" if the cells name the classes."""
+    weight: str | None = None
     names: tuple[str, ...] = ()
     """The names of the classes in the column of labels, in their order; none if the labels alone tell them."""
 
     def __str__(self) -> str:
-        names = f"{len(self.labels)} columns of 0 and 1 ({some(self.labels)})" if self.several else ""
+        held = "0 and 1" if self.form == "several labels" else self.form
+        names = f"{len(self.labels)} columns of {held} ({some(self.labels)})" if self.form != "one label" else ""
         labels = [names] if names else map("label={}".format, self.labels)
         return ", ".join((f"image={self.image}", *labels, *([f"split={self.divider}"] if self.divider else [])))
 
 
 class Row(NamedTuple):
-    """The image, the labels and the group of a row."""
+    """The image, the labels (with `data.targets`, floats), the group and the weight of a row."""
 
     number: Any
     image: str
-    labels: tuple[str, ...]
+    labels: tuple[Any, ...]
     group: str
+    weight: float
 
 
 def read_listing(
@@ -165,31 +170,38 @@ def read_listing(
     divider, values = (division(listing, data) if by_column else None) or (None, dict[Split, list[str]]())
     columns = choose_columns(listing, data, divider)
     rows, listed = _read_rows(listing, columns, data, refuse, values.get("train")), listing
-    first = {label: row.number for row in reversed(rows) for label in row.labels}
-    names = columns.labels if columns.several else columns.names or sorted(first)
+    is_of_classes = data.targets is None
+    first = {label: row.number for row in reversed(rows) for label in row.labels} if is_of_classes else {}
+    names = columns.labels if columns.form != "one label" else columns.names or sorted(first)
     check_distinct(sorted(first, key=first.__getitem__), lambda name: listing.place(first[name]), refuse)
     if split == "val":
         if val is not None:
             listed = val
-            same = [f"label={name}" for name in columns.labels if columns.several]
+            same = [f"label={name}" for name in columns.labels if columns.form != "one label"]
             image = [text for text in data.columns if text.startswith("image")]
-            columns = choose_columns(val, replace(data, columns=(*image, *same)) if same else data)
+            named = {"columns": (*image, *same)} if same else {}
+            columns = choose_columns(val, replace(data, weight_column=None, **named))
         rows = _read_rows(listed, columns, data, refuse, values.get("val"))
     known, index = [], {name: label for label, name in enumerate(names)}
     for row in rows:
-        if unknown := [label for label in row.labels if label not in index]:
+        if is_of_classes and (unknown := [label for label in row.labels if label not in index]):
             label = f"{show(unknown[0])}{nearest(unknown[0], index)}"
             refuse(f"{listed.place(row.number)}: no row of {listing.file.name} has the label {label}; correct it")
         else:
             known.append(row)
-    labels = np.array([index[row.labels[0]] if row.labels else -1 for row in known], np.int32)
-    if columns.several or any(len(row.labels) > 1 for row in known):
+    if data.targets is not None:
+        labels = float_labels(np.array([row.labels for row in known]), data.targets)
+    elif columns.form != "one label" or any(len(row.labels) > 1 for row in known):
         labels = np.zeros((len(known), len(names)), np.uint8)
         for row, of_row in zip(known, labels, strict=True):
             of_row[[index[label] for label in row.labels]] = 1
+    else:
+        labels = np.array([index[row.labels[0]] if row.labels else -1 for row in known], np.int32)
     table = listed.table(columns, known, data)
     group = np.array([row.group.encode() for row in known], "S") if columns.group else None
-    table = replace(table, labels=labels, class_ids=tuple(names), class_names=tuple(names), group=group)
+    weights = np.array([row.weight for row in known], np.float32) if columns.weight else None
+    more: Any = {"group": group, "weights": weights, "label_form": data.targets}
+    table = replace(table, labels=labels, class_ids=tuple(names), class_names=tuple(names), **more)
     return sound_rows(table, lambda row: listed.place(known[row].number), refuse)
 
 
@@ -247,25 +259,26 @@ def choose_columns(listing: Listing, data: DataConfig, divider: str | None = Non
     named = {role: [listing.column("columns", name) for name in names] for role, names in chosen}
     group = None if data.group_column is None else listing.column("group_column", data.group_column)
     image = named["image"][0] if "image" in named else find_column(listing.images or header, IMAGES)
+    weight = None if data.weight_column is None else listing.column("weight_column", data.weight_column)
     image = image or (listing.images[0] if len(listing.images) == 1 else None)
     labels = named.get("label") or [*filter(None, [find_column(header, LABELS)])]
     labels = labels or (listing.classes if len(listing.classes) == 1 else [])
-    rest = [name for name in header if name not in (image, *labels, group, divider)]
+    rest = [name for name in header if name not in (image, *labels, group, divider, weight)]
     rest = [name for name in rest if not _DIVIDERS.fullmatch(_folded(name))]
     if len(rest) == 1 and (image is None) != (not labels):
         image, labels = image or rest[0], labels or rest
-    several = len(labels) > 1 or not labels
+    form: LabelForm = data.targets or ("several labels" if len(labels) > 1 or not labels else "one label")
     if image is not None and not labels:
-        labels = _classes(listing, rest)
+        labels = rest if data.targets else _classes(listing, rest)
     if image is None or not labels:
         role = "label" if image else "image"
         fault = f"{listing.top}: no column of {role}s by a usual name, found {some([*map(show, header)], 12) or 'none'}"
         raise InputError(fault, advice=("name one by ", Key("data.columns"), f" {role}=NAME"))
-    for column in filter(None, (image, *labels, group, divider)):
+    for column in filter(None, (image, *labels, group, divider, weight)):
         check_column(header, column, listing.top)
-    names = () if several else listing.class_names(labels[0])
+    names = () if form != "one label" else listing.class_names(labels[0])
     check_names(names, lambda place: f"{listing.top}: the names of {labels[0]}, name {place + 1}")
-    return Columns(image, tuple(labels), group, divider, several, names)
+    return Columns(image, tuple(labels), group, divider, form, weight, names)
 
 
 def _classes(listing: Listing, names: Sequence[str]) -> list[str]:
@@ -329,16 +342,18 @@ def _read_rows(
     listing: Listing, columns: Columns, data: DataConfig, refuse: Refuse, values: Sequence[str] | None = None
 ) -> list[Row]:
     """Return the rows; only those with some values of the column that divides them, if there is one."""
-    others = [*filter(None, (columns.group, columns.divider))]
+    others = [*filter(None, (columns.group, columns.weight, columns.divider))]
     raw = [tuple(row) for row in listing.rows([columns.image, *columns.labels, *others], refuse)]
     if values is not None:
         raw = [row[:-1] for row in raw if row[-1].strip() in values]
     separator, rows = _separator(listing, columns, data, raw), list[Row]()
 
     @functools.cache
-    def parsed(*cells: str) -> tuple[tuple[str, ...], str]:
+    def parsed(*cells: str) -> tuple[tuple[Any, ...], str]:
         """Return the labels of a row's cells, and what is wrong with them."""
-        if columns.several:
+        if data.targets is not None:
+            return _floats(cells, data.targets)
+        if columns.form != "one label":
             bits = [_BITS.get(cell.strip().lower()) for cell in cells]
             fault = f"{show(cells[bits.index(None)])} in a column of classes; write 0 or 1" if None in bits else ""
             return tuple(itertools.compress(columns.labels, bits)), fault
@@ -349,19 +364,33 @@ def _read_rows(
         return labels, f"{fault}; write one label, or 'cat{separator or ' '}dog'"
 
     for number, text, *cells in raw:
+        (weight,), unweighted = _floats([cells.pop()], "shares") if columns.weight else ((1.0,), "")
         group, image = cells.pop().strip() if columns.group else "", _clean(text)
         labels, fault = parsed(*cells)
         if image is None:
             fault = f"path {show(text)} names no file below a folder; write it like cats/1.png"
         if columns.group and not group:
             fault = f"no {columns.group}, by which the images are divided; write the name of its group"
+        if unweighted:
+            fault = f"{columns.weight} is no weight above 0: {unweighted}"
         if image is None or fault:
             refuse(f"{listing.place(number)}: {fault}")
         else:
-            rows.append(Row(number, image, labels, group))
+            rows.append(Row(number, image, labels, group, weight))
     if not rows:
         raise InputError(f"{listing.file}: no rows below the header; give each image a row")
     return rows
+
+
+def _floats(cells: Sequence[str], form: str) -> tuple[tuple[float, ...], str]:
+    """Return the numbers in some cells, and what is wrong with them; shares are 0 or more, and not all are 0."""
+    try:
+        values = tuple(map(float, cells))
+    except ValueError:
+        values = (math.nan,)
+    if not all(map(math.isfinite, values)) or (form == "shares" and (min(values) < 0 or not any(values))):
+        return values, f"{', '.join(map(show, cells))}: give {FLOATS[form]}"
+    return values, ""
 
 
 def _separator(listing: Listing, columns: Columns, data: DataConfig, rows: Sequence[tuple[Any, ...]]) -> str | None:

@@ -137,7 +137,8 @@ def _listing(place: Place, folder: Folder, shards: dict[Split, list[str]]) -> Pa
     Raises: InputError if a file is damaged, or a column and a file of their own divide the rows.
     """
     data, keys = place.data, place.data.named_columns
-    is_keyed = len(keys.get("label", ())) > 1 or any((data.split_column, data.group_column, data.label_separator))
+    keyed = data.split_column, data.group_column, data.weight_column, data.targets, data.label_separator
+    is_keyed = len(keys.get("label", ())) > 1 or any(keyed)
     with suppress(*[] if is_keyed else [InputError]):  # `_find_columns` reports the file.
         rows = ParquetRows([FolderFile(folder, path) for path in shards.get("train") or shards["val"]])
         names_images = not rows.images and listing.find_column(rows.header, listing.IMAGES) is not None
@@ -145,7 +146,7 @@ def _listing(place: Place, folder: Folder, shards: dict[Split, list[str]]) -> Pa
         if is_keyed or names_images or _divides(rows, data, shards):
             return rows
         columns = listing.choose_columns(rows, data)
-        return rows if columns.several or {*columns.labels} & {*rows.lists} else None
+        return rows if columns.form != "one label" or {*columns.labels} & {*rows.lists} else None
     return None
 
 

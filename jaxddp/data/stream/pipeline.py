@@ -232,4 +232,4 @@ class Pipeline:
         return real, rows if self.substitutes is None else self.substitutes.resolve(rows)
 
     def _columns(self, step: int) -> Batch:
-        return columns(self.table.labels, self.order, step, self.shard)
+        return columns(self.table, self.order, step, self.shard)

@@ -1,0 +1,217 @@
+"""Shares of classes, numbers to predict and weights of images: the way from a table to predictions, and metrics."""
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+from sklearn.metrics import cohen_kappa_score, r2_score
+from support.data import CLASSES, NO_AUGMENTATION, random_batch
+from support.networks import largest_difference, linear_model
+from support.runs import LEAN, fails
+from support.shared import sgd
+
+import jaxddp
+from jaxddp.augment.preprocess import Preprocess
+from jaxddp.cli import main
+from jaxddp.config import DataConfig
+from jaxddp.core.errors import InputError
+from jaxddp.data.opening import open_full_splits
+from jaxddp.data.order import EvalOrder, SampleOrder, columns
+from jaxddp.data.source import LabelKind, labels_of
+from jaxddp.engine.objective import Objective, example_loss
+from jaxddp.engine.state import TrainState
+from jaxddp.engine.step import Phases
+from jaxddp.engine.ways.way import Way
+from jaxddp.losses import cross_entropy, huber, negative_log_likelihood, softmax_cross_entropy, squared_error
+from jaxddp.mesh import Topology
+from jaxddp.metrics import R2, QuadraticKappa
+from jaxddp.models.adapt import adapt
+
+NAMES = ("grade", "age")
+RNG = np.random.default_rng(0)
+IMAGES = RNG.integers(0, 256, (24, 6, 6, 3), np.uint8)
+NUMBERS = np.stack([IMAGES[..., 0].mean((1, 2)) // 30, IMAGES[..., 1].mean((1, 2)) / 255], 1)
+WEIGHTS = RNG.uniform(0.5, 2, 24).astype(np.float32)
+
+
+def write_table(path: Path, header: str, rows: Any) -> None:
+    with path.open("w") as file:
+        csv.writer(file).writerows([header.split(","), *rows])
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for row, image in enumerate(IMAGES):
+        Image.fromarray(image).save(tmp_path / f"{row}.png")
+    write_table(tmp_path / "t.csv", "path,grade,age,w", [(f"{r}.png", *NUMBERS[r], WEIGHTS[r]) for r in range(24)])
+    return tmp_path
+
+
+def opened(folder: Path, **keys: Any) -> Any:
+    return open_full_splits(DataConfig(path=str(folder / "t.csv"), val_share=0.25, **keys))
+
+
+def test_a_table_holds_numbers_or_shares_and_weights(folder):
+    splits = opened(folder, targets="numbers", weight_column="w")
+    for split in splits.values():
+        labels, rows = labels_of(split), [int(split.record(row).id[:-4]) for row in range(len(split))]
+        assert labels.kind == LabelKind(2, "numbers") and labels.ids == NAMES and (labels.single == -1).all()
+        np.testing.assert_array_equal(labels.values, NUMBERS[rows].astype(np.float32))
+        np.testing.assert_array_equal(split.weights, WEIGHTS[rows])
+    assert [len(splits["train"]), len(splits["val"])] == [18, 6]
+    other = opened(folder, targets="numbers")
+    assert other["train"].weights is None and other["train"].fingerprint != splits["train"].fingerprint
+    shares = labels_of(opened(folder, targets="shares", columns=("label=grade", "label=age"))["val"])
+    assert shares.form == "shares" and shares.values.sum(1) == pytest.approx(np.ones(6))
+    batch = columns(splits["train"], SampleOrder(18, 6, 0), 0)
+    np.testing.assert_array_equal(batch.weight, splits["train"].weights[batch.row])
+    np.testing.assert_array_equal(batch.label, splits["train"].labels[batch.row])
+    assert columns(splits["val"], EvalOrder(6, 4), 1).weight is None
+
+
+@pytest.mark.parametrize(
+    ("header", "row", "keys", "message"),
+    [
+        ("path,a,b", "0.png,1,x", {"targets": "numbers"}, "t.csv:2: '1', 'x': give finite numbers"),
+        ("path,a,b", "0.png,0,0", {"targets": "shares"}, "t.csv:2: '0', '0': give finite numbers of 0 or more that"),
+        ("path,a,b", "0.png,inf,0", {"targets": "numbers"}, "'inf', '0': give finite numbers"),
+        ("path,label,w", "0.png,a,0", {"weight_column": "w"}, "t.csv:2: w is no weight above 0: '0'"),
+        ("path,label,w", "0.png,a,1", {"weight_column": "v"}, "data.weight_column: .* has no column 'v'"),
+        ("path,a,b", "0.png,1,2", {"targets": "numbers", "classes": "0:1"}, "classes '0:1': the labels are numbers"),
+    ],
+)
+def test_a_wrong_number_share_or_weight_raises_a_one_line_error(folder, header, row, keys, message):
+    write_table(folder / "t.csv", header, [row.split(","), ["1.png", "1", "1"][: 1 + header.count(",")]])
+    with pytest.raises(InputError, match=message):
+        opened(folder, **keys)
+
+
+def test_arrays_hold_numbers_shares_and_weights():
+    table = jaxddp.ArrayTable(IMAGES, NUMBERS, NAMES, label_form="numbers", weights=WEIGHTS)
+    assert labels_of(table).kind == LabelKind(2, "numbers") and "of 2 numbers (grade, age)" in repr(table)
+    part = table.rows(np.arange(5))
+    np.testing.assert_array_equal(part.weights, WEIGHTS[:5])
+    assert part.labels.dtype == np.float32 and table.take(7).label_form == "numbers"
+    assert jaxddp.ArrayTable(IMAGES, NUMBERS[:, 1], ("age",), label_form="numbers").labels.shape == (24, 1)
+    shares = jaxddp.ArrayTable(IMAGES, np.full((24, 2), 3), NAMES, label_form="shares")
+    assert (shares.labels == 0.5).all()
+    for more, message in (
+        ({"labels": NUMBERS * np.nan}, r"labels \[nan, nan\] of row 0: give finite numbers"),
+        ({"labels": NUMBERS - 1, "label_form": "shares"}, "of row .: give finite numbers of 0 or more that are not"),
+        ({"labels": NUMBERS[:, :1]}, r"labels of shape \(24, 1\) for 24 images: give 2 numbers for each"),
+        ({"weights": WEIGHTS - 1}, "weights: .*; give 24 finite numbers above 0"),
+    ):
+        arguments: Any = {"labels": NUMBERS, "label_form": "numbers"} | more
+        with pytest.raises(InputError, match=message):
+            jaxddp.ArrayTable(IMAGES, class_names=NAMES, **arguments)
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=2, max_size=40))
+def test_kappa_equals_scikit_learns(pairs):
+    actual, predicted = np.array(pairs).T
+    logits = jnp.eye(5)[predicted]
+    measured = QuadraticKappa().finish(QuadraticKappa().examples(logits, jnp.asarray(actual)))
+    numbers = jnp.asarray(predicted)[:, None] + 0.4, jnp.asarray(actual, jnp.float32)[:, None]
+    assert QuadraticKappa().finish(QuadraticKappa().examples(*numbers)) == pytest.approx(measured, nan_ok=True)
+    if len({*actual} | {*predicted}) > 1:
+        expected = cohen_kappa_score(actual, predicted, weights="quadratic", labels=range(5))
+        assert measured["kappa"] == pytest.approx(expected, abs=1e-9)
+
+
+def test_r2_equals_scikit_learns():
+    targets = RNG.normal(size=(30, 2)).astype(np.float32)
+    predictions = targets + RNG.normal(size=(30, 2)).astype(np.float32)
+    measured = R2().finish({"predictions": predictions, "targets": targets})
+    assert measured["r2"] == pytest.approx(r2_score(targets.astype(float), predictions), abs=1e-9)
+    assert np.isnan(R2().finish({"predictions": predictions, "targets": np.ones((30, 2))})["r2"])
+
+
+def test_losses_of_shares_equal_mixed_losses_of_labels():
+    logits, share = jnp.asarray(RNG.normal(size=(6, 3))), jnp.asarray(RNG.dirichlet(np.ones(3), 6))
+    for make in (cross_entropy, negative_log_likelihood):
+        for arguments in ((0.0,), (0.1,), (0.1, (1.0, 2.0, 0.5))):
+            each = [make(*arguments)(logits, jnp.full(6, label)) for label in range(3)]
+            found = make(*arguments)(logits, share)
+            if len(arguments) == 2:
+                one = [make(*arguments)(logits[:1], jnp.full(1, label)) for label in range(3)]
+                expected = [sum(share[0, k] * pair[part] for k, pair in enumerate(one)) for part in (0, 1)]
+                found = make(*arguments)(logits[:1], share[:1])
+            else:
+                expected = sum(share[:, k] * loss for k, loss in enumerate(each))
+            np.testing.assert_allclose(np.asarray(found), np.asarray(expected), rtol=1e-6)
+    assert huber(logits, logits + 3).tolist() == pytest.approx([2.5] * 6)
+
+
+@pytest.mark.parametrize(("form", "loss"), [("numbers", squared_error), ("shares", softmax_cross_entropy)])
+def test_a_weighted_step_follows_the_weighted_mean_on_any_number_of_devices(form, loss):
+    label, weight = RNG.dirichlet(np.ones(CLASSES), 24), RNG.uniform(0.5, 2, 24)
+    batch = random_batch(24, masked=5)._replace(label=label, weight=weight)
+    preprocess, optimizer = Preprocess(augment=NO_AUGMENTATION.augment, dtype=jnp.float64), sgd(0.1)
+    with jax.enable_x64(True):
+        objective = Objective(adapt(linear_model()), example_loss(loss, LabelKind(CLASSES, form)), preprocess)
+        params, model_state = objective.model.init(jax.random.key(0), jnp.zeros((1, 6, 6, 3), jnp.float64))
+
+        def mean_loss(params: Any) -> jax.Array:
+            images = preprocess(batch, train=True, key=None).images[:19]
+            return jnp.average(loss(objective.predict(params, {}, images), label[:19]), weights=weight[:19])
+
+        expected, grads = jax.value_and_grad(mean_loss)(params)
+        state = TrainState(jnp.zeros((), jnp.int32), params, model_state, optimizer.init(params))
+        for devices in (1, 4):
+            topology = Topology.create(devices)
+            step = Way(topology).step(Phases(objective, optimizer))
+            next_state, sums = step(topology.replicate(jax.device_get(state)), topology.place(batch))
+            assert sums.means()["loss"] == pytest.approx(float(expected), abs=1e-12)
+            updated = jax.tree.map(lambda value, grad: value - 0.1 * grad, params, grads)
+            assert largest_difference(jax.device_get(next_state.params), updated) < 1e-12
+
+
+RECIPE = """
+import jax, optax
+from jaxddp.config import load
+
+def get_config():
+    return load("digits").replace(model={"width": 4}, train={"batch_size": 6, "duration": "2 steps"})
+
+def get_loss(config):
+    def loss(outputs, targets):
+        grade = optax.softmax_cross_entropy(outputs[:, :2], targets[:, :2])
+        return grade + optax.huber_loss(outputs[:, 2], targets[:, 2])
+    return loss
+"""
+
+
+@pytest.mark.slow
+def test_a_run_of_numbers_predicts_a_column_for_each_and_has_heads_of_two_kinds(folder, capfd):
+    (folder / "heads.py").write_text(RECIPE)
+    rows = [(f"{row}.png", row % 2, 1 - row % 2, NUMBERS[row, 1]) for row in range(24)]
+    write_table(folder / "t.csv", "path,even,odd,age", rows)
+    data = f"--data.path {folder / 't.csv'} --data.val-share 0.25 --data.targets numbers --data.image-size 8"
+    run, out = folder / "run", folder / "p.csv"
+    words = f"{folder / 'heads.py'} {data} --eval.metrics mae,r2 --workdir {run}"
+    main(["train", *words.split(), *LEAN])
+    assert "18 examples | t.csv: image=path, 3 columns of numbers (even, odd, age)" in capfd.readouterr().out
+    main(["predict", str(run), str(folder / "0.png"), str(folder / "1.png"), "--out", str(out)])
+    with out.open() as file:
+        written = [*csv.DictReader(file)]
+    predictions = jaxddp.load_run(run).predict([folder / "0.png", folder / "1.png"])
+    assert [*written[0]] == ["id", "even", "odd", "age", "error"] and predictions.form == "numbers"
+    numbers = np.array([[row[name] for name in ("even", "odd", "age")] for row in written], np.float32)
+    np.testing.assert_array_equal(numbers, predictions.probabilities)
+    for options, message in (
+        ("train digits {data}", "loss.name=cross_entropy takes one label or shares per image, but the data have"),
+        ("train digits {data} --loss.name mse", "eval.metrics: top1 takes one label or shares per image, but the d"),
+        ("train digits {data} --loss.name mse --train.label-smoothing 0.1", "--train.label-smoothing: the labels are"),
+        (
+            "predict {run} {run}/../0.png --out a.csv --min-confidence 0.5",
+            "--format kaggle, --min-confidence, --explain: ",
+        ),
+    ):
+        assert fails(options.format(data=data, run=run).split(), capfd).startswith(f"jaxddp: {message.format(run=run)}")
