@@ -201,10 +201,13 @@ def test_a_run_of_numbers_predicts_a_column_for_each_and_has_heads_of_two_kinds(
     main(["predict", str(run), str(folder / "0.png"), str(folder / "1.png"), "--out", str(out)])
     with out.open() as file:
         written = [*csv.DictReader(file)]
-    predictions = jaxddp.load_run(run).predict([folder / "0.png", folder / "1.png"])
+    trained = jaxddp.load_run(run)
+    predictions = trained.predict([folder / "0.png", folder / "1.png"])
     assert [*written[0]] == ["id", "even", "odd", "age", "error"] and predictions.form == "numbers"
     numbers = np.array([[row[name] for name in ("even", "odd", "age")] for row in written], np.float32)
     np.testing.assert_array_equal(numbers, predictions.probabilities)
+    logits = trained.logits(trained.source([folder / "0.png", folder / "1.png"]))
+    np.testing.assert_array_equal(predictions.probabilities, logits)
     for options, message in (
         ("train digits {data}", "loss.name=cross_entropy takes one label or shares per image, but the data have"),
         ("train digits {data} --loss.name mse", "eval.metrics: top1 takes one label or shares per image, but the d"),

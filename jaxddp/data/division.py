@@ -227,7 +227,7 @@ def write_folds(table: SourceTable, number: int, out: Path, group_column: str | 
         fault = f"{table.name(0)}: is one of many images in a file, and a table of folds names files"
         raise InputError(fault, advice=("hold out images by ", Key("data.val_share")))
     fold, labels, beside = folds(table, number), labels_of(table), Path(os.path.abspath(out)).parent
-    several = labels.has_rows or any({*name} & {*";|"} for name in labels.ids)
+    several = labels.form == "several labels" or any({*name} & {*";|"} for name in labels.ids)
     group = [] if table.group is None else [[name.decode()] for name in table.group.tolist()]
     group_names = [group_column or "group"] if group else []
     text = io.StringIO(newline="")

@@ -104,11 +104,8 @@ def _with_equal_labels(splits: Mapping[str, SourceTable]) -> dict[str, SourceTab
     A listing has multi-hot labels if a row has several; other splits, or the selected classes, may have only one each.
     """
     tables = {split: cast(ExampleTable, table) for split, table in splits.items()}
-    multi_hot = [
-        table.labels
-        for table in tables.values()
-        if labels_of(table).form == "several labels" and table.pixel_shape is None
-    ]
+    listed = [labels_of(table) for table in tables.values() if table.pixel_shape is None]
+    multi_hot = [labels.values for labels in listed if labels.form == "several labels"]
     if not multi_hot:
         return {**splits}
     several = any((labels.sum(1) != 1).any() for labels in multi_hot)

@@ -256,9 +256,9 @@ def id_of(examples: Examples, row: int) -> str:
 def labels_of(examples: Examples) -> Labels:
     """Return the labels of examples, with the ids and names of the classes."""
     values = examples.labels
-    is_multi_hot = np.issubdtype(values.dtype, np.integer)
-    of_floats: LabelForm = getattr(examples, "label_form", None) or "numbers"
-    form = "one label" if values.ndim == 1 else "several labels" if is_multi_hot else of_floats
+    form: LabelForm = "one label" if values.ndim == 1 else "several labels"
+    if np.issubdtype(values.dtype, np.floating):
+        form = getattr(examples, "label_form", None) or "numbers"
     return Labels(values, tuple(examples.class_ids), tuple(examples.class_names), form)
 
 

@@ -394,9 +394,8 @@ def _write_feature_parquet(file: BinaryIO, columns: FeatureColumns, rows: Iterab
     arrow, length, labels = parquet_library(), int(np.prod(columns.shape)), columns.labels
     fields = [("id", arrow.string()), ("features", arrow.list_(arrow.float32(), length))]
     if labels.ids:
-        fields.append(
-            ("label", arrow.list_(arrow.from_numpy_dtype(labels.values.dtype)) if labels.has_rows else arrow.int32())
-        )
+        kind = arrow.from_numpy_dtype(labels.values.dtype)
+        fields.append(("label", arrow.list_(kind) if labels.has_rows else kind))
     about = json.dumps({**columns.about, "shape": columns.shape})
     schema = arrow.schema([*fields, ("error", arrow.string())], {"jaxddp": about})
     parts = zip(columns.ids, labels.values, rows, strict=True)
