@@ -468,8 +468,8 @@ def open_data(
         classes: a range of classes, "0:200", or their ids, "cats,dogs". Default: the classes of the entry in
             datasets.toml, else all.
         manifest: a manifest of `jaxddp data check`. The SHA-256 of each image is compared with it on every read.
-        table: keys that say how a table is read, as in the config: `columns`, `images`, `suffix`, `label_separator`,
-            `split_column`, `val_fold`, `group_column`.
+        table: keys that say how a table is read, as in the config: `columns`, `images`, `suffix`, `targets`,
+            `weight_column`, `label_separator`, `split_column`, `val_fold`, `group_column`.
 
     Returns:
         The training data and the validation data.

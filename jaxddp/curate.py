@@ -426,7 +426,7 @@ def pack(
         labels = labels_of(source)
         if labels.has_rows and len(several := np.flatnonzero(labels.single < 0)):
             names = ", ".join(labels.names[label] for label in labels.of(int(several[0])))
-            fault = f"several labels ({names}), but packing accepts one label per row"
+            fault = f"{labels.form} ({names}), but packing accepts one label per row"
             of_all = f"{len(several)} of {len(source)} rows have several"
             advice = "keep one label per row, or set ", Key("data.classes"), " to classes of which no row has two"
             raise InputError(f"{source.name(int(several[0]))}: {fault} ({of_all})", advice=advice)

@@ -182,7 +182,7 @@ def _split(arguments: list[str]) -> None:
 
     data = _config(options)
     out = check_out(options.out or Path(f"{Path(options.path).stem}.folds.csv"))
-    counts = write_folds(open_one_split([str(data.path)], data, "train"), options.folds, out, data.group_column)
+    counts = write_folds(open_one_split([str(data.path)], data, "train"), options.folds, out, data)
     print(*(f"fold {fold}: {counted(count, 'image')}" for fold, count in enumerate(counts)), sep="\n")
     print(f"data.path: {out}, with data.split_column fold and data.val_fold 0 to {options.folds - 1}")
 

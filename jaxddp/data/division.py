@@ -13,11 +13,12 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 import jaxddp.core.files as files
+from jaxddp.config import DataConfig
 from jaxddp.core.errors import InputError, Key, counted, show, some
 from jaxddp.core.user_code import describe_error
 from jaxddp.data.source import SourceTable, Split, labels_of
@@ -216,28 +217,39 @@ def folds(table: ExampleTable, number: int) -> np.ndarray:
     return fold
 
 
-def write_folds(table: SourceTable, number: int, out: Path, group_column: str | None = None) -> list[int]:
-    """Write a CSV file with the path, the labels, the group and the fold of each image; return the size of each fold.
+def write_folds(table: SourceTable, number: int, out: Path, data: DataConfig) -> list[int]:
+    """Write a CSV file with the path, the labels, the group, the weight and the fold of each image.
 
     Paths are relative to the folder of the CSV file, or absolute if they are not below it.
 
-    Raises: InputError if the images are not in files of their own, or see `folds`.
+    Args:
+        data: names the columns of groups and weights.
+
+    Returns:
+        The size of each fold.
+
+    Raises:
+        InputError: the images are not in files of their own; see also `folds`.
     """
     if not isinstance(table, ExampleTable) or table.offset is not None or table.store.root is None:
         fault = f"{table.name(0)}: is one of many images in a file, and a table of folds names files"
         raise InputError(fault, advice=("hold out images by ", Key("data.val_share")))
     fold, labels, beside = folds(table, number), labels_of(table), Path(os.path.abspath(out)).parent
-    several = labels.form == "several labels" or any({*name} & {*";|"} for name in labels.ids)
-    group = [] if table.group is None else [[name.decode()] for name in table.group.tolist()]
-    group_names = [group_column or "group"] if group else []
+    has_columns = labels.has_rows or any({*name} & {*";|"} for name in labels.ids)
+    more = dict[str, list[Any]]()
+    if table.group is not None:
+        more[data.group_column or "group"] = [name.decode() for name in table.group.tolist()]
+    if table.weights is not None:
+        more[data.weight_column or "weight"] = table.weights.tolist()
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["path", *(labels.ids if several else ["label"]), *group_names, "fold"])
+    writer.writerow(["path", *(labels.ids if has_columns else ["label"]), *more, "fold"])
     for row, name in enumerate(table.path.tolist()):
         path = table.store.root / os.fsdecode(name)
         place = path.relative_to(beside) if path.is_relative_to(beside) else path
-        classes = labels.of(row) if several else labels.values[row]
-        shown = np.isin(np.arange(len(labels.ids)), classes).astype(int) if several else [labels.ids[classes]]
-        writer.writerow([place, *shown, *(group[row] if group else ()), fold[row]])
+        label = labels.values[row]
+        if not labels.has_rows:
+            label = (np.arange(len(labels.ids)) == label).astype(int) if has_columns else [labels.ids[label]]
+        writer.writerow([place, *label, *(column[row] for column in more.values()), fold[row]])
     files.replace(out, text.getvalue().encode())
     return np.bincount(fold, minlength=number).tolist()

@@ -232,8 +232,11 @@ def _folded(name: str) -> str:
 
 
 def has_labels(listing: Listing, data: DataConfig) -> bool:
-    """Return whether a table has a column of labels by its name."""
-    return find_column(listing.header, (*data.named_columns.get("label", ()), *LABELS)) is not None
+    """Return whether a table has a column of labels by its name, or columns of shares or numbers."""
+    return (
+        data.targets is not None
+        or find_column(listing.header, (*data.named_columns.get("label", ()), *LABELS)) is not None
+    )
 
 
 def finds_images(listing: Listing, data: DataConfig) -> bool:
