@@ -223,7 +223,7 @@ def write_folds(table: SourceTable, number: int, out: Path, data: DataConfig) ->
     Paths are relative to the folder of the CSV file, or absolute if they are not below it.
 
     Args:
-        data: names the columns of groups and weights.
+        data: names the columns of the group and the weight.
 
     Returns:
         The size of each fold.
