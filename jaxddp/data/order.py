@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Sized
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -16,9 +16,6 @@ from jaxddp.config.values import check_values
 from jaxddp.core.errors import InputError, Key, counted
 from jaxddp.core.ranges import Count, Seed
 from jaxddp.data.batch import Batch
-
-if TYPE_CHECKING:
-    from jaxddp.data.source import Examples
 
 # The second word of Philox's key in `unlabelled_seed`. The second word in `permutation` is the epoch, which is always
 # smaller, so the two functions never use the same key.
@@ -475,10 +472,13 @@ class ChosenOrder(EvalOrder):
         return np.array([*rows, *[-1] * (self.batch_size - len(rows))], np.int64)
 
 
-def columns(examples: "Examples", order: Order, step: int, shard: Shard = WHOLE) -> Batch:
+def columns(examples: Any, order: Order, step: int, shard: Shard = WHOLE) -> Batch:
     """Return one shard of the batch of a step, without images. Padding has 0 as mask, label and row.
 
     A batch of an `EvalOrder` has no weights.
+
+    Args:
+        examples: `jaxddp.data.source.Examples`, with an attribute `weights`, float32[N] or None, if they have weights.
 
     Raises: see `Shard.of`.
     """
@@ -497,7 +497,7 @@ def columns(examples: "Examples", order: Order, step: int, shard: Shard = WHOLE)
     )
 
 
-def stacked_columns(examples: "Examples", order: Order, steps: range, shard: Shard = WHOLE) -> Batch:
+def stacked_columns(examples: Any, order: Order, steps: range, shard: Shard = WHOLE) -> Batch:
     """Return the `columns` of several steps, stacked on axis 1: arrays [B, len(steps)].
 
     The batch axis remains the first axis, so `Topology.place` shards the result like a batch.
