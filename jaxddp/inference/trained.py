@@ -378,8 +378,9 @@ class TrainedRun:
 
     def _check_one_label(self) -> None:
         if (form := self.signature.label_form) != "one label":
-            problem = f"its images have {form}; outcome, show, --calibrate and --coverage need one label"
-            raise InputError(f"{self.directory}: {problem}", advice="use predict")
+            raise InputError(
+                f"{self.directory}: its images have {form}, and this needs one label", advice="use predict"
+            )
 
     @cached_property
     def _measured(self) -> Objective:
