@@ -134,28 +134,21 @@ def test_kappa_equals_scikit_learns(pairs):
         assert measured["kappa"] == pytest.approx(expected, abs=1e-9)
 
 
-def test_r2_equals_scikit_learns():
+def test_r2_equals_scikit_learns_and_huber_its_definition():
     targets = RNG.normal(size=(30, 2)).astype(np.float32)
     predictions = targets + RNG.normal(size=(30, 2)).astype(np.float32)
     measured = R2().finish({"predictions": predictions, "targets": targets})
     assert measured["r2"] == pytest.approx(r2_score(targets.astype(float), predictions), abs=1e-9)
     assert np.isnan(R2().finish({"predictions": predictions, "targets": np.ones((30, 2))})["r2"])
+    assert huber(jnp.zeros((1, 2)), jnp.array([[3.0, 0.5]])).tolist() == [(2.5 + 0.125) / 2]
 
 
-def test_losses_of_shares_equal_mixed_losses_of_labels():
-    logits, share = jnp.asarray(RNG.normal(size=(6, 3))), jnp.asarray(RNG.dirichlet(np.ones(3), 6))
-    for make in (cross_entropy, negative_log_likelihood):
-        for arguments in ((0.0,), (0.1,), (0.1, (1.0, 2.0, 0.5))):
-            each = [make(*arguments)(logits, jnp.full(6, label)) for label in range(3)]
-            found = make(*arguments)(logits, share)
-            if len(arguments) == 2:
-                one = [make(*arguments)(logits[:1], jnp.full(1, label)) for label in range(3)]
-                expected = [sum(share[0, k] * pair[part] for k, pair in enumerate(one)) for part in (0, 1)]
-                found = make(*arguments)(logits[:1], share[:1])
-            else:
-                expected = sum(share[:, k] * loss for k, loss in enumerate(each))
-            np.testing.assert_allclose(np.asarray(found), np.asarray(expected), rtol=1e-6)
-    assert huber(logits, logits + 3).tolist() == pytest.approx([2.5] * 6)
+@pytest.mark.parametrize("make", [cross_entropy, negative_log_likelihood])
+@pytest.mark.parametrize("settings", [(0.0,), (0.1,), (0.1, (1.0, 2.0, 0.5))])
+def test_losses_of_shares_equal_mixed_losses_of_labels(make, settings):
+    logits, share = jnp.asarray(RNG.normal(size=(1, 3))), jnp.asarray(RNG.dirichlet(np.ones(3), 1))
+    of_labels = np.array([make(*settings)(logits, jnp.full(1, label)) for label in range(3)])
+    np.testing.assert_allclose(make(*settings)(logits, share), np.tensordot(share[0], of_labels, 1), rtol=1e-6)
 
 
 @pytest.mark.parametrize(("form", "loss"), [("numbers", squared_error), ("shares", softmax_cross_entropy)])
