@@ -168,6 +168,7 @@ def test_replace_changes_only_the_named_keys():
     ("change", "key", "nearest"),
     [
         ({"trian": {"batch_size": 8}}, "trian", "train"),
+        ({"trian": {}}, "trian", "train"),
         ({"train": {"batchsize": 8}}, "train.batchsize", "train.batch_size"),
     ],
 )

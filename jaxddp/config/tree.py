@@ -481,8 +481,8 @@ class Config:
         `optimizer={"name": "adamw"}` drops LARS's `trust_coefficient`. Raises: InputError if a key is unknown, or a
         value has the wrong type or is out of range.
         """
-        flat = flatten(changes)
-        config = registry.reset_unread(replaced(self, nested(flat)), flat.keys())
+        flat, empty = flatten(changes), {name: value for name, value in changes.items() if value == {}}
+        config = registry.reset_unread(replaced(self, nested(flat) | empty), flat.keys())
         vars(config)["replaced_keys"] = self.replaced_keys | flat.keys()
         return config
 
