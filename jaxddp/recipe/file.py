@@ -334,6 +334,8 @@ def read_recipe(name_or_path: str | Path) -> RecipeFile:
 
 def _with_modules(recipe: RecipeFile) -> RecipeFile:
     """Return a running recipe with the modules of its folder that are imported so far."""
+    if is_built_in(recipe.path):
+        return recipe
     return replace(recipe, modules=recipe.modules.union(modules_in(recipe.path.parent).values()))
 
 

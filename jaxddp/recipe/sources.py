@@ -83,8 +83,8 @@ def modules_in(folder: Path) -> dict[str, Path]:
     modules, beginning = dict[str, Path](), os.path.join(folder, "")
     for name, module in list(sys.modules.items()):
         # Compare text: thousands of modules are imported, and `Path` objects are slow.
-        file = str(getattr(module, "__file__", None))
-        if file.startswith(beginning) and name.partition(".")[0] != "jaxddp":
+        file = getattr(module, "__file__", None)
+        if isinstance(file, str) and file.startswith(beginning) and name.partition(".")[0] != "jaxddp":
             stem = beginning + name.replace(".", os.sep)
             if file in (f"{stem}.py", os.path.join(stem, "__init__.py")):
                 modules[name] = Path(file)
