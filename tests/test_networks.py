@@ -15,10 +15,8 @@ from support.published import CLASSES
 from jaxddp.config import Config
 from jaxddp.config.registry import MODELS
 from jaxddp.core.errors import InputError
-from jaxddp.models.convnext import ConvNeXt, ConvNeXtSize, ResponseNorm
+from jaxddp.models.convnext import ResponseNorm
 from jaxddp.models.ops.layers import gelu
-from jaxddp.models.swin import Swin
-from jaxddp.models.vit import ViT, ViTSize
 
 
 def network(name):
@@ -149,10 +147,3 @@ def test_images_that_a_network_cannot_take_raise_a_one_line_error(name, side, ex
     with pytest.raises(InputError) as raised:
         shapes_of(network(name), side)
     assert first_line(raised) == expected
-
-
-SMALL = {
-    "vit": ViT(ViTSize(192, 3, blocks=2), CLASSES),
-    "convnext": ConvNeXt(ConvNeXtSize((1, 0, 0, 0), 32), CLASSES),
-    "swin": Swin((1, 0, 0, 0), CLASSES),
-}

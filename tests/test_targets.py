@@ -60,7 +60,10 @@ def opened(folder: Path, **keys: Any) -> Any:
 
 def test_a_table_holds_numbers_or_shares_and_weights(folder):
     splits = opened(folder, targets="numbers", weight_column="w")
-    for split in splits.values():
+    words = f"split {folder / 't.csv'} --targets numbers --weight-column w --folds 2 --out {folder / 'f.csv'}"
+    assert main(["data", *words.split()]) == 0
+    keys: Any = {"targets": "numbers", "weight_column": "w", "split_column": "fold", "val_fold": "1"}
+    for split in (*splits.values(), *open_full_splits(DataConfig(path=str(folder / "f.csv"), **keys)).values()):
         labels, rows = labels_of(split), [int(split.record(row).id[:-4]) for row in range(len(split))]
         assert labels.kind == LabelKind(2, "numbers") and labels.ids == NAMES and (labels.single == -1).all()
         np.testing.assert_array_equal(labels.values, NUMBERS[rows].astype(np.float32))
@@ -70,15 +73,6 @@ def test_a_table_holds_numbers_or_shares_and_weights(folder):
     assert other["train"].weights is None and other["train"].fingerprint != splits["train"].fingerprint
     shares = labels_of(opened(folder, targets="shares", columns=("label=grade", "label=age"))["val"])
     assert shares.form == "shares" and shares.values.sum(1) == pytest.approx(np.ones(6))
-    words = f"split {folder / 't.csv'} --targets numbers --weight-column w --folds 2 --out {folder / 'f.csv'}"
-    assert main(["data", *words.split()]) == 0
-    fold = DataConfig(
-        path=str(folder / "f.csv"), targets="numbers", weight_column="w", split_column="fold", val_fold="1"
-    )
-    for split in open_full_splits(fold).values():
-        rows = [int(split.record(row).id[:-4]) for row in range(len(split))]
-        np.testing.assert_array_equal(split.labels, NUMBERS[rows].astype(np.float32))
-        np.testing.assert_array_equal(split.weights, WEIGHTS[rows])
     batch = columns(splits["train"], SampleOrder(18, 6, 0), 0)
     np.testing.assert_array_equal(batch.weight, splits["train"].weights[batch.row])
     np.testing.assert_array_equal(batch.label, splits["train"].labels[batch.row])

@@ -51,12 +51,9 @@ def held_out(table: ExampleTable, share: float, where: str) -> dict[Split, Examp
     single_classes = np.flatnonzero(np.bincount(labelled, minlength=table.num_classes)[: table.num_classes] == 1)
     if len(single_classes):
         example = table.name(int(np.flatnonzero(labels == single_classes[0])[0]))
-        raise InputError(
-            f"{where}: class {show(table.class_ids[single_classes[0]])} has only one example, {example}, but ",
-            Key("data.val_share", share, f"{share:g}"),
-            " needs two of each class: one to hold out and one to train",
-            advice="add examples, or leave the class out",
-        )
+        fault = f"{where}: class {show(table.class_ids[single_classes[0]])} has only one example, {example}, but "
+        needs = Key("data.val_share", share, f"{share:g}"), " needs two of each class: one to hold out and one to train"
+        raise InputError(fault, needs, advice="add examples, or leave the class out")
     # Examples without a label stay in the training split, where `check_labelled` raises an error about them.
     is_held_out = np.zeros(len(table), bool)
     is_held_out[labels >= 0] = held_out_rows(table.id[labels >= 0], labelled, share)

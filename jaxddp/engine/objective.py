@@ -179,8 +179,7 @@ def _form(loss: Loss, name: str, labels: LabelKind, accepted: str) -> tuple[Loss
     logits = jax.ShapeDtypeStruct((rows, classes), jnp.float32)
     has_rows = labels.form != "one label"
     shapes = logits, logits if has_rows else jax.ShapeDtypeStruct((rows,), jnp.int32)
-    what = "several" if labels.form == "several labels" else labels.form
-    label_type = f"float32[{rows}, {classes}], {what} of an image" if has_rows else f"int32[{rows}]"
+    label_type = f"float32[{rows}, {classes}], {labels.form} of an image" if has_rows else f"int32[{rows}]"
     arguments = f"logits float32[{rows}, {classes}] and labels {label_type}"
     if not callable(loss):
         given = f"an object of type {type(loss).__name__} was given"

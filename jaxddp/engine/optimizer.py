@@ -48,10 +48,9 @@ def call_update(
     except TypeError as error:
         if not _MISSING.search(str(error)):
             raise
-        raise InputError(
-            f"optimizer: {error}; the step passes only value (the mean loss) and grad (its gradient) to an "
-            "optax.GradientTransformationExtraArgs; choose an optimizer that needs no other argument"
-        ) from error
+        passed = "only value (the mean loss) and grad (its gradient) to an optax.GradientTransformationExtraArgs"
+        advice = f"the step passes {passed}; choose an optimizer that needs no other argument"
+        raise InputError(f"optimizer: {error}", advice=advice) from error
     if not isinstance(result, tuple) or len(result) != 2:
         raise InputError(f"optimizer: its update returned {kind_of(result)}; return a pair (updates, state)")
     return result

@@ -149,10 +149,9 @@ def _stablehlo(function: Logits, signature: Signature) -> tuple[bytes, Callable[
         content = bytes(exported.serialize())
     # A user's network may raise any error while JAX traces it.
     except Exception as error:
-        raise InputError(
-            f"the network cannot be exported for any number of images ({first_line(error)}); use images.shape[0], "
-            "not len(images), and let no other size depend on their number"
-        ) from error
+        problem = f"the network cannot be exported for any number of images ({first_line(error)})"
+        advice = "use images.shape[0], not len(images), and let no other size depend on their number"
+        raise InputError(problem, advice=advice) from error
     return content, lambda pixels: np.asarray(jax.export.deserialize(bytearray(content)).call(pixels))
 
 
@@ -319,7 +318,6 @@ _SETTINGS = (
     *("optimizer.name", "optimizer.learning_rate", "optimizer.schedule", "optimizer.warmup", "optimizer.weight_decay"),
     "seed",
 )
-_SHOWN_CLASSES = 10
 
 
 def push_run(directory: Path, which: str, place: HubFile, *, private: bool) -> str:
@@ -436,8 +434,8 @@ class PublishedRun:
         return front
 
     def _about(self) -> str:
-        names = () if self.signature is None else self.signature.class_names
-        listed = some(names, _SHOWN_CLASSES)
+        names = () if self.signature is None or self.signature.label_form == "numbers" else self.signature.class_names
+        listed = some(names, 10)
         classes = f" It classifies images into {counted(len(names), 'class')}: {listed}." if names else ""
         release = f"jaxddp {libraries.installed_version('jaxddp') or ''}".rstrip()
         network = "of the recipe" if "get_model" in self.hooks else self.config.model.name

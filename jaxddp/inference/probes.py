@@ -92,10 +92,8 @@ def _check_comparable(train: LabelledFeatures, val: LabelledFeatures) -> None:
     networks = (file.network[0] for file in (train, val))
     for kind, (of_train, of_val) in {"network": networks, "layer": layers, "size": widths}.items():
         if of_train != of_val:
-            raise InputError(
-                f"{val.path}: is of another {kind} than {train.path}: {of_val}, not {of_train}; compute both files "
-                "with the same network and --layer"
-            )
+            fault = f"is of another {kind} than {train.path}: {of_val}, not {of_train}"
+            raise InputError(f"{val.path}: {fault}", advice="compute both files with the same network and --layer")
     if train.class_ids != val.class_ids:
         raise InputError(f"{val.path}: has other classes than {train.path}; give two splits of one data set")
 

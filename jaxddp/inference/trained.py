@@ -522,10 +522,9 @@ def fitted(
     for path in sorted(arrays.keys() | expected_arrays.keys()):
         found, expected = (list(tree[path].shape) if path in tree else "absent" for tree in (arrays, expected_arrays))
         if found != expected:
-            raise InputError(
-                f"{place}: the {kind} is of another architecture: {path} is {found} in the {kind} and "
-                f"{expected} in the model; give the model that was trained"
-            )
+            fault = f"{path} is {found} in the {kind} and {expected} in the model"
+            problem = f"{place}: the {kind} is of another architecture: {fault}"
+            raise InputError(problem, advice="give the model that was trained")
     params, model_state = initial_state.replace_by_weights(*trees, arrays)
     return TrainState(saved.step, params, model_state, ())
 

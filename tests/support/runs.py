@@ -23,7 +23,6 @@ from jaxddp.setup.recipe import Recipe
 from jaxddp.setup.resources import Layout, Resources, TrainingData
 from jaxddp.setup.run_setup import RunSetup, initialize, open_recipe
 from jaxddp.setup.run_training import make_run
-from jaxddp.setup.run_training import train as run_training
 from jaxddp.setup.user_objects import metrics_of, objects_of_arguments
 from jaxddp.training.checkpoints.manager import Checkpoints
 from jaxddp.training.loop import fit
@@ -127,11 +126,6 @@ def file_of(config: Config) -> RecipeFile:
 def recipe_of(config: Config) -> Recipe:
     """Return the recipe of a config that the command line parses."""
     return open_recipe(file_of(config))
-
-
-def train_config(config: Config, directory: Path, **more: Any) -> Any:
-    """Train like `jaxddp train`."""
-    return run_training(recipe_of(config), directory, **more)
 
 
 RECIPE = str(Path(__file__).parents[1] / "recipes" / "small_recipe.py")

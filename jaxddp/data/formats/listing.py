@@ -179,8 +179,8 @@ def read_listing(
             listed = val
             same = [f"label={name}" for name in columns.labels if columns.form != "one label"]
             image = [text for text in data.columns if text.startswith("image")]
-            named = {"columns": (*image, *same)} if same else {}
-            columns = choose_columns(val, replace(data, weight_column=None, **named))
+            named = (*image, *same) if same else data.columns
+            columns = choose_columns(val, replace(data, columns=named, weight_column=None))
         rows = _read_rows(listed, columns, data, refuse, values.get("val"))
     known, index = [], {name: label for label, name in enumerate(names)}
     for row in rows:
