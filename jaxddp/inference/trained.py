@@ -522,9 +522,8 @@ def fitted(
     for path in sorted(arrays.keys() | expected_arrays.keys()):
         found, expected = (list(tree[path].shape) if path in tree else "absent" for tree in (arrays, expected_arrays))
         if found != expected:
-            fault = f"{path} is {found} in the {kind} and {expected} in the model"
-            problem = f"{place}: the {kind} is of another architecture: {fault}"
-            raise InputError(problem, advice="give the model that was trained")
+            fault = f"another architecture: {path} is {found} in the {kind} and {expected} in the model"
+            raise InputError(f"{place}: the {kind} is of {fault}", advice="give the model that was trained")
     params, model_state = initial_state.replace_by_weights(*trees, arrays)
     return TrainState(saved.step, params, model_state, ())
 
