@@ -12,9 +12,20 @@ of devices, except with local batch norm (`model.batch_norm`), which normalizes 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from jaxddp.config.data_section import *  # noqa: F403
-    from jaxddp.config.tree import *  # noqa: F403
-    from jaxddp.recipe.file import *  # noqa: F403
+    from jaxddp.config.data_section import AugmentConfig, DataConfig
+    from jaxddp.config.tree import (
+        CheckpointConfig,
+        Config,
+        EvalConfig,
+        LogConfig,
+        LossConfig,
+        ModelConfig,
+        ObjectiveConfig,
+        OptimizerConfig,
+        ParallelConfig,
+        TrainConfig,
+    )
+    from jaxddp.recipe.file import Reference, load
 
 
 def __getattr__(name: str) -> Any:
