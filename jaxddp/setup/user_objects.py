@@ -227,8 +227,8 @@ def metrics_of(config: Config, labels: LabelKind, user_object: ObjectSource) -> 
     dict of functions like those of `METRICS`, or two metrics return a value of the same name.
     """
     metrics, measured_by = {name: METRICS.get(name) for name in config.eval.metrics}, dict[str, str]()
+    advice = f"name {_that_take(METRICS, labels)}"
     for name, metric in metrics.items():
-        advice = f"name {_that_take(METRICS, labels)}"
         objective.check_form(metric, (Key("eval.metrics"), f": {name}"), labels, advice)
     metrics = {name: each for name, each in metrics.items() if labels.num_classes >= getattr(each, "min_classes", 1)}
     custom = user_object("metrics", config)
