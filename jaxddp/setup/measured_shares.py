@@ -9,9 +9,10 @@ import json
 import logging
 import statistics
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import jax
 
 import jaxddp.core.files as files
 from jaxddp.config.tree import AUTO, Shares
+from jaxddp.core.errors import listed
 from jaxddp.core.phases import moved, phase
 from jaxddp.data.batch import Batch
 from jaxddp.engine.ways.unequal import Unequal, UnequalStep, device_arrays
@@ -143,9 +145,4 @@ def _saved(file: Path, expected: Mapping[str, Any]) -> str:
     return saved["shares"] if saved | {"shares": ""} == expected else ""
 
 
-def _listed(values: Iterable[str]) -> str:
-    """Return the values as text, such as "192 and 64"; at most eight of them."""
-    *first, last = values
-    if len(first) > 7:
-        first, last = first[:8], f"{len(first) - 7} more"
-    return f"{', '.join(first)} and {last}" if first else last
+_listed = partial(listed, between=" / ", most=8)

@@ -53,7 +53,7 @@ def test_a_slow_process_gets_a_smaller_slice_also_after_a_resume(start, tmp_path
     first.ends_well()
     (line,) = shares_lines(first)
     numbers = re.fullmatch(
-        r"shares: ([\d.]+) and 1, measured [\d.e+]+ and [\d.e+]+ images/s; slices of (\d+) and (\d+) images", line
+        r"shares: ([\d.]+) / 1, measured [\d.e+]+ / [\d.e+]+ images/s; slices of (\d+) / (\d+) images", line
     )
     assert numbers, line
     sizes = int(numbers[2]), int(numbers[3])
@@ -63,7 +63,7 @@ def test_a_slow_process_gets_a_smaller_slice_also_after_a_resume(start, tmp_path
     assert saved["shares"] == f"{numbers[1]},1" and saved["processes"] == 2
     second = start(Launched, tmp_path / "second", 2, [*words, str(workdir), "3", "auto"])
     second.ends_well()
-    kept = f"shares: {numbers[1]} and 1, as measured at the start of the run; slices of {sizes[0]} and {sizes[1]} "
+    kept = f"shares: {numbers[1]} / 1, as measured at the start of the run; slices of {sizes[0]} / {sizes[1]} "
     assert shares_lines(second) == [f"{kept}images"]
     assert json.loads(file.read_text()) == saved
     equal = start(Launched, tmp_path / "equal", 2, [*words, str(tmp_path / "reference"), "3", "equal"])
