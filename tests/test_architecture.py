@@ -84,6 +84,7 @@ FILE_LIBRARIES = {
     "jaxddp/data/formats/devkit.py": "scipy",
     "jaxddp/data/formats/tfds.py": "tensorflow_datasets",
     "jaxddp/data/images.py": "PIL simplejpeg pillow_heif",
+    "jaxddp/data/stream/decode.py": "PIL simplejpeg cv2",
     "jaxddp/data/formats/parquet_files.py": "pyarrow",
     "jaxddp/data/sample.py": "PIL sklearn",
     "jaxddp/data/storage/tables.py": "pyarrow datasets",
@@ -128,8 +129,8 @@ TOOLS = {
 """The tools on top of a finished run, and the rooms that may import each."""
 
 SOUND_IMAGES = (
-    *("sound_image", "open_sound", "stray_bytes", "parse_header", "check_readable", "decode_pillow", "PillowKind"),
-    *("DOWNLOAD_AGAIN", "JPEG_END", "JPEG_START", "MAX_PIXELS"),
+    *("sound_image", "open_sound", "stray_bytes", "parse_header", "check_readable", "decode_pillow", "first_rows"),
+    *("ImageHeader", "DOWNLOAD_AGAIN", "JPEG_END", "JPEG_START", "MAX_PIXELS"),
 )
 """The names of `data.images` for other modules: these bytes, or what is wrong; those for a check, and for decoding."""
 

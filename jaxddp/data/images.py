@@ -1,8 +1,7 @@
-"""Image files without TensorFlow: their headers, their pixels, and whether they are sound to their last pixel.
+"""Image files: their headers, their pixels, and whether they are sound to their last pixel.
 
 Nothing of a header of a JPEG (ITU-T T.81, B.1.1) or PNG is decoded. Finding the segments of a JPEG of 53 kB takes 28
-microseconds; Pillow takes 20 to read the header alone. Other kinds are read with Pillow, because TensorFlow cannot
-decode all such files.
+microseconds; Pillow takes 20 to read the header alone. Other kinds are read with Pillow.
 
 `verify` finds faults that no decoder reports. In a test, 180 progressive files were cut between two scans and closed
 with an end marker: TurboJPEG in its strict mode and Pillow accepted all of them, and `_has_every_scan` rejected all.
@@ -39,9 +38,8 @@ MAX_PIXELS = 100_000_000
 DOWNLOAD_AGAIN = "download it again or leave it out"
 """The advice for a damaged file."""
 
-PillowKind = Literal["webp", "tiff", "bmp", "ppm", "gif", "avif", "heif"]
-"""The kinds of files that Pillow decodes; "ppm" is also PGM and PBM, and "heif" is HEIC."""
-Kind = Literal["jpeg", "png"] | PillowKind
+Kind = Literal["jpeg", "png", "webp", "tiff", "bmp", "ppm", "gif", "avif", "heif"]
+"""The kinds of files; "ppm" is also PGM and PBM, and "heif" is HEIC."""
 JPEG_START = b"\xff\xd8\xff"
 JPEG_END = b"\xff\xd9"
 PNG_START = b"\x89PNG\r\n\x1a\n"
@@ -76,19 +74,16 @@ _libtiff_errors = threading.local()
 MAX_LEFT_OVER = 7
 """The largest number of bytes that may be left over after the last block.
 
-An encoder that writes words of 8 bytes may leave 7 bytes. None of 60,200 real files has bytes left over. If the height
-in the header is reduced by one row of blocks, each of these files has 10 or more bytes left over.
+An encoder that writes words of 8 bytes may leave 7. None of 60,200 real files has any; with a row of blocks less in the
+header, each has 10 or more.
 """
 _PADDING = bytes(16)
 _HOLE = bytes(16)
 """Zeros that mark a stretch of lost data. In 60,200 real files, at most 4 zero bytes follow each other."""
 _LEFT_OVER = re.compile(r"(\d+) extraneous bytes before marker 0xd9")
 _ENDS_EARLY = re.compile("premature end", re.IGNORECASE)
-# The message for a color sampling that the strict decoder does not know, such as Pillow's subsampled CMYK.
-_UNKNOWN_SAMPLING = "Could not determine subsampling"
+_UNKNOWN_SAMPLING = "Could not determine subsampling"  # such as Pillow's subsampled CMYK
 _RESTART = re.compile(rb"\xff[\xd0-\xd7]")
-_UINT16_MAX = 0xFFFF
-"""The largest number in a field of 2 bytes: the blocks between two restarts, or the rows of pixels."""
 METADATA = frozenset((*range(APP0, APP0 + 16), COMMENT))
 """The markers of segments on which no coefficient depends."""
 _CRITICAL = (b"IHDR", b"PLTE", b"IDAT", b"IEND")
@@ -178,7 +173,7 @@ def jpeg_segments(data: bytes) -> Iterator[Segment]:
             return
 
 
-def decode_pillow(data: bytes, kind: PillowKind, channels: int, bits: int) -> np.ndarray:
+def decode_pillow(data: bytes, kind: Kind, channels: int, bits: int) -> np.ndarray:
     """Return the pixels, uint8 or uint16 [H, W, channels]; `channels` is 3 or 4, as in `PixelFormat`.
 
     Raises:
@@ -194,7 +189,7 @@ def decode_pillow(data: bytes, kind: PillowKind, channels: int, bits: int) -> np
         if depth == bits == 16:
             fault = f"a {kind.upper()} with colors of 16 bits, of which only the upper 8 can be read"
             raise InputError(fault, advice=("save it as PNG, or set ", Key("data.bits"), " 8"))
-        pixels = np.asarray(image.convert("RGBA"))[..., :channels]
+        pixels = np.asarray(image if image.mode == "RGB" and channels == 3 else image.convert("RGBA"))[..., :channels]
         # 257 is 65535 / 255.
         return pixels if bits == 8 else pixels * np.uint16(257)
 
@@ -257,8 +252,7 @@ def _open_image(data: bytes, kind: Kind) -> Iterator[Image.Image]:
 
 @ctypes.CFUNCTYPE(None, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_void_p)
 def _store_error(module: bytes | None, format_string: bytes | None, values: int | None) -> None:
-    # The values are left out, because their C type differs between machines.
-    # The file name is left out, because Pillow calls every file tempfile.tif.
+    # The C type of the values differs between machines, and Pillow calls every file tempfile.tif: both are left out.
     where = b"" if module is None or b"." in module else module
     words = [b"libtiff", where, (format_string or b"").partition(b"%")[0].strip()]
     getattr(_libtiff_errors, "lines", []).append(": ".join(word.decode(errors="replace") for word in words if word))
@@ -329,7 +323,7 @@ def verify(data: bytes) -> ImageHeader:
 def _read_png(data: bytes) -> None:
     """Decode a PNG. Raises: InputError, ValueError, struct.error or zlib.error."""
     with _open_image(_without_ancillary_chunks(data), "png") as image:
-        # Pillow accepts a missing palette, which TensorFlow rejects, and missing rows of an interlaced image.
+        # Pillow accepts a missing palette and missing rows.
         if image.mode == "P" and image.palette is None:
             raise ValueError("no palette, though its pixels are indices of one")
         image.load()
@@ -452,7 +446,8 @@ def _add_row_of_blocks(data: bytes, end: int) -> bytes | None:
     interval, taller = [0, *restarts][-1] or rows * columns, rows * block_height + 1
     # The decoder counts restarts modulo 8, and would accept data that end 8 restarts early.
     counts_differ = restarts and len(_RESTART.findall(data, scan.end)) != rows * columns // interval - 1
-    if max(interval, taller) > _UINT16_MAX or rows * columns % interval or counts_differ:
+    # Both numbers have 2 bytes in the header.
+    if max(interval, taller) > 0xFFFF or rows * columns % interval or counts_differ:
         return None
     restart = b"\xff\xdd\x00\x04" + interval.to_bytes(2)
     header = data[: frame + 3], taller.to_bytes(2), data[frame + 5 : scan.start], restart
@@ -491,9 +486,7 @@ def _count_by_cutting(data: bytes) -> int:
 
 
 def _count_by_altering(data: bytes) -> int:
-    """Return the number of last bytes that no pixel depends on, found with a tolerant decoder.
-
-    This nearly always detects data that end early, and bytes that are left over because of damage in the middle.
+    """Return the number of last bytes that no pixel depends on, by a tolerant decoder, which finds nearly all damage.
 
     Raises: ValueError if bytes after the data change a pixel.
     """
@@ -578,6 +571,16 @@ def without_stray_bytes(data: bytes, left_over: int) -> bytes:
         return data
     content = joined(data, ()).removesuffix(JPEG_END).rstrip(b"\xff")
     return content[: len(content) - left_over] + JPEG_END
+
+
+def first_rows(data: bytes, rows: int) -> bytes:
+    """Return a JPEG with a smaller height in its header, with which a decoder stops soon after the first `rows` rows."""
+    frame = next((segment for segment in jpeg_segments(data) if segment.marker in FRAMES), None)
+    # The color of a row depends on the next block, which has at most 32 rows. A progressive scan has all rows.
+    rows += 32
+    if frame is None or frame.marker in PROGRESSIVE or rows >= int.from_bytes(data[frame.body + 3 : frame.body + 5]):
+        return data
+    return b"".join((data[: frame.body + 3], rows.to_bytes(2), memoryview(data)[frame.body + 5 :]))
 
 
 def stray_bytes(data: bytes) -> list[str]:

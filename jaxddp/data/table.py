@@ -101,11 +101,6 @@ class ExampleTable:
         path, offset = self._place(row)
         return Record(os.fsdecode(self.id[row]), os.fsdecode(path), None if self.offset is None else offset)
 
-    def places(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return (files, bytes 'S'[n], offsets, int64[n]) of int[n] rows, for `Store.in_graph`."""
-        files = np.strings.add(os.path.join(os.fsencode(self.store.root or ""), b""), self.path[rows])
-        return files, np.zeros(len(rows), np.int64) if self.offset is None else self.offset[rows]
-
     def _place(self, row: int) -> tuple[bytes, int]:
         return bytes(self.path[row]), 0 if self.offset is None else int(self.offset[row])
 
@@ -205,7 +200,7 @@ class ExampleTable:
         return self._batches(order, data, range(order.num_batches), shard, omissions, train=False)
 
     def _batches(self, order: Order, data: DataConfig, steps: range, *more: Any, train: bool) -> Iterator[Batch]:
-        # TensorFlow takes seconds to import.
+        # Only batches need OpenCV.
         from jaxddp.data.stream.decode import Pixels
         from jaxddp.data.stream.pipeline import Pipeline
 

@@ -1,15 +1,12 @@
 """Files of images that identify their row, and batches of them."""
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from jaxddp.config import DataConfig
 from jaxddp.data.batch import Batch
 from jaxddp.data.storage.store import LocalFiles
-from jaxddp.data.stream.decode import decode_window
-from jaxddp.data.stream.tensorflow_cpu import tf
 from jaxddp.data.table import ExampleTable
 
 
@@ -19,11 +16,6 @@ def waves(row: int, height: int = 60, width: int = 80) -> np.ndarray:
     waves = [127 + 100 * np.sin(y / (7 + 3 * channel) + row) * np.cos(x / (5 + 2 * channel)) for channel in range(3)]
     noise = np.random.default_rng(row).normal(0, 8, (height, width, 3))
     return np.clip(np.stack(waves, -1) + noise, 0, 255).astype(np.uint8)
-
-
-@tf.function(input_signature=[tf.TensorSpec([], tf.string), tf.TensorSpec([4], tf.int32)])
-def part_of(path: Any, window: Any) -> Any:
-    return decode_window(tf.io.read_file(path), lambda _: window)
 
 
 def table_of(root: Path, names: list[str]) -> ExampleTable:

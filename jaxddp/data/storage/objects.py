@@ -207,9 +207,6 @@ class Objects:
             self._listed[folder] = self.states(folder)
         return self._listed[folder]
 
-    # TensorFlow's ops do not retry, and have no deadline.
-    def in_graph(self) -> None: ...
-
     def faults(self, paths: np.ndarray, identity: np.ndarray | None = None) -> list[Fault]:
         """List folders to find the faults of `Store.faults`. Return no fault over plain HTTP, which cannot list.
 

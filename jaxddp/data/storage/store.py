@@ -49,15 +49,6 @@ class Store(Protocol):
         """
         ...
 
-    def in_graph(self) -> Callable[[Any, Any], Any] | None:
-        """Return a function of TensorFlow ops that reads an image faster than `read`; None if threads must call `read`.
-
-        The function takes a file below the `root`, a string scalar, and an offset, an int64 scalar, and returns the
-        encoded image, a string scalar. Stores that read in the same way return the same function, so a graph
-        with the function is traced only once.
-        """
-        ...
-
     def faults(self, paths: np.ndarray, identity: np.ndarray | None = None) -> list[Fault]:
         """Return the rows of `paths`, bytes 'S'[N], whose image is missing or empty, ascending. No image is opened.
 
@@ -135,9 +126,6 @@ class LocalFiles:
         status = (self.root / path).stat()
         return status.st_size, str(status.st_mtime_ns)
 
-    def in_graph(self) -> Callable[[Any, Any], Any]:
-        return _read_op
-
     def faults(self, paths: np.ndarray, identity: np.ndarray | None = None, *, links_only: bool = False) -> list[Fault]:
         """Return the faults of `Store.faults`, and also images that are not regular files or are outside the root.
 
@@ -175,7 +163,7 @@ class LocalFiles:
 
 
 class ShardStore:
-    """What all stores of large files that hold many images have in common; TensorFlow cannot read most such files."""
+    """What all stores of large files that hold many images have in common."""
 
     folder: Any
     """The `Folder` of the files. It checks each file as if the file were an image."""
@@ -183,9 +171,6 @@ class ShardStore:
     @property
     def root(self) -> Path | None:
         return self.folder.root
-
-    def in_graph(self) -> Callable[[Any, Any], Any] | None:
-        return None
 
     def faults(self, paths: np.ndarray, identity: np.ndarray | None = None) -> list[Fault]:
         shards, inverse = np.unique(paths, return_inverse=True)
@@ -206,12 +191,6 @@ def check_regular(folder: Path, advice: str) -> None:
     for file in sorted(path for path in folder.rglob("*") if path.exists() and not path.is_dir()):
         with files.reading(file, advice):
             files.open_regular(file).close()
-
-
-def _read_op(path: Any, offset: Any) -> Any:
-    from jaxddp.data.stream.tensorflow_cpu import tf
-
-    return tf.io.read_file(path)
 
 
 def identity_of(path: bytes, status: os.stat_result) -> int:
@@ -269,9 +248,6 @@ class CachedStore:
                 advice = "no more images are kept there, so free some space or name another folder"
                 _log.warning(f"{self.folder}: cannot be written ({error.strerror}); {advice}")
         return data
-
-    # TensorFlow's ops would not write the images to the cache folder.
-    def in_graph(self) -> None: ...
 
     def faults(self, paths: np.ndarray, identity: np.ndarray | None = None) -> list[Fault]:
         return self.store.faults(paths)

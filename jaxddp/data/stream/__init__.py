@@ -1,1 +1,1 @@
-"""Decode images to batches of pixels with TensorFlow."""
+"""Decode images to batches of pixels."""
