@@ -574,7 +574,7 @@ def without_stray_bytes(data: bytes, left_over: int) -> bytes:
 
 
 def first_rows(data: bytes, rows: int) -> bytes:
-    """Return a JPEG with a smaller height in its header, with which a decoder stops soon after the first `rows` rows."""
+    """Return a JPEG with a smaller height in its header, so that a decoder stops soon after the first `rows` rows."""
     frame = next((segment for segment in jpeg_segments(data) if segment.marker in FRAMES), None)
     # The color of a row depends on the next block, which has at most 32 rows. A progressive scan has all rows.
     rows += 32
