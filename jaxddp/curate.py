@@ -33,6 +33,7 @@ from jaxddp.data.formats.packed_records import FEATURE, MANIFEST
 from jaxddp.data.images import open_sound, parse_header, sound_image, stray_bytes
 from jaxddp.data.manifest import VERSION, manifest_name
 from jaxddp.data.source import SourceTable, Table, image_dtype, labels_of
+from jaxddp.data.storage.shards import write_example
 
 LARGE = 20_000_000
 """Images with more pixels are decoded one at a time, whatever the number of threads, to bound the memory."""
@@ -393,7 +394,6 @@ def _image(split: CheckedSplit, row: int) -> dict[str, Any]:
 
 
 SHARD_BYTES = 1 << 30
-_RECORD_OVERHEAD = 16
 
 
 @dataclass(frozen=True)
@@ -493,39 +493,24 @@ def _pack_split(
     source: Table, split: str, folder: Path, packing: PackOptions, progress: Callable[[], None]
 ) -> dict[str, Any]:
     """Write the records and the index of a split; return its entry in the manifest."""
-    # Import TensorFlow late: it takes seconds, and a wrong --quality must be rejected at once.
-    from jaxddp.data.stream.tensorflow_cpu import tf
 
     def packed_row(row: int) -> bytes:
         data = source.read(row)
         with about(source.name(row)):
             return packed_image(data, packing)
 
-    def serialized(image: bytes, row: int) -> bytes:
-        binary = {FEATURE: image, "id": ids[row]}
-        features = {name: tf.train.Feature(bytes_list=tf.train.BytesList(value=[it])) for name, it in binary.items()}
-        label = tf.train.Feature(int64_list=tf.train.Int64List(value=[int(source.labels[row])]))
-        example = tf.train.Example(features=tf.train.Features(feature={**features, "label": label}))
-        return example.SerializeToString(deterministic=True)
-
     ids = [os.fsencode(str(source.record(row).id)) for row in range(len(source))]
     shard, offset, shards = np.zeros(len(source), np.int32), np.zeros(len(source), np.int64), list[str]()
-    writer, shard_size = None, SHARD_BYTES
-    try:
-        with ExitStack() as open_writers:
-            for row, image in enumerate(map_in_threads(packed_row, range(len(source)), os.cpu_count() or 1)):
-                if writer is None or shard_size >= SHARD_BYTES:
-                    open_writers.close()
-                    shards.append(f"{split}-{len(shards):05d}.tfrecord")
-                    writer, shard_size = open_writers.enter_context(tf.io.TFRecordWriter(str(folder / shards[-1]))), 0
-                record = serialized(image, row)
-                writer.write(record)
-                shard[row], offset[row] = len(shards) - 1, shard_size
-                shard_size += len(record) + _RECORD_OVERHEAD
-                progress()
-        np.savez(folder / f"{split}.npz", id=np.array(ids), label=source.labels, shard=shard, offset=offset)
-        bytes_of_files = {name: (folder / name).stat().st_size for name in shards}
-    except (tf.errors.OpError, OSError) as error:
-        reason = getattr(error, "message", None) or getattr(error, "strerror", None) or error
-        raise InputError(f"{folder.parent}: cannot be written ({reason}); free some space there") from None
+    writer = None
+    with ExitStack() as open_writers:
+        for row, image in enumerate(map_in_threads(packed_row, range(len(source)), os.cpu_count() or 1)):
+            if writer is None or writer.tell() >= SHARD_BYTES:
+                open_writers.close()
+                shards.append(f"{split}-{len(shards):05d}.tfrecord")
+                writer = open_writers.enter_context(files.open_regular(folder / shards[-1], "wb"))
+            shard[row], offset[row] = len(shards) - 1, writer.tell()
+            write_example(writer, {FEATURE: image, "id": ids[row], "label": int(source.labels[row])})
+            progress()
+    np.savez(folder / f"{split}.npz", id=np.array(ids), label=source.labels, shard=shard, offset=offset)
+    bytes_of_files = {name: (folder / name).stat().st_size for name in shards}
     return {"examples": len(source), "fingerprint": source.fingerprint, "files": bytes_of_files}

@@ -88,7 +88,7 @@ FILE_LIBRARIES = {
     "jaxddp/data/formats/parquet_files.py": "pyarrow",
     "jaxddp/data/sample.py": "PIL sklearn",
     "jaxddp/data/storage/tables.py": "pyarrow datasets",
-    "jaxddp/data/storage/shards.py": "google",
+    "jaxddp/data/storage/shards.py": "google google_crc32c",
     "jaxddp/data/storage/objects.py": "obstore",
     "jaxddp/data/stream/tensorflow_cpu.py": "tensorflow",
     "jaxddp/recipe/text.py": "yaml",

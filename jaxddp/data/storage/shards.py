@@ -9,7 +9,6 @@ and a checksum of the data (4). The offset of a record is the position of its fi
 offset is the number of the record.
 """
 
-import functools
 import io
 import json
 import logging
@@ -21,7 +20,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
+import google_crc32c
 import numpy as np
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
+from google.protobuf.message import DecodeError
 
 import jaxddp.core.files as files
 from jaxddp.core.errors import InputError, counted
@@ -145,6 +147,7 @@ def _save(places: Sequence[Path], stamp: str, parts: Sequence[Columns]) -> None:
 
 MAKE_OR_INDEX_AGAIN = "make the files again, or remove their index"
 _HEAD, _TAIL = 12, 4
+_LISTS = {bytes: "bytes_list", int: "int64_list"}
 
 
 @dataclass(frozen=True)
@@ -158,23 +161,15 @@ class RecordFiles(ShardStore):
         return f"{self.folder.name(path)}, record at byte {offset}"
 
     def read(self, path: bytes, offset: int = 0) -> bytes:
-        # TensorFlow takes seconds to import, and is needed only to read single records.
-        from jaxddp.data.stream.tensorflow_cpu import tf
-
         file, name = self.folder.name(path), self.name(path, offset)
         with files.reading(file, MAKE_OR_INDEX_AGAIN), files.open_regular(file, buffering=0) as records:
-            # TensorFlow allocates as many bytes as the header states. `_end` first compares this with the file size.
-            _end(records, offset, file)
-        try:
-            return _record_image(os.fsencode(file), tf.constant(offset, tf.int64), self.feature).numpy()
-        except tf.errors.DataLossError:
-            fault = "damaged, its checksum is wrong"
-        except tf.errors.InvalidArgumentError:
-            fault = f"holds no single value of the feature {self.feature!r}"
-        raise InputError(f"{name}: {fault}; {MAKE_OR_INDEX_AGAIN}")
-
-    def in_graph(self) -> Callable[[Any, Any], Any]:
-        return _reader(self.feature)
+            # A damaged header may state any length. `_end` first compares it with the file size.
+            length = _end(records, offset, file) - offset
+            record = os.pread(records.fileno(), length, offset)
+        data = record[_HEAD:-_TAIL]
+        if (record[:_HEAD], record[-_TAIL:]) != _around(data):
+            raise InputError(f"{name}: damaged, its checksum is wrong; {MAKE_OR_INDEX_AGAIN}")
+        return _value(data, self.feature, "bytes_list", name)
 
     def labels(self, path: str, length: int, feature: str) -> tuple[np.ndarray, np.ndarray]:
         """Return offsets and an integer feature of all records of a file, int64[length] each. Raises: InputError."""
@@ -230,40 +225,56 @@ def records_of(file: Path | str) -> Iterator[tuple[int, bytes]]:
             offset = end
 
 
-def _record_image(file: Any, offset: Any, feature: str) -> Any:
-    """Read the image of the record at a byte offset in a TFRecord file, with TensorFlow ops; return a string scalar.
-
-    The ops read one record and check its checksums. They fail if there is no whole record, or no such feature in it.
-    """
-    from jaxddp.data.stream.tensorflow_cpu import tf
-
-    ops = tf.raw_ops
-    records = ops.TFRecordDatasetV2(filenames=[file], compression_type="", buffer_size=0, byte_offsets=offset[None])
-    kinds: dict[str, Any] = {"output_types": [tf.string], "output_shapes": [[]]}
-    first = ops.TakeDataset(input_dataset=records, count=1, **kinds)
-    (serialized,) = ops.DatasetToSingleElement(dataset=first, **kinds)
-    return tf.io.parse_single_example(serialized, {feature: tf.io.FixedLenFeature([], tf.string)})[feature]
+def write_example(records: BinaryIO, values: Mapping[str, bytes | int]) -> None:
+    """Append an Example, with one value of each feature, to a TFRecord file. Raises: OSError."""
+    features = {name: {_LISTS[type(it)]: {"value": [it]}} for name, it in values.items()}
+    data = Example(features={"feature": features}).SerializeToString(deterministic=True)
+    head, tail = _around(data)
+    records.writelines([head, data, tail])
 
 
-# Equal readers are one object, so that a graph is traced once.
-_reader = functools.cache(lambda feature: functools.partial(_record_image, feature=feature))
+def _around(data: bytes) -> tuple[bytes, bytes]:
+    """Return what a TFRecord file holds before and after the data of a record."""
+    length = struct.pack("<Q", len(data))
+    return length + _checksum(length), _checksum(data)
+
+
+def _checksum(data: bytes) -> bytes:
+    """Return the masked CRC-32C of TFRecord files, 4 bytes."""
+    crc = google_crc32c.value(data)
+    return struct.pack("<I", (crc >> 15 | crc << 17) + 0xA282EAD8 & 0xFFFFFFFF)
 
 
 def _value(data: bytes, feature: str, kind: Literal["bytes_list", "int64_list"], name: str) -> Any:
-    """Return the first value of a feature of a serialized Example. Raises: InputError."""
-    # TensorFlow takes seconds to import.
-    from google.protobuf.message import DecodeError
-
-    from jaxddp.data.stream.tensorflow_cpu import tf
-
+    """Return the only value of a feature of a serialized Example. Raises: InputError."""
     try:
-        example = tf.train.Example.FromString(data)
+        values = getattr(Example.FromString(data).features.feature[feature], kind).value
     except DecodeError:
         raise InputError(f"{name}: no serialized Example; {MAKE_OR_INDEX_AGAIN}") from None
-    values = getattr(example.features.feature[feature], kind).value
-    if not values:
-        raise InputError(f"{name}: no value of the feature {feature!r}; {MAKE_OR_INDEX_AGAIN}")
+    if len(values) != 1:
+        raise InputError(f"{name}: holds no single value of the feature {feature!r}; {MAKE_OR_INDEX_AGAIN}")
     return values[0]
+
+
+# The messages of TensorFlow's example.proto and feature.proto.
+_PROTO = """
+syntax: "proto3" name: "example" package: "tensorflow"
+message_type { name: "Example" field { name: "features" number: 1 type_name: "Features" } }
+message_type { name: "Features" field { name: "feature" number: 1 label: LABEL_REPEATED type_name: "FeatureEntry" }
+  nested_type { name: "FeatureEntry" options { map_entry: true } field { name: "key" number: 1 type: TYPE_STRING }
+                field { name: "value" number: 2 type_name: "Feature" } } }
+message_type { name: "Feature" field { name: "bytes_list" number: 1 type_name: "BytesList" }
+               field { name: "float_list" number: 2 type_name: "FloatList" }
+               field { name: "int64_list" number: 3 type_name: "Int64List" } }
+message_type { name: "BytesList" field { name: "value" number: 1 label: LABEL_REPEATED type: TYPE_BYTES } }
+message_type { name: "FloatList" field { name: "value" number: 1 label: LABEL_REPEATED type: TYPE_FLOAT } }
+message_type { name: "Int64List" field { name: "value" number: 1 label: LABEL_REPEATED type: TYPE_INT64 } }
+"""
+# TensorFlow registers the same names in the default pool.
+_POOL = descriptor_pool.DescriptorPool()
+_POOL.Add(text_format.Parse(_PROTO, descriptor_pb2.FileDescriptorProto()))
+Example: Any = message_factory.GetMessageClass(_POOL.FindMessageTypeByName("tensorflow.Example"))
+"""The class of tf.train.Example."""
 
 
 def record_columns(files: np.ndarray, lengths: Sequence[int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
