@@ -202,7 +202,6 @@ def write_packed(folder: Path, splits: Splits | None = None) -> Path:
 
 @functools.cache
 def _builder() -> Any:
-    os.environ.setdefault("NO_GCE_CHECK", "true")
     import tensorflow_datasets as tfds
 
     tfds.disable_progress_bar()

@@ -53,9 +53,12 @@ def read_tfds(
         InputError: the data set is missing (the message holds the command that prepares it), is not for image
             classification or lacks the split; or no record can be used.
     """
-    builder = _open_builder(name, data_dir)
+    # The import takes half a second. None of the functions that are called here imports TensorFlow.
+    import tensorflow_datasets as tfds
+
+    builder = _open_builder(tfds, name, data_dir)
     root, info = Path(builder.data_dir), builder.info
-    image, label = _feature_names(root, info.features)
+    image, label = _feature_names(tfds.features, root, info.features)
     of_set = required_split(root, info.splits, split, data)
     files_of_split = zip(info.splits[of_set].filenames, info.splits[of_set].shard_lengths, strict=True)
     # The file of a shard without records need not exist.
@@ -64,7 +67,7 @@ def read_tfds(
         raise InputError(f"{root}: the split {of_set} holds no example; prepare the data set again")
     names = tuple(info.features[label].names)
     check_distinct(names, lambda name: f"{root}: the names of {label}")
-    store = _open_store(builder, of_set, lengths, image)
+    store = _open_store(tfds, builder, of_set, lengths, image)
 
     def read(file: str, size: int) -> tuple[Columns, list[str]]:
         offsets, labels = store.labels(file, lengths[file], label)
@@ -85,20 +88,8 @@ def read_tfds(
     return table.without(np.flatnonzero(labels == REFUSED))
 
 
-def _import_tfds() -> Any:
-    # This must be the first import of TensorFlow: it silences TensorFlow, and hides the GPUs from it.
-    from jaxddp.data.stream import tensorflow_cpu  # noqa: F401
-
-    # Without this variable, TensorFlow makes a network request to find out whether it runs on Google's machines.
-    os.environ.setdefault("NO_GCE_CHECK", "true")
-    import tensorflow_datasets
-
-    return tensorflow_datasets
-
-
-def _open_builder(name: str, data_dir: Path | str | None) -> Any:
+def _open_builder(tfds: Any, name: str, data_dir: Path | str | None) -> Any:
     """Return the data set, of the highest version that is prepared, from its files only, without its own code."""
-    tfds = _import_tfds()
     # This is also the default folder of tensorflow-datasets.
     home = files.expanded(data_dir or os.environ.get("TFDS_DATA_DIR", "~/tensorflow_datasets")).absolute()
     folders = [file.parent for depth in ("*/*", "*/*/*") for file in home.glob(f"{depth}/features.json")]
@@ -121,9 +112,8 @@ def _open_builder(name: str, data_dir: Path | str | None) -> Any:
         raise InputError(f"{found[-1]}: cannot be opened ({first_line(error)}); prepare the data set again") from None
 
 
-def _feature_names(root: Path, features: Mapping[str, Any]) -> tuple[str, str]:
+def _feature_names(kinds: Any, root: Path, features: Mapping[str, Any]) -> tuple[str, str]:
     """Return the names of the image and label features. Raises: InputError if there is not exactly one of each."""
-    kinds = _import_tfds().features
     top = dict(features.items()) if isinstance(features, kinds.FeaturesDict) else {}
     images = [name for name, kind in top.items() if isinstance(kind, kinds.Image) and kind.np_dtype == np.uint8]
     labels = [name for name, kind in top.items() if isinstance(kind, kinds.ClassLabel)]
@@ -134,8 +124,10 @@ def _feature_names(root: Path, features: Mapping[str, Any]) -> tuple[str, str]:
     return images[0], labels[0]
 
 
-def _open_store(builder: Any, split: str, lengths: Mapping[str, int], image: str) -> RecordFiles | ArrayRecords:
-    tfds, root, kind = _import_tfds(), Path(builder.data_dir), builder.info.file_format.value
+def _open_store(
+    tfds: Any, builder: Any, split: str, lengths: Mapping[str, int], image: str
+) -> RecordFiles | ArrayRecords:
+    root, kind = Path(builder.data_dir), builder.info.file_format.value
     if kind == "tfrecord":
         return RecordFiles(LocalFiles(root), image)
     if kind != "array_record":
