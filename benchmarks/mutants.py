@@ -152,7 +152,7 @@ def run(chosen: Sequence[Mutant], jobs: int) -> list[str]:
     """Try mutants, `jobs` at a time, and print a line for each. Raises like `try_mutant` and `check`."""
     # The fork server imports `conftest` from here.
     os.environ["PYTHONPATH"] = str(ROOT / "tests")
-    # As in `jaxddp.data.stream.tensorflow_cpu`. Otherwise TensorFlow's import writes to stderr, whatever its log level.
+    # Otherwise TensorFlow's import writes to stderr, whatever its log level.
     os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
     with tempfile.TemporaryDirectory(prefix="jaxddp-mutants-") as folder, ThreadPoolExecutor(jobs) as pool:
         trees: Queue[Path] = Queue()

@@ -5,7 +5,6 @@ Notebooks and launch scripts use the names of `jaxddp.api`, which this package a
 
 from typing import TYPE_CHECKING, Any
 
-# This comes first: once JAX is imported, it is unknown whether the user or JAX has set the log level.
 from jaxddp.core.log import show_lines
 
 if TYPE_CHECKING:

@@ -17,6 +17,7 @@ import optax
 
 import jaxddp.arguments as arguments
 import jaxddp.core.files as files
+import jaxddp.data.stream.tf_data as tf_data
 from jaxddp.arguments import errors_name_arguments
 from jaxddp.augment.preprocess import Augmentation
 from jaxddp.config import AugmentConfig, Config, DataConfig, ModelConfig
@@ -72,7 +73,7 @@ __all__ = ["AugmentConfig", "Config", "DataConfig", "InputError", "RunSetup", "a
 __all__ += ["ArrayTable", "ExampleTable", "open_data", "test_listing", "train_solutions", "val_solutions"]
 __all__ += ["History", "Listener", "distillation", "sigmoid_cross_entropy", "softmax_cross_entropy", "train"]
 __all__ += ["TrainedRun", "evaluate", "evaluate_run", "export_program", "export_weights", "load_run", "topk_accuracy"]
-__all__ += ["show_inputs", "show_predictions", "write_sample"]
+__all__ += ["show_inputs", "show_predictions", "tf_dataset", "write_sample"]
 
 
 @errors_name_arguments()
@@ -355,6 +356,30 @@ def show_inputs(setup: RunSetup, count: int = 16, step: int = 1) -> "Figure":
     checked(count, Annotated[int, Range(1, 1000)], "count")
     checked(step, Annotated[int, Range(1, 10**9)], "step")
     return input_figure(setup.feed, setup.preprocess, step, count)
+
+
+@errors_name_arguments()
+def tf_dataset(setup: RunSetup, start: int = 0, stop: int | None = None) -> Any:
+    """Return the training batches of a process as a `tf.data` pipeline, for programs that are written for it.
+
+    Each process of a job gets its own part of each batch. The pixels, their order and the augmentation keys (`row` and
+    `epoch`) are those of `train`, which needs no TensorFlow.
+
+    Args:
+        setup: the result of `prepare_training`.
+        start, stop: the steps, from 0; by default all steps of the training.
+
+    Returns:
+        A `tf.data.Dataset` of dicts of NumPy arrays, as in `jaxddp.data.batch.Batch`: image [B, H, W, C], label, mask,
+        row, epoch, and the other columns that the training has.
+
+    Raises:
+        InputError: an argument has the wrong type, or TensorFlow is not installed.
+    """
+    check_setup(setup)
+    steps = range(setup.layout.plan.total_steps)[start:stop]
+    columns = {name: it for name, it in setup.feed.abstract_batch()._asdict().items() if hasattr(it, "dtype")}
+    return tf_data.dataset(lambda: setup.feed.read(steps), columns)
 
 
 @errors_name_arguments()

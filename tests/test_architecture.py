@@ -90,7 +90,7 @@ FILE_LIBRARIES = {
     "jaxddp/data/storage/tables.py": "pyarrow datasets",
     "jaxddp/data/storage/shards.py": "google google_crc32c",
     "jaxddp/data/storage/objects.py": "obstore",
-    "jaxddp/data/stream/tensorflow_cpu.py": "tensorflow",
+    "jaxddp/data/stream/tf_data.py": "tensorflow",
     "jaxddp/recipe/text.py": "yaml",
     "jaxddp/setup/input_figure.py": "matplotlib",
     "jaxddp/inference/predictions.py": "pandas pyarrow",

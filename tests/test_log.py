@@ -1,33 +1,7 @@
-"""The package's log has the format that the program has chosen, or else the package's own format.
-
-TensorFlow logs only errors unless the user sets another level. A level that JAX has set is replaced.
-"""
+"""The package's log has the format that the program has chosen, or else the package's own format."""
 
 import logging
-import os
 from pathlib import Path
-
-import pytest
-
-import jaxddp.core.log as log
-
-NAME = "TF_CPP_MIN_LOG_LEVEL"
-
-
-@pytest.mark.parametrize(
-    ("level", "may_be_of_jax", "expected"),
-    [(None, True, "2"), ("1", True, "2"), ("1", False, "1"), ("0", True, "0"), ("3", True, "3")],
-)
-def test_tensorflow_reads_the_users_level_or_errors_only(monkeypatch, level, may_be_of_jax, expected):
-    # The package determines only at import whether JAX may have set the level.
-    monkeypatch.setattr(log, "_MAY_BE_OF_JAX", may_be_of_jax)
-    monkeypatch.delenv(NAME, raising=False)
-    if level is not None:
-        monkeypatch.setenv(NAME, level)
-    with log.errors_only():
-        assert os.environ[NAME] == expected
-    # The level is restored afterwards, for XLA's warnings and for processes that this one starts.
-    assert os.environ.get(NAME) == level
 
 
 def test_information_is_plain_and_warnings_have_the_format_of_errors(monkeypatch, capfd):

@@ -5,9 +5,6 @@ docs/design.md explains the uses ("Private names").
 
 import ast
 import functools
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,7 +22,6 @@ LOST = "something is lost"
 FOLDERS = ("jaxddp", "configs", "launch", "benchmarks", "tests")
 
 USED = {
-    "jaxddp/data/stream/tensorflow_cpu.py": "sys.modules['keras']",
     "jaxddp/engine/gradients.py": "eqns",
     "jaxddp/engine/compilation.py": "jax._src.compiler jax._src.lru_cache.LRUCache _cache_write",
     "jaxddp/setup/identity.py": "eqns",
@@ -208,17 +204,3 @@ def test_onnx_is_written_without_the_private_rule(monkeypatch, lines):
         assert not hasattr(pad, "ir")
     (line,) = lines()
     assert line.startswith("jax2onnx ") and "jax2onnx.plugins.jax.lax.pad.ir" in line
-
-
-@pytest.mark.parametrize(("imports", "message"), [("", ""), ("import keras", "every start takes a second longer")])
-def test_a_tensorflow_that_needs_keras_gets_it(tmp_path, imports, message):
-    stand_in = "class config:\n    set_visible_devices = staticmethod(lambda *_: None)\n"
-    (tmp_path / "tensorflow.py").write_text(imports + "\n" + stand_in)
-    (tmp_path / "keras.py").touch()
-    program = "import sys, jaxddp.data.stream.tensorflow_cpu as cpu; print('keras' in sys.modules, cpu.tf.__file__)"
-    environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
-    done = subprocess.run(
-        [sys.executable, "-c", program], env=environ, capture_output=True, text=True, timeout=60, check=True
-    )
-    assert done.stdout.split() == [str(bool(imports)), str(tmp_path / "tensorflow.py")]
-    assert done.stderr.strip().endswith(message) and len(done.stderr.splitlines()) == bool(message)

@@ -20,7 +20,6 @@ from jaxddp.data.faults import raise_fault
 from jaxddp.data.order import SampleOrder
 from jaxddp.data.storage.shards import Columns, Example, RecordFiles, load_or_build_index, records_of, write_example
 from jaxddp.data.storage.store import LocalFiles
-from jaxddp.data.stream.tensorflow_cpu import tf
 from jaxddp.data.table import ExampleTable
 
 HEAD, TAIL = 12, 4
@@ -86,6 +85,8 @@ def test_record_offsets_are_the_positions_of_the_written_records(
 @pytest.mark.slow
 @given(records=st.lists(st.dictionaries(st.text(), st.binary() | st.integers(-(2**63), 2**63 - 1)), max_size=3))
 def test_tensorflow_writes_and_reads_the_same_records(tmp_path_factory: pytest.TempPathFactory, records: list[dict]):
+    import tensorflow as tf
+
     folder, examples = tmp_path_factory.mktemp("records"), []
     with (folder / "ours").open("wb") as ours, tf.io.TFRecordWriter(str(folder / "tensorflow")) as writer:
         for values in records:

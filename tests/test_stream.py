@@ -12,13 +12,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import optax
 import pytest
 from PIL import Image
 from support.cases import essential_and_rare
 from support.images import encode
+from support.networks import linear_model
 from support.processes import environment
 from support.streams import DATA, NUM_EXAMPLES, SEED, SIZE, assert_same, waves, write_table
 
+import jaxddp
 from jaxddp.config import DataConfig
 from jaxddp.core.errors import InputError
 from jaxddp.data.batch import Batch
@@ -329,6 +332,7 @@ PROGRAM = """
 import dataclasses, sys, time
 from pathlib import Path
 from support.images import encode
+from support.networks import linear_model
 from jaxddp.data.order import SampleOrder
 from jaxddp.data.table import ExampleTable
 from support.streams import *
@@ -351,3 +355,13 @@ def test_a_program_with_an_unfinished_stream_ends_without_tensorflow_and_message
     command = [sys.executable, "-c", PROGRAM, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120, env=environment())
     assert (done.returncode, done.stdout, done.stderr) == (0, "[False]\n", "")
+
+
+def test_tf_data_gives_the_batches_of_training(table: ExampleTable):
+    setup = jaxddp.prepare_training(linear_model(3), table, 2, optax.sgd(0.1), 3, epochs=3, data=DATA)
+    expected = [*setup.feed.read(range(1, 4))]
+    for _ in range(2):
+        for batch, other in zip(jaxddp.tf_dataset(setup, 1, 4).as_numpy_iterator(), expected, strict=True):
+            assert batch.keys() == {name for name, column in other._asdict().items() if column is not None}
+            for name, column in batch.items():
+                np.testing.assert_array_equal(column, getattr(other, name))

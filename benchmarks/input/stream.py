@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
@@ -37,7 +38,6 @@ from jaxddp.data.formats.ilsvrc import train_solutions
 from jaxddp.data.formats.packed_records import read_packed
 from jaxddp.data.order import EvalOrder, SampleOrder
 from jaxddp.data.stream.decode import example_keys, quick_header, random_area_window
-from jaxddp.data.stream.tensorflow_cpu import tf
 from jaxddp.data.table import ExampleTable
 
 TORCH_LOADER = Path(__file__).with_name("torch_loader.py")

@@ -38,7 +38,7 @@ def main(begin: float, name: str, workdir: str, overrides: list[str]) -> None:
     file = read_recipe(name)
     options = parse(Train, Train(file.config, Path(workdir)), "start", overrides)
     seconds["imports"] = time.monotonic() - since
-    opening.open_tables = with_tensorflow(opening.open_tables)
+    opening.open_tables = timed("data set", opening.open_tables)
     Feed.batches = time_first(Feed.batches)
     jax.monitoring.register_event_duration_secs_listener(note_duration)
     jax.monitoring.register_event_listener(lambda event, **_: compiled.update([event.rpartition("/")[2]]))
@@ -55,25 +55,6 @@ def timed(part: str, function: Callable[..., Any]) -> Callable[..., Any]:
             seconds[part] += time.monotonic() - since
 
     return call
-
-
-def with_tensorflow(open_tables: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap the opening of data, and import TensorFlow if it decodes them.
-
-    A run would import it at the first batch, where its time is harder to separate.
-    """
-
-    def opened(*arguments: Any) -> Any:
-        tables = timed("data set", open_tables)(*arguments)
-        if tables[0].pixel_shape is None:
-            timed("TensorFlow", import_tensorflow)()
-        return tables
-
-    return opened
-
-
-def import_tensorflow() -> None:
-    import jaxddp.data.stream.pipeline  # noqa: F401
 
 
 def time_first(batches: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:

@@ -50,7 +50,7 @@ from jaxddp.training.progress import count_parameters
 from jaxddp.workdir.session import check_shared
 
 Verdict = Literal["ok", "warn", "fail"]
-PACKAGES = ("jaxddp", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "tensorflow")
+PACKAGES = ("jaxddp", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint")
 _SIZES = {"4 kB": 4_000, "1 MB": 1_000_000, "16 MB": 16_000_000, "100 MB": 100_000_000}
 _LARGEST_ON_CPU = 16_000_000
 
@@ -120,11 +120,7 @@ def versions() -> Finding:
     found = {"python": platform.python_version()}
     found |= {package: libraries.installed_version(package) for package in packages}
     found["jaxddp"] = found["jaxddp"] or "(a checkout)"
-    found["tensorflow"] = found["tensorflow"] or libraries.installed_version("tensorflow-cpu")
-    detail = ", ".join(f"{name} {version or 'not installed'}" for name, version in found.items())
-    if found["tensorflow"] is None:
-        return Finding(f"{detail}: without TensorFlow only arrays in memory can be trained on", verdict="warn")
-    return Finding(detail)
+    return Finding(", ".join(f"{name} {version or 'not installed'}" for name, version in found.items()))
 
 
 def all_reduce(topology: Topology) -> Finding:

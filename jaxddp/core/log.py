@@ -1,48 +1,21 @@
-"""The format of the package's log, in notebooks and in terminals, and TensorFlow's log level.
+"""The format of the package's log, in notebooks and in terminals.
 
 A record of level INFO has no prefix. A warning has a prefix, like the errors of the command line.
 
 If a program sets a format for its root logger, the log uses this format. The log does not use the default format of
 `logging.basicConfig()`, such as `WARNING:jaxddp.experiment:`, because absl calls that function. Orbax logs with absl.
-
-The package imports this module first. After JAX is imported, it is unknown who has set TensorFlow's log level.
 """
 
-import contextlib
 import logging
 import os
 import sys
-from collections.abc import Iterator
+from contextlib import suppress
 from typing import TextIO
 
 from jaxddp.core.errors import on_screen
 from jaxddp.core.phases import hidden
 
 _PACKAGE = "jaxddp"
-_NAME = "TF_CPP_MIN_LOG_LEVEL"
-# When JAX is imported and the variable is not set, JAX sets it to this value.
-_OF_JAX = "1"
-_MAY_BE_OF_JAX = "jax" in sys.modules or os.environ.get(_NAME) != _OF_JAX
-
-
-@contextlib.contextmanager
-def errors_only() -> Iterator[None]:
-    """Set the level to errors in the block. TensorFlow reads the level when it is imported, so import it in the block.
-
-    TensorFlow's warnings are hidden, because they either precede an exception or need no action. After the block the
-    variable has its previous value, for XLA and for child processes. A level that the user has set does not change.
-    """
-    level = os.environ.get(_NAME)
-    if level is not None and not (level == _OF_JAX and _MAY_BE_OF_JAX):
-        yield
-        return
-    os.environ[_NAME] = "2"
-    try:
-        yield
-    finally:
-        os.environ.pop(_NAME)
-        if level is not None:
-            os.environ[_NAME] = level
 
 
 class _Lines(logging.Handler):
@@ -92,5 +65,5 @@ def say(text: str, stream: TextIO | None = None) -> None:
     except OSError:
         # A full disk or a closed reader (`| head`, a closed terminal) must not end the run. The flush at exit would
         # also fail, and change the exit code, so the stream is redirected to /dev/null.
-        with contextlib.suppress(OSError), open(os.devnull, "wb") as nowhere:
+        with suppress(OSError), open(os.devnull, "wb") as nowhere:
             os.dup2(nowhere.fileno(), target.fileno())

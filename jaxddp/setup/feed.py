@@ -79,7 +79,7 @@ class Feed:
 
     def batches(self, start: int, stop: int) -> Iterator[Batch]:
         """Iterate over the batches of steps `start` to `stop - 1`, on the devices. Earlier batches are not read."""
-        return _placed(self._read(range(start, stop)), self.topology)
+        return _placed(self.read(range(start, stop)), self.topology)
 
     def divided(self, sizes: tuple[int, ...], division: Division | None = None) -> "Feed":
         """Return the feed with another division of a batch. Images on the devices stay there.
@@ -183,7 +183,7 @@ class Feed:
         for numbers in cut(range(order.num_batches), full_length(order.num_batches, longest)):
             yield images, self.topology.place(stacked_columns(source, order, numbers, self._equal_shard))
 
-    def _read(self, steps: range) -> Iterator[Batch]:
+    def read(self, steps: range) -> Iterator[Batch]:
         """Iterate over this process's parts of the batches of some steps."""
         segments = iter([(steps, None)] if self.growth is None else self.growth.segments(steps))
         # Loading of the first segment starts at once. Each later segment starts when the segment before it is finished.
@@ -191,7 +191,7 @@ class Feed:
         batches = itertools.chain(next(loaded, ()), itertools.chain.from_iterable(loaded))
         if self.unlabelled is None:
             return batches
-        pairs = zip(batches, self.unlabelled._read(steps), strict=True)
+        pairs = zip(batches, self.unlabelled.read(steps), strict=True)
         return (batch._replace(unlabelled=other) for batch, other in pairs)
 
     def _read_segment(self, steps: range, side: int | None) -> Iterator[Batch]:

@@ -16,7 +16,7 @@ import math
 import threading
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import cv2
 import numpy as np
@@ -127,8 +127,8 @@ def quick_header(data: bytes) -> ImageHeader:
     if data[:3] == JPEG_START and data[-2:] == JPEG_END:
         with suppress(ValueError):
             height, width, *_ = simplejpeg.decode_jpeg_header(data, strict=False)
-            if height * width <= MAX_PIXELS:
-                return ImageHeader("jpeg", height, width)
+            if int(height) * int(width) <= MAX_PIXELS:
+                return ImageHeader("jpeg", int(height), int(width))
     return parse_header(data)
 
 
@@ -183,9 +183,10 @@ def _decode_jpeg(data: bytes, scale: int, exact: bool) -> np.ndarray | None:
     with suppress(ValueError):
         height, width, colors, _ = simplejpeg.decode_jpeg_header(data, strict=False)
         if colors not in ("CMYK", "YCCK"):
-            least = {"min_height": -(-height // scale), "min_width": -(-width // scale), "min_factor": scale}
-            options = least if scale > 1 else {}
+            least = {"min_height": -(-int(height) // scale), "min_width": -(-int(width) // scale), "min_factor": scale}
+            options: Any = least if scale > 1 else {}
             return simplejpeg.decode_jpeg(data, "RGB", fastdct=not exact, strict=False, **options)
+    return None
 
 
 def _decode_png16(data: bytes) -> np.ndarray | None:
@@ -215,8 +216,8 @@ def decode_window(
             decoded at full size.
     """
     top, left, height, width = window
-    is_jpeg, scale = header.kind == "jpeg" and least is not None, 1
-    if is_jpeg:
+    scale = 1
+    if header.kind == "jpeg" and least is not None:
         scale = next((scale for scale in _SCALES if min(height, width) >= scale * least), 1)
     image = decode(data, header, pixels, scale=scale, rows=top + height, exact=exact)
     return image[top // scale : -(-(top + height) // scale), left // scale : -(-(left + width) // scale)]

@@ -90,13 +90,14 @@ class Pipeline:
                     started.popleft()
                     yield batch
             finally:
-                end()
+                finish()
 
         for step in self.steps[:BATCHES_AHEAD]:
             start(step)
         batches = consume()
-        # A generator that was never started has no `finally`.
-        weakref.finalize(batches, end)
+        # It runs once: after the last batch, when the generator is deleted (also one that was never started, which has
+        # no `finally`), or at the exit of the program, before the modules that it needs are gone.
+        finish = weakref.finalize(batches, end)
         return batches
 
     def _loading(self, step: int) -> Loading:
