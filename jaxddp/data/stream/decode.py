@@ -24,7 +24,7 @@ import simplejpeg
 from PIL import Image
 
 from jaxddp.config import DataConfig
-from jaxddp.core.errors import InputError
+from jaxddp.core.errors import InputError, first_line
 from jaxddp.data.batch import PixelFormat
 from jaxddp.data.images import (
     DOWNLOAD_AGAIN,
@@ -179,14 +179,23 @@ def decode(
 
 
 def _decode_jpeg(data: bytes, scale: int, exact: bool) -> np.ndarray | None:
-    """Return the pixels of a JPEG, uint8[H, W, 3]; None if Pillow must decode it: CMYK, and rare color samplings."""
-    with suppress(ValueError):
+    """Return the pixels of a JPEG, uint8[H, W, 3]; None for CMYK, rare color samplings and other damage than the end.
+
+    Raises: InputError if the image data end early.
+    """
+    image = None
+    try:
         height, width, colors, _ = simplejpeg.decode_jpeg_header(data, strict=False)
-        if colors not in ("CMYK", "YCCK"):
-            least = {"min_height": -(-int(height) // scale), "min_width": -(-int(width) // scale), "min_factor": scale}
-            options: Any = least if scale > 1 else {}
-            return simplejpeg.decode_jpeg(data, "RGB", fastdct=not exact, strict=False, **options)
-    return None
+        if colors in ("CMYK", "YCCK"):
+            return None
+        image = np.empty((-(-int(height) // scale), -(-int(width) // scale), 3), np.uint8)
+        least: Any = {"min_height": image.shape[0], "min_width": image.shape[1], "min_factor": scale}
+        return simplejpeg.decode_jpeg(data, "RGB", fastdct=not exact, buffer=image, **least if scale > 1 else {})
+    except ValueError as error:
+        if "premature end" in str(error):
+            raise InputError(f"damaged: {first_line(error)}; {DOWNLOAD_AGAIN}") from None
+        # These are the data after the first rows of an image, or stray bytes.
+        return image if "extraneous bytes" in str(error) else None
 
 
 def _decode_png16(data: bytes) -> np.ndarray | None:
