@@ -164,10 +164,11 @@ class RecordFiles(ShardStore):
         file, name = self.folder.name(path), self.name(path, offset)
         with files.reading(file, MAKE_OR_INDEX_AGAIN), files.open_regular(file, buffering=0) as records:
             # A damaged header may state any length. `_end` first compares it with the file size.
-            length = _end(records, offset, file) - offset
-            record = os.pread(records.fileno(), length, offset)
-        data = record[_HEAD:-_TAIL]
-        if (record[:_HEAD], record[-_TAIL:]) != _around(data):
+            end = _end(records, offset, file)
+            # Reading all parts at once and copying the data out of them takes up to four times as long (110 kB).
+            data = records.read(end - offset - _HEAD - _TAIL)
+            around = os.pread(records.fileno(), _HEAD, offset), records.read(_TAIL)
+        if around != _around(data):
             raise InputError(f"{name}: damaged, its checksum is wrong; {MAKE_OR_INDEX_AGAIN}")
         return _value(data, self.feature, "bytes_list", name)
 
