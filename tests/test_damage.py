@@ -18,7 +18,7 @@ from jaxddp.config import DataConfig
 from jaxddp.core.errors import InputError
 from jaxddp.curate import check, examine_file
 from jaxddp.data.formats.ilsvrc import train_solutions
-from jaxddp.data.images import DHT, MAX_LEFT_OVER, PNG_START, verify, without_stray_bytes
+from jaxddp.data.images import DHT, MAX_LEFT_OVER, PNG_START, sound_image, verify
 from jaxddp.data.order import EvalOrder
 
 OPTIONS = {
@@ -163,16 +163,16 @@ BAD = 2
 @pytest.mark.parametrize("whole", [WHOLE, PROGRESSIVE])
 @pytest.mark.parametrize("count", [1, 7])
 def test_bytes_after_the_last_block_are_removed(whole: bytes, count: int):
-    assert without_stray_bytes(whole[:-2] + bytes(count) + whole[-2:], count) == whole
+    assert sound_image(whole[:-2] + bytes(count) + whole[-2:])[1] == whole
 
 
 def test_bytes_between_segments_are_removed():
-    assert without_stray_bytes(STRAY_BETWEEN_SEGMENTS, verify(STRAY_BETWEEN_SEGMENTS).left_over) == WHOLE
+    assert sound_image(STRAY_BETWEEN_SEGMENTS)[1] == WHOLE
 
 
-@pytest.mark.parametrize("data", [WHOLE, PROGRESSIVE, WHOLE[:-2] + b"\xff" + WHOLE[-2:], WHOLE + b"behind", b"\x89PNG"])
-def test_a_file_without_stray_bytes_is_unchanged(data: bytes):
-    assert without_stray_bytes(data, 0) is data
+@pytest.mark.parametrize("data", [WHOLE, PROGRESSIVE, WHOLE[:-2] + b"\xff" + WHOLE[-2:], WHOLE + b"behind"])
+def test_a_file_sound_image_is_unchanged(data: bytes):
+    assert sound_image(data)[1] is data
 
 
 @pytest.mark.slow

@@ -97,7 +97,7 @@ def test_another_image_of_its_class_may_be_substituted_for_a_changed_image(root:
 
 def test_with_verify_never_images_are_neither_verified_nor_cached_as_sound(root: Path, monkeypatch: pytest.MonkeyPatch):
     verified_sizes: list[int] = []
-    monkeypatch.setattr(graph, "sound_image", lambda image: verified_sizes.append(len(image)) or sound_image(image))
+    monkeypatch.setattr(graph, "sound_image", lambda data, *kept: verified_sizes.append(len(data)) or sound_image(data))
     # `data check` has cached the images as sound.
     shutil.rmtree(root.with_name("cache"))
     config = data(root, verify="never")

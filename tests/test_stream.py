@@ -25,6 +25,7 @@ import jaxddp
 from jaxddp.config import DataConfig
 from jaxddp.core.errors import InputError
 from jaxddp.data.batch import Batch
+from jaxddp.data.images import sound_image
 from jaxddp.data.order import WHOLE, EvalOrder, SampleOrder, Shard
 from jaxddp.data.source import Labels, Substitutes
 from jaxddp.data.stream.decode import (
@@ -205,6 +206,20 @@ def test_decoding_a_window_equals_decoding_and_slicing(form: str, options: dict)
     for top, left, height, width in corners:
         part = decode_window(data, quick_header(data), (top, left, height, width))
         np.testing.assert_array_equal(part, whole[top : top + height, left : left + width])
+
+
+@pytest.mark.parametrize("options", [{"subsampling": 0}, {"subsampling": 2}, {"keep_rgb": True}, {"mode": "CMYK"}])
+def test_verification_keeps_the_pixels_of_later_epochs(options: dict):
+    kept_crops, pixels = 0, Pixels(SIZE, area=(0.5, 1.0))
+    for row, key in enumerate(example_keys(SEED, np.zeros(40, np.int32), np.arange(40))):
+        image = Image.fromarray(waves(row, 32 + row % 2 * 16, 44)).convert(options.get("mode", "RGB"))
+        (file := io.BytesIO()).name = "a.jpg"
+        image.save(file, "JPEG", **{name: value for name, value in options.items() if name != "mode"})
+        kept = pixels.keeping(data := file.getvalue(), key)
+        header, _ = sound_image(data, kept)
+        np.testing.assert_array_equal(pixels(data, key, header, kept), pixels(data, key))
+        kept_crops += kept is not None and kept.pixels is not None
+    assert (kept_crops > 10) == ("mode" not in options)
 
 
 @pytest.mark.parametrize("size", [(75, 101), (300, 20), (39, 33), (38, 33), (24, 24), (20, 13), (1, 1)])

@@ -82,25 +82,44 @@ class Pixels:
         pixels, squash = PixelFormat(data.channels, data.bits), data.eval_crop == "squash"
         return cls(data.image_size, pixels, data.interpolation, area, resize, squash)
 
-    def __call__(self, data: bytes, key: np.ndarray | None = None, header: ImageHeader | None = None) -> np.ndarray:
+    def __call__(
+        self, data: bytes, key: np.ndarray | None = None, header: ImageHeader | None = None, kept: "Kept | None" = None
+    ) -> np.ndarray:
         """Return the pixels of an image. The crop depends on the key, a row of `example_keys`.
 
         Args:
             header: the header of the image, if it is already known.
+            kept: the result of `keeping`, after the image was verified with it.
 
         Raises: InputError if the image does not decode.
         """
         header = quick_header(data) if header is None else header
         if self.resize is not None:
             return self._center(decode(data, header, self.format))
-        window = (0, 0, header.height, header.width)
-        if self.area is not None and key is not None:
-            window = random_area_window(header.height, header.width, key, self.area)
+        window = self._window(header, key)
         # Bicubic pixels equal Pillow's, so a JPEG is decoded exactly, and at its full size.
         is_cubic, exact = self.interpolation == "bicubic", self.area is None
         least = None if is_cubic else self.image_size
-        image = decode_window(data, header, window, least, exact=exact or is_cubic, pixels=self.format)
+        pixels = None if kept is None else kept.pixels
+        image = decode_window(data, header, window, least, exact=exact or is_cubic, pixels=self.format, decoded=pixels)
         return resize(image, self.image_size, self.interpolation)
+
+    def keeping(self, data: bytes, key: np.ndarray) -> "Kept | None":
+        """Return a decoder with which `sound_image` verifies an image and keeps its pixels.
+
+        None if these are not the pixels of the crop: if all pixels must be exact, if a smaller image is decoded, or if
+        the crop has the last row, whose colors depend on the rows that are added for the verification.
+        """
+        if self.area is None or self.interpolation == "bicubic" or data[:3] != JPEG_START:
+            return None
+        header = quick_header(data)
+        top, _, height, _ = window = self._window(header, key)
+        return Kept(data) if top + height < header.height and _scale(window, self.image_size) == 1 else None
+
+    def _window(self, header: ImageHeader, key: np.ndarray | None) -> Window:
+        if self.area is None or key is None:
+            return 0, 0, header.height, header.width
+        return random_area_window(header.height, header.width, key, self.area)
 
     def _center(self, image: np.ndarray) -> np.ndarray:
         """Resize the short side to `resize`, and crop the center. An image of the size already is not changed.
@@ -122,6 +141,26 @@ class Pixels:
         return whole[top : top + side, left : left + side]
 
 
+class Kept:
+    """A strict decoder of a JPEG for `sound_image`, which keeps the pixels.
+
+    Attributes:
+        pixels: uint8[H + added rows, W, 3]; None if the data were not decoded whole, or to other colors.
+    """
+
+    def __init__(self, data: bytes):
+        self._colors, self.pixels = simplejpeg.decode_jpeg_header(data, strict=False)[2], None
+
+    def __call__(self, data: bytes) -> None:
+        height, width, colors, _ = simplejpeg.decode_jpeg_header(data)
+        image = np.empty((int(height), int(width), 3), np.uint8)
+        try:
+            simplejpeg.decode_jpeg(data, "RGB", fastdct=True, buffer=image)
+        finally:
+            # Without Adobe's marker, which is metadata, a decoder may take RGB for YCbCr.
+            self.pixels = image if colors == self._colors != "CMYK" else None
+
+
 def quick_header(data: bytes) -> ImageHeader:
     """Return the header of an image file; see `parse_header`. Of most JPEG files, only the beginning is read."""
     if data[:3] == JPEG_START and data[-2:] == JPEG_END:
@@ -140,6 +179,7 @@ def decode(
     scale: int = 1,
     rows: int | None = None,
     exact: bool = True,
+    decoded: np.ndarray | None = None,
 ) -> np.ndarray:
     """Return the pixels of an image file, [H, W, C].
 
@@ -152,14 +192,15 @@ def decode(
         exact: whether the pixels of a JPEG equal those of Pillow. If False, decoding is faster, and pixels differ by a
             few levels, which is negligible for random crops.
         pixels: the format of the result.
+        decoded: the pixels of a JPEG, if it is already decoded; see `Kept`.
 
     Raises: InputError if the decoder rejects the image.
     """
     # The lock is never released, so the warning is logged once in a process, although many threads decode.
     if header.bits > pixels.bits and _warned.acquire(blocking=False):
         _log.warning("data.bits=8: some images have 16 bits, of which the upper 8 are used; set data.bits 16 for all")
-    image = None
-    if header.kind == "jpeg":
+    image = decoded
+    if header.kind == "jpeg" and decoded is None:
         image = _decode_jpeg(data if rows is None else first_rows(data, rows), scale, exact)
     elif header.kind == "png" and header.bits == pixels.bits == 16:
         image = _decode_png16(data)
@@ -216,6 +257,7 @@ def decode_window(
     *,
     exact: bool = True,
     pixels: PixelFormat = RGB,
+    decoded: np.ndarray | None = None,
 ) -> np.ndarray:
     """Decode the crop `window` of an image file, [height, width, C]; see `decode`.
 
@@ -225,11 +267,13 @@ def decode_window(
             decoded at full size.
     """
     top, left, height, width = window
-    scale = 1
-    if header.kind == "jpeg" and least is not None:
-        scale = next((scale for scale in _SCALES if min(height, width) >= scale * least), 1)
-    image = decode(data, header, pixels, scale=scale, rows=top + height, exact=exact)
+    scale = _scale(window, least) if header.kind == "jpeg" else 1
+    image = decode(data, header, pixels, scale=scale, rows=top + height, exact=exact, decoded=decoded)
     return image[top // scale : -(-(top + height) // scale), left // scale : -(-(left + width) // scale)]
+
+
+def _scale(window: Window, least: int | None) -> int:
+    return next((scale for scale in _SCALES if least is not None and min(window[2:]) >= scale * least), 1)
 
 
 def example_keys(seed: int, epoch: np.ndarray, row: np.ndarray) -> np.ndarray:

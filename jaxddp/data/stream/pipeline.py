@@ -118,15 +118,16 @@ class Pipeline:
     def _load(self, loading: Loading, at: int) -> bool | Exception:
         """Load one image into the batch; return its result (see `Loading.results`)."""
         row, table = loading.rows[at], self.table
-        verifies, header = self.verifies and not table.verified.sound[row], None
+        verifies, header, kept = self.verifies and not table.verified.sound[row], None, None
         try:
             image = data = table.read(row)
             with about(table.name(row)):
                 if table.digests is not None and (fault := table.digests.fault(row, data)):
                     raise InputError(fault)
                 if verifies:
-                    header, image = sound_image(data)
-                loading.batch.image[loading.places[at]] = self.pixels(image, loading.keys[at], header)
+                    kept = self.pixels.keeping(data, loading.keys[at])
+                    header, image = sound_image(data, kept)
+                loading.batch.image[loading.places[at]] = self.pixels(image, loading.keys[at], header, kept)
         except Exception as error:
             return error
         # Stray bytes are removed at each reading.
