@@ -5,7 +5,7 @@
        jaxddp features RUN|WEIGHTS DATA... --out FILE [--layer NAME] [--split train|val] [--step best|latest|N]
        jaxddp probe TRAIN.npz VAL.npz [--method knn|linear] [--neighbours K]
        jaxddp checkpoints RUN [--verify]
-       jaxddp export RUN|WEIGHTS --out FILE [--format safetensors|stablehlo|onnx|hub] [--step latest|best|N]
+       jaxddp export RUN|WEIGHTS --out FILE [--format FORMAT] [--precision int8] [--step latest|best|N]
        jaxddp push RUN hf://OWNER/NAME [--private] [--step best|latest|N]
        jaxddp weights [NAME | inspect FILE [RECIPE]]
        jaxddp report RUN [RUN ...]|WEIGHTS --out FILE.html [--step latest|best|N | --no-predictions] [--features]

@@ -27,7 +27,7 @@ USED = {
     "jaxddp/setup/identity.py": "eqns",
     "jaxddp/job/membership.py": "jax.experimental.multihost_utils",
     "jaxddp/measure/cost.py": "memory_analysis eqns",
-    "jaxddp/inference/exports.py": "jax2onnx.plugins.jax.lax.pad",
+    "jaxddp/inference/exports.py": "jax.experimental.jax2tf jax2onnx.plugins.jax.lax.pad",
     "benchmarks/programs/gpu_plugin.py": "jax._src.lib.xla_client _make_compile_only_devices",
     "benchmarks/programs/tpu_plugin.py": "jax.experimental.topologies",
     "tests/benchmarks/test_gpu_program.py": "jaxlib._hlo",

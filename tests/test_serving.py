@@ -1,6 +1,7 @@
-"""Exported programs give the logits of evaluation, in a process with only jax, and in onnxruntime."""
+"""Exported programs give the logits of evaluation, in a process with only jax or TensorFlow, and in onnxruntime."""
 
 import contextlib
+import dataclasses
 import functools
 import io
 import json
@@ -17,16 +18,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 from PIL import Image
-from support.data import random_table, write_arrays, write_pictures
+from support.cases import rare_case
+from support.data import write_pictures
 from support.pages import page_block
-from support.runs import LEAN, train_words
+from support.runs import LEAN, fails, train_words
 
 from benchmarks.programs import tpu_plugin
 from jaxddp.cli import main
-from jaxddp.core.errors import JaxddpError
+from jaxddp.core.errors import InputError, JaxddpError
 from jaxddp.data.opening import open_splits
 from jaxddp.data.order import EvalOrder
 from jaxddp.inference import exports
@@ -35,6 +36,7 @@ from jaxddp.inference.trained import TrainedRun, restore_run
 from jaxddp.mesh import Topology
 
 pytestmark = pytest.mark.slow
+FORMATS = ("stablehlo", "onnx", "savedmodel", "tflite")
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +54,7 @@ def workdir(pictures, tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def files(workdir, tmp_path_factory) -> dict[str, Path]:
-    out = {file_format: tmp_path_factory.mktemp("out") / f"net.{file_format}" for file_format in ("stablehlo", "onnx")}
+    out = {file_format: tmp_path_factory.mktemp("out") / f"net.{file_format}" for file_format in FORMATS}
     for file in out.values():
         assert main(["export", str(workdir), "--out", str(file)]) == 0
     return out
@@ -80,41 +82,72 @@ def evaluated(workdir) -> str:
     return next(line for line in output.getvalue().splitlines() if line.startswith("top1"))
 
 
-ONLY_JAX = """
+WITHOUT_JAXDDP = """
 import sys
-class Hidden:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in ("jaxddp", "flax", "optax", "orbax", "tensorflow"):
-            raise ModuleNotFoundError(name)
-sys.meta_path.insert(0, Hidden())
-import jax, numpy as np
+import numpy as np
 program, images, out = sys.argv[1:]
-call = jax.export.deserialize(bytearray(open(program, "rb").read())).call
+form = program.rpartition(".")[2]
+for name in ("jaxddp", "flax", "optax", "orbax", "tensorflow" if form == "stablehlo" else "jax"):
+    sys.modules[name] = None
+if form == "stablehlo":
+    import jax
+    call = jax.export.deserialize(bytearray(open(program, "rb").read())).call
+elif form == "onnx":
+    import onnxruntime
+    session = onnxruntime.InferenceSession(program, providers=["CPUExecutionProvider"])
+    call = lambda batch: session.run(["logits"], {"images": batch})[0]
+else:
+    import tensorflow as tf
+    is_lite = form == "tflite"
+    loaded = tf.lite.Interpreter(program) if is_lite else tf.saved_model.load(program)
+    signature = loaded.get_signature_runner() if is_lite else loaded.signatures["serving_default"]
+    call = lambda batch: signature(images=batch if is_lite else tf.constant(batch))["logits"]
 images = np.load(images)
 np.savez(out, all=call(images), one=call(images[:1]))
 """
 
 
-def logits_from(file_format: str, file: Path, images: np.ndarray, folder: Path) -> tuple[np.ndarray, np.ndarray]:
+def logits_from(file: Path, images: np.ndarray, folder: Path) -> tuple[np.ndarray, np.ndarray]:
     """Return the logits of all images at once, and of the first image alone."""
-    if file_format == "onnx":
-        session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
-        return tuple(session.run(["logits"], {"images": batch})[0] for batch in (images, images[:1]))
     np.save(folder / "images.npy", images)
-    words = [str(file), str(folder / "images.npy"), str(folder / "out.npz")]
-    subprocess.run([sys.executable, "-c", ONLY_JAX, *words], check=True, timeout=200)
-    results = np.load(folder / "out.npz")
-    return results["all"], results["one"]
+    words = ["-c", WITHOUT_JAXDDP, file, folder / "images.npy", folder / "out.npz"]
+    subprocess.run([sys.executable, *words], check=True, timeout=200)
+    return tuple(np.load(folder / "out.npz").values())
 
 
-@pytest.mark.parametrize("file_format", ["stablehlo", "onnx"])
+@pytest.mark.parametrize("file_format", FORMATS)
 def test_an_exported_program_gives_the_logits_of_evaluation(file_format, files, run, val, evaluated, tmp_path):
     images, labels = val
     expected = np.asarray(jax.jit(logits_of(run))(images))
-    actual, first = logits_from(file_format, files[file_format], images, tmp_path)
-    print(f"{file_format}: largest difference of logits {np.abs(actual - expected).max():.1e}")
-    assert np.abs(actual - expected).max() < 1e-4 and np.abs(first - expected[:1]).max() < 1e-4
+    actual, first = logits_from(files[file_format], images, tmp_path)
+    assert np.abs(actual - expected).max() < 1e-5 and np.abs(first - expected[:1]).max() < 1e-5
     assert f"top1: {np.mean(actual.argmax(1) == labels):.7g}" == evaluated
+
+
+@pytest.mark.parametrize("precision", ["int8", rare_case("float16")])
+@pytest.mark.parametrize("file_format", ["onnx", "tflite"])
+def test_a_narrow_program_tells_its_accuracy(file_format, precision, workdir, run, val, evaluated, tmp_path, capfd):
+    (images, labels), out = val, tmp_path / f"net.{file_format}"
+    assert main(["export", str(workdir), "--out", str(out), "--precision", precision]) == 0
+    actual, first = logits_from(out, images, tmp_path)
+    expected, about = np.asarray(jax.jit(logits_of(run))(images)), json.loads(Path(f"{out}.json").read_text())
+    error = np.abs(actual - expected).max() / np.abs(expected).max()
+    least, most = (1e-5, 1e-3) if precision == "float16" else (1e-3, 0.1)
+    assert least < error < most and np.abs(first - actual[:1]).max() < 1e-4
+    before, after = about[precision]["network"], about[precision]["program"]
+    assert (f"top1: {before:.7g}", after) == (evaluated, np.mean(actual.argmax(1) == labels))
+    assert f"; top1 {before:.2%} -> {after:.2%} on 30 validation images; classes" in capfd.readouterr().out
+
+
+def test_a_precision_that_cannot_be_exported_is_an_error(run, workdir, tmp_path, monkeypatch, capfd):
+    words = ["export", str(workdir), "--out", str(tmp_path / "net.stablehlo"), "--precision", "int8"]
+    assert fails(words, capfd) == "jaxddp: --precision int8: needs --format onnx or tflite; leave it out"
+    other = dataclasses.replace(run, signature=dataclasses.replace(run.signature, class_ids=tuple("abcdz")))
+    for name, fault in (("a.savedmodel", "'int8': expected 'float32'"), ("a.onnx", "has other classes than the data")):
+        with pytest.raises(InputError, match=fault):
+            export_program(other, tmp_path / name, precision="int8")
+    monkeypatch.setitem(sys.modules, "tensorflow", None)
+    assert fails([*words[:3], f"{tmp_path}/a.tflite"], capfd).endswith("install 'jaxddp[tensorflow]'")
 
 
 def test_the_shapes_in_an_onnx_program_are_those_that_its_runtime_infers(capfd):
@@ -132,7 +165,7 @@ def test_the_shapes_in_an_onnx_program_are_those_that_its_runtime_infers(capfd):
     np.testing.assert_allclose(logits, network.apply(variables, pixels), rtol=1e-5)
 
 
-@pytest.mark.parametrize("file_format", ["stablehlo", "onnx"])
+@pytest.mark.parametrize("file_format", FORMATS)
 def test_the_inputs_of_a_program_are_described_beside_it(file_format, files, run):
     about = json.loads(Path(f"{files[file_format]}.json").read_text())
     assert about["input"] == {"name": "images", "dtype": "uint8", "shape": ["B", 16, 16, 3]}
@@ -158,19 +191,16 @@ def test_a_stablehlo_program_compiles_for_a_tpu(files):
     assert compiled.memory_analysis().output_size_in_bytes >= 8 * 5 * 4
 
 
-def test_a_program_with_different_logits_is_not_written(run, tmp_path, monkeypatch):
+def test_a_program_with_other_logits_is_not_written_or_its_loss_is_told(run, val, tmp_path, monkeypatch):
     session = exports.session
-    monkeypatch.setattr(exports, "session", lambda *arguments: lambda pixels: session(*arguments)(pixels) + 0.1)
+    monkeypatch.setattr(exports, "session", lambda *arguments: lambda pixels: -session(*arguments)(pixels))
     with pytest.raises(JaxddpError, match=r"net\.onnx: not written: the program's logits differ from the network's by"):
         export_program(run, tmp_path / "net.onnx", "onnx")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_run_on_arrays_is_exported_at_their_image_size(tmp_path):
-    data = write_arrays(tmp_path / "images.npz", random_table(16, image=16), random_table(8, seed=1, image=16))
-    assert main(train_words(data, tmp_path / "run", *LEAN, "--train.duration", "1 step")) == 0
-    assert main(["export", str(tmp_path / "run"), "--out", str(tmp_path / "net.stablehlo")]) == 0
-    assert json.loads((tmp_path / "net.stablehlo.json").read_text())["short_side"] == 16
+    told = export_program(run, tmp_path / "net.onnx", precision="float16")
+    logits, labels = np.asarray(jax.jit(logits_of(run))(val[0])), val[1]
+    before, after = (np.mean(each.argmax(1) == labels) for each in (logits, -logits))
+    assert f"top1 {before:.2%} -> {after:.2%} on " in told and before != after
 
 
 @pytest.mark.ci

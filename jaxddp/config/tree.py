@@ -203,6 +203,8 @@ def divide(total: int, weights: Sequence[float]) -> list[int]:
 
 BatchSize = Annotated[int, ranges.Range(1, 2**24)]
 Precision = Literal["float32", "bfloat16", "float16"]
+ProgramPrecision = Literal["float32", "float16", "int8"]
+"""The precision of an exported program. int8: that of convolutions and matrix products."""
 
 
 @dataclass(frozen=True)

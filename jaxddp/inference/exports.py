@@ -1,7 +1,7 @@
 """Exports a trained network: its weights, a program from pixels to logits, or a page of the Hugging Face Hub.
 
-A program is StableHLO or ONNX, and takes any number of images. The file FILE.json beside the program FILE describes its
-input and its classes.
+A program is StableHLO, ONNX, a TensorFlow SavedModel or TFLite, and takes any number of images. The file FILE.json
+beside the program FILE describes its input and its classes.
 
 A published run is a folder with weights, settings, classes, curves and a model card, whose front matter has the keys of
 the Hub (https://huggingface.co/docs/hub/model-cards).
@@ -19,7 +19,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, Literal
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -34,10 +35,13 @@ from jaxddp.core.errors import InputError, JaxddpError, counted, first_line, req
 from jaxddp.core.peers import ALONE, Peers
 from jaxddp.data import opening, order
 from jaxddp.data.batch import Batch
+from jaxddp.data.source import Source, labels_of
+from jaxddp.data.stream.tf_data import tensorflow
 from jaxddp.engine import statistics
 from jaxddp.inference.trained import Ensemble, TrainedRun, fitted, restore_run
 from jaxddp.mesh import AXIS, Topology
 from jaxddp.models.interface import Model, by_path
+from jaxddp.models.ops.layers import polynomial_erf
 from jaxddp.recipe.file import RUN_ID
 from jaxddp.recipe.sources import CONFIG_FILE
 from jaxddp.setup import recipe, user_objects
@@ -51,7 +55,8 @@ from jaxddp.workdir.saved_state import read_run, recipe_of_run
 from jaxddp.workdir.signature import Signature
 
 PLATFORMS = ("cpu", "cuda", "tpu")
-"""The platforms of a StableHLO program."""
+"""The platforms of a StableHLO program and of a SavedModel."""
+Runner = Callable[[np.ndarray], np.ndarray]
 INPUT, OUTPUT = "images", "logits"
 Logits = Callable[[Any], jax.Array]
 """A function from pixels [B, H, W, C] to logits float32[B, K]."""
@@ -62,33 +67,42 @@ _ANY_CLASSES = 2
 """An arbitrary number of classes. The names of a network's arrays do not depend on it."""
 
 
-def export_program(run: TrainedRun, out: str | Path, form: str | None = None) -> str:
-    """Write a run's network, with its parameters and the normalization of pixels, as a program.
+def export_program(
+    run: TrainedRun, out: str | Path, form: str | None = None, precision: tree.ProgramPrecision = "float32"
+) -> str:
+    """Write a run's network, parameters and normalization of pixels as a program, and return a summary line.
 
     The program takes pixels [B, H, W, C], uint8 or uint16 with any B, and returns logits float32[B, K]. The images must
     be cropped as for evaluation. Before the program is written, its logits for a few random images are compared with
     the logits of the network.
 
     Args:
-        form: "stablehlo", which `jax.export.deserialize` reads, or "onnx", which onnxruntime reads. The default is the
-            suffix of the file's name.
-
-    Returns:
-        A summary line.
+        form: "stablehlo", which `jax.export.deserialize` reads; "onnx", which onnxruntime reads; "savedmodel", a new
+            folder for `tf.saved_model.load`; or "tflite". The default is the suffix of the file's name.
+        precision: for "onnx" and "tflite", less than float32. The program is then compared with the network by its
+            metric on the run's validation data, and any loss is accepted. int8 also needs the training data.
 
     Raises:
-        InputError: a package is not installed, the network has an operation that the format lacks, or the file cannot
-            be written.
+        InputError: a package is not installed, the network has an operation that the format lacks, the data cannot be
+            read, or the file cannot be written.
         JaxddpError: the program's logits differ from the network's.
     """
     if not isinstance(run, TrainedRun):
         raise InputError(f"run={errors.show(run)}: give what jaxddp.load_run returns")
-    out, writers = files.check_out(Path(files.check_path(out, "out"))), {"stablehlo": _stablehlo, "onnx": _onnx}
+    out = files.check_out(Path(files.check_path(out, "out")))
+    writers = {"stablehlo": _stablehlo, "onnx": _onnx, "savedmodel": _savedmodel, "tflite": _tflite}
     form = str(checked(form, str | None, "form") or out.suffix[1:].lower())
     if form not in writers:
         raise InputError(f"{out}: its extension names no format; {errors.choices(form, writers)}, or give form=")
-    function, write = logits_of(run), writers[form]
-    content, program = write(function, run.signature)
+    function, about, images, val = logits_of(run), _description(run, form), None, None
+    precisions = tree.ProgramPrecision if form in ("onnx", "tflite") else Literal["float32"]
+    if checked(precision, precisions, "precision") != "float32":
+        train, val = opening.open_unchecked(run.config.data, run.config.eval.limit)
+        if val.class_ids != run.class_ids:
+            raise InputError(f"precision={precision}: {run.origin} has other classes than the data; give its own data")
+        if precision == "int8":
+            images = opening.chosen_images(train, run.data_of(train), labels_of(train).share(256))
+    content, program = writers[form](function, run.signature, precision, images)
     rng, shape, dtype = np.random.default_rng(0), (_NUM_TEST_IMAGES, *run.signature.image_shape), run.signature.dtype
     is_float = np.issubdtype(dtype, np.floating)
     pixels = (rng.standard_normal(shape) if is_float else rng.integers(0, np.iinfo(dtype).max, shape)).astype(dtype)
@@ -97,14 +111,36 @@ def export_program(run: TrainedRun, out: str | Path, form: str | None = None) ->
         raise JaxddpError(f"{out}: not written: the network's logits of random pixels are not finite")
     # A single image is tested, too, because its logits must not depend on other images.
     difference = max(float(np.abs(program(some) - expected[: len(some)]).max()) for some in (pixels, pixels[:1]))
-    if not difference <= _TOLERANCE * max(1.0, float(np.abs(expected).max())):
+    most = _TOLERANCE * max(1.0, float(np.abs(expected).max())) if val is None else np.finfo(np.float32).max
+    if not difference <= most:
         raise JaxddpError(f"{out}: not written: the program's logits differ from the network's by {difference:g}")
+    told = f"logits within {difference:.1g} of the network's"
+    if val is not None:
+        told, about[precision] = _validated(run, function, program, val)
     # Remove the old program first, so that it is never beside the description of the new program.
     files.remove(out)
-    files.replace_json(Path(f"{out}.json"), _description(run, form))
-    files.replace(out, content)
-    within = f"logits within {difference:.1g} of the network's; classes and sizes in {out}.json"
-    return f"{out}: {errors.size(len(content))}, {run.origin}; {within}"
+    files.replace_json(Path(f"{out}.json"), about)
+    if isinstance(content, bytes):
+        files.replace(out, content)
+    else:
+        with files.whole_folder(out) as folder:
+            for name, part in content.items():
+                files.replace(files.create((folder / name).parent) / name.name, part)
+        content = b"".join(content.values())
+    return f"{out}: {errors.size(len(content))}, {run.origin}; {told}; classes and sizes in {out}.json"
+
+
+def _validated(run: TrainedRun, function: Logits, program: Runner, val: Source) -> tuple[str, dict[str, Any]]:
+    """Measure the network and its program on validation data; return a line and the content for FILE.json."""
+    name = {"several labels": "exact_match", "numbers": "mae"}.get(run.signature.label_form, "top1")
+    network, metric = jax.jit(function), registry.METRICS.get(name)
+    with phases.doing("measuring the program on the validation images"):
+        batches = val.eval_batches(order.EvalOrder(len(val), 64), run.data_of(val))
+        rows = [(np.asarray(network(batch.image)), program(batch.image), batch.label) for batch in batches]
+    *both, labels = (np.concatenate(arrays)[: len(val)] for arrays in zip(*rows, strict=True))
+    before, after = (float(np.asarray(metric(logits, labels)).mean(dtype=np.float64)) for logits in both)
+    shown = f"{name} {errors.figure(name, before)} -> {errors.figure(name, after)}"
+    return f"{shown} on {counted(len(val), 'validation image')}", {"metric": name, "network": before, "program": after}
 
 
 def logits_of(run: TrainedRun) -> Logits:
@@ -139,25 +175,94 @@ def _description(run: TrainedRun, form: str) -> dict[str, Any]:
     }
 
 
-def _stablehlo(function: Logits, signature: Signature) -> tuple[bytes, Callable[[np.ndarray], np.ndarray]]:
-    if find_spec("flatbuffers") is None:
-        raise InputError("format=stablehlo: flatbuffers is not installed, which JAX needs; pip install flatbuffers")
-    (count,) = jax.export.symbolic_shape("b")
-    pixels = jax.ShapeDtypeStruct((count, *signature.image_shape), signature.dtype)
+@contextlib.contextmanager
+def _any_number_of_images() -> Iterator[None]:
+    """Turn an error in the block, which traces the network, into an `InputError`."""
     try:
-        exported = jax.export.export(jax.jit(function), platforms=PLATFORMS)(pixels)
-        content = bytes(exported.serialize())
+        yield
     # A user's network may raise any error while JAX traces it.
     except Exception as error:
         problem = f"the network cannot be exported for any number of images ({first_line(error)})"
         advice = "use images.shape[0], not len(images), and let no other size depend on their number"
         raise InputError(problem, advice=advice) from error
+
+
+def _stablehlo(function: Logits, signature: Signature, *_: Any) -> tuple[bytes, Runner]:
+    if find_spec("flatbuffers") is None:
+        raise InputError("format=stablehlo: flatbuffers is not installed, which JAX needs; pip install flatbuffers")
+    (count,) = jax.export.symbolic_shape("b")
+    pixels = jax.ShapeDtypeStruct((count, *signature.image_shape), signature.dtype)
+    with _any_number_of_images():
+        exported = jax.export.export(jax.jit(function), platforms=PLATFORMS)(pixels)
+        content = bytes(exported.serialize())
     return content, lambda pixels: np.asarray(jax.export.deserialize(bytearray(content)).call(pixels))
 
 
-def _onnx(function: Logits, signature: Signature) -> tuple[bytes, Callable[[np.ndarray], np.ndarray]]:
+def _traced_by_tensorflow(function: Logits, signature: Signature) -> tuple[Any, Any]:
+    """Return TensorFlow, and its function that calls the network's StableHLO program."""
+    tf = tensorflow("format=savedmodel or tflite")
+    # This module imports TensorFlow, too.
+    from jax.experimental import jax2tf
+
+    spec = tf.TensorSpec((None, *signature.image_shape), signature.dtype, INPUT)
+    options: Any = {"with_gradient": False, "native_serialization_platforms": PLATFORMS}
+    # TensorFlow 2.21 cannot read JAX's operation for the error function.
+    with _any_number_of_images(), mock.patch.object(jax.lax, "erf", polynomial_erf):
+        call: Any = jax2tf.convert(function, polymorphic_shapes=["b, ..."], **options)
+        traced = tf.function(lambda images: {OUTPUT: call(images)}, autograph=False, input_signature=[spec])
+        return tf, traced.get_concrete_function()
+
+
+def _savedmodel(function: Logits, signature: Signature, *_: Any) -> tuple[dict[Path, bytes], Runner]:
+    tf, call = _traced_by_tensorflow(function, signature)
+    with tempfile.TemporaryDirectory() as folder:
+        tf.saved_model.save(tf.Module(), folder, signatures=call)
+        program = tf.saved_model.load(folder).signatures["serving_default"]
+        content = {file.relative_to(folder): file.read_bytes() for file in Path(folder).rglob("*") if file.is_file()}
+    return content, lambda pixels: program(**{INPUT: tf.constant(pixels)})[OUTPUT].numpy()
+
+
+def _tflite(function: Logits, signature: Signature, precision: str, images: Any) -> tuple[bytes, Runner]:
+    tf, call = _traced_by_tensorflow(function, signature)
+    converter = tf.lite.TFLiteConverter.from_concrete_functions([call], tf.Module())
+    converter.optimizations = [] if precision == "float32" else [tf.lite.Optimize.DEFAULT]
+    converter.target_spec.supported_types = [tf.float16] if precision == "float16" else []
+    converter.representative_dataset = None if images is None else lambda: ([image] for image in images[:, None])
+    try:
+        content = converter.convert()
+        with mock.patch("warnings.warn"):  # The interpreter will move to another package.
+            runner = tf.lite.Interpreter(model_content=content).get_signature_runner()
+        runner(**{INPUT: np.zeros((1, *signature.image_shape), signature.dtype) if images is None else images[:32]})
+    # TensorFlow may raise any error for a network that it cannot convert. Some int8 programs divide by zero.
+    except Exception as error:
+        raise InputError(f"format=tflite: TensorFlow cannot convert the network: {first_line(error)}") from error
+    return content, lambda pixels: runner(**{INPUT: pixels})[OUTPUT]
+
+
+def _onnx(function: Logits, signature: Signature, precision: str, images: Any) -> tuple[bytes, Runner]:
     content = convert(function, jax.ShapeDtypeStruct(("B", *signature.image_shape), signature.dtype))
+    content = content if precision == "float32" else _narrow_onnx(content, images)
     return content, session(content)
+
+
+def _narrow_onnx(content: bytes, images: np.ndarray | None) -> bytes:
+    """Return an ONNX model in float16, or in int8 with the ranges of activations of some pixels, [n, H, W, C]."""
+    with requires("format=onnx", "onnxruntime", "onnx"):
+        from onnxruntime import quantization
+        from onnxruntime.transformers.float16 import convert_float_to_float16
+    with tempfile.TemporaryDirectory() as folder:
+        given, folded, narrow = (Path(folder, name) for name in ("given.onnx", "folded.onnx", "narrow.onnx"))
+        given.write_bytes(content)
+        # Compute constants in float32, because on a CPU onnxruntime cannot compute them in float16.
+        quantization.quant_pre_process(given, folded, skip_symbolic_shape=True)
+        if images is None:
+            return convert_float_to_float16(str(folded), keep_io_types=True).SerializeToString()
+        batches = ({INPUT: image} for image in images[:, None])
+        reader: Any = types.SimpleNamespace(get_next=lambda: next(batches, None))
+        # Activations have no sign: on x86, onnxruntime 1.32 cannot load some programs whose activations have one.
+        options: Any = {"activation_type": quantization.QuantType.QUInt8, "per_channel": True}
+        quantization.quantize_static(folded, narrow, reader, op_types_to_quantize=["Conv", "Gemm", "MatMul"], **options)
+        return narrow.read_bytes()
 
 
 def convert(function: Callable[[Any], Any], example: Any) -> bytes:

@@ -3,6 +3,7 @@ published names and its logits the published values, and the configs that name i
 family has a separate test file."""
 
 import functools
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -140,7 +141,8 @@ def leaves(tree: Any) -> list:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "form"),
-    [*((name, "onnx") for name in FAMILIES if name not in SLOW_PROGRAMS), ("vit_ti16", "stablehlo")]
+    [*((name, "onnx") for name in FAMILIES if name not in SLOW_PROGRAMS)]
+    + [("vit_ti16", "stablehlo"), ("vit_ti16", "savedmodel"), rare_case("convnext_tiny", "tflite")]
     + [pytest.param(name, "onnx", marks=pytest.mark.ci) for name in SLOW_PROGRAMS]
     + [rare_case(name, "stablehlo") for name in FAMILIES if name != "vit_ti16"],
 )
@@ -148,6 +150,7 @@ def test_every_family_becomes_a_program(form, name, tmp_path, shallow):
     """Export fresh networks; `export_program` itself compares the results."""
     report = export_program(fresh_run(name, tmp_path), tmp_path / f"net.{form}", form)
     assert "of the network's; classes and sizes in" in report
+    assert json.loads((tmp_path / f"net.{form}.json").read_text())["short_side"] == SHAPE[0]
 
 
 def fresh_run(name: str, place: Path) -> TrainedRun:

@@ -3,10 +3,24 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
+from unittest import mock
 
 from jaxddp.core.errors import requires
 from jaxddp.core.phases import doing
 from jaxddp.data.batch import Batch
+
+
+def tensorflow(where: str) -> Any:
+    """Import TensorFlow for the CPU, without messages. Raises: InputError, which names `where`, if it is missing."""
+    quiet = mock.patch.dict("os.environ", TF_ENABLE_ONEDNN_OPTS="0")
+    with requires(where, "tensorflow", "tensorflow"), doing("importing TensorFlow"), quiet:
+        import tensorflow as tf
+    # JAX needs the memory of the devices, all of which TensorFlow's first op would allocate. A program may have run
+    # that op before this import; then the setting cannot change any more, and TensorFlow raises RuntimeError.
+    for kind in ("GPU", "TPU"):
+        with suppress(RuntimeError):
+            tf.config.set_visible_devices([], kind)
+    return tf
 
 
 def dataset(batches: Callable[[], Iterable[Batch]], columns: Mapping[str, Any]) -> Any:
@@ -17,13 +31,7 @@ def dataset(batches: Callable[[], Iterable[Batch]], columns: Mapping[str, Any]) 
 
     Raises: InputError if TensorFlow is not installed.
     """
-    with requires("tf_dataset", "tensorflow", "tensorflow"), doing("importing TensorFlow"):
-        import tensorflow as tf
-    # JAX needs the memory of the devices, all of which TensorFlow's first op would allocate. A program may have run
-    # that op before this import; then the setting cannot change any more, and TensorFlow raises RuntimeError.
-    for kind in ("GPU", "TPU"):
-        with suppress(RuntimeError):
-            tf.config.set_visible_devices([], kind)
+    tf = tensorflow("tf_dataset")
 
     def produce() -> Iterator[dict[str, Any]]:
         for batch in batches():

@@ -338,6 +338,16 @@ def _normal_cdf(x: jax.Array) -> jax.Array:
     return (1 + lax.erf(x * math.sqrt(0.5))) / 2
 
 
+_ABOVE = [2.29050653e-4, 3.40829091e-3, 5.09556951e-2, 1.85208321e-1, 1.12837911]
+_BELOW = [-1.17916031e-7, 2.35479657e-5, 1.01796256e-3, 1.40704699e-2, 1.10985048e-1, 4.97469246e-1, 1.0]
+
+
+def polynomial_erf(x: jax.Array) -> jax.Array:
+    """Compute `lax.erf` in float32 as XLA does, by two polynomials, for programs that lack this operation."""
+    x = jnp.clip(x, -3.8325069, 3.8325069)
+    return x * jnp.polyval(jnp.array(_ABOVE, x.dtype), x * x) / jnp.polyval(jnp.array(_BELOW, x.dtype), x * x)
+
+
 def quick_gelu(x: jax.Array) -> jax.Array:
     """Compute x * sigmoid(1.702 x), the GELU of OpenAI's CLIP."""
     return x * nn.sigmoid(1.702 * x)
