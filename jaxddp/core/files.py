@@ -102,8 +102,8 @@ def open_regular(path: str | os.PathLike[str], mode: Literal["rb", "ab", "wb"] =
 
 def read(path: str | os.PathLike[str]) -> bytes:
     """Read a regular file. Raises: see `open_regular`."""
-    with open_regular(path) as file:
-        return file.read()
+    with open_regular(path, buffering=0) as file:
+        return file.readall()
 
 
 def content_of(path: str | os.PathLike[str], advice: Words, *, missing: Words | None = None) -> bytes:

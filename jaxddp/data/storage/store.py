@@ -98,7 +98,7 @@ class LocalFiles:
     can_list = True
 
     def name(self, path: bytes | str = "", offset: int = 0) -> str:
-        return str(self.root / os.fsdecode(path))
+        return os.path.join(self.root, os.fsdecode(path)) if path else str(self.root)
 
     def read(self, path: bytes, offset: int = 0) -> bytes:
         missing = "missing image; download it or leave it out"

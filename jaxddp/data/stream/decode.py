@@ -11,8 +11,10 @@ In evaluation, the short side is resized and the center is cropped as by torchvi
 published weights expect these pixels. Pillow resizes, as in torchvision. Bicubic resizing is Pillow's in training too.
 """
 
+import hashlib
 import logging
 import math
+import struct
 import threading
 from contextlib import suppress
 from dataclasses import dataclass
@@ -292,9 +294,11 @@ def random_area_window(full_height: int, full_width: int, key: np.ndarray, area:
     Args:
         key: a row of `example_keys`.
     """
-    random = np.random.Generator(np.random.Philox(key=key))
     (least, most), (narrow, wide) = area, map(math.log, ASPECT)
-    for part, shape, top, left in random.random((CROP_TRIES, 4)).tolist():
+    for draw in range(CROP_TRIES):
+        # A digest takes a tenth of the time of a generator of NumPy.
+        digest = hashlib.blake2b(key.tobytes() + bytes([draw]), digest_size=32).digest()
+        part, shape, top, left = ((number >> 11) * 2.0**-53 for number in struct.unpack("<4Q", digest))
         side = math.sqrt((least + part * (most - least)) * full_height * full_width)
         stretch = math.exp((narrow + shape * (wide - narrow)) / 2)
         height, width = round(side / stretch), round(side * stretch)
