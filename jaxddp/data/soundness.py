@@ -40,7 +40,7 @@ class Digests:
 
     Attributes:
         manifest: the path of the manifest, for messages.
-        sha256: void 'V32'[N]; zeros for a row that is not in the manifest.
+        sha256: void 'V32'[N]; zeros for a row that is not in the manifest. The dtype 'S32' would drop trailing zeros.
     """
 
     manifest: str
@@ -49,11 +49,6 @@ class Digests:
     def __getitem__(self, rows: np.ndarray) -> "Digests":
         """Return the digests of int[n] rows, in that order."""
         return Digests(self.manifest, self.sha256[rows])
-
-    def of(self, rows: np.ndarray) -> np.ndarray:
-        """Return the digests of int[n] rows as an object array of n bytes strings, 32 bytes each."""
-        # The dtype 'S32' would drop trailing zeros.
-        return np.array(self.sha256[rows].tolist(), object)
 
     def fault(self, row: int, data: bytes) -> str | None:
         """Return a message about the difference between a row's file and the manifest; None if they agree."""

@@ -14,7 +14,7 @@ import numpy as np
 import jaxddp.core.files as files
 from jaxddp.core.errors import InputError, show, size
 from jaxddp.data.arrays import ArrayTable, as_pixels, check_labels
-from jaxddp.data.faults import check_distinct
+from jaxddp.data.faults import check_distinct, find_repeats
 
 _CHUNK = 1 << 20
 _MAX_NUMBERED = 100_000
@@ -96,11 +96,9 @@ def check_names(names: Sequence[str], position_of: Callable[[int], str]) -> None
         InputError: two names are equal or look alike.
     """
     check_distinct(names, lambda name: position_of(names.index(name)))
-    first: dict[str, int] = {}
-    for place, name in enumerate(names):
-        if first.setdefault(name, place) != place:
-            where, first_where = position_of(place), position_of(first[name])
-            raise InputError(f"{where}: {show(name)} is also the name in {first_where}; give each class its own name")
+    for place, first in find_repeats(np.array(names)):
+        fault = f"{show(names[place])} is also the name in {position_of(first)}"
+        raise InputError(f"{position_of(place)}: {fault}; give each class its own name")
 
 
 def numbered_names(*labels: np.ndarray) -> tuple[str, ...]:

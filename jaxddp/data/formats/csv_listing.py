@@ -57,7 +57,7 @@ class CsvFile(listing.Listing):
     """
 
     def __init__(self, file: FolderFile, columns: Sequence[Sequence[str]], limit: int | None = None):
-        self.file, self._text, self._first = file, file.text(limit), 1
+        self.file, self.classes, self._text, self._first = file, {}, file.text(limit), 1
         if file.name.lower().endswith(".jsonl"):
             self._text = _of_json_lines(self._text, file, limit)
         first = io.StringIO(self._text, newline="").readline()

@@ -73,15 +73,9 @@ class HubSets:
 class _Columns(listing.Listing):
     """The columns of a split, for `choose_columns`, which reads no row of it."""
 
-    def __init__(self, where: str, header: Sequence[str], images: Sequence[str], names: Mapping[str, tuple[str, ...]]):
-        self.file, self.header, self.images, self.classes, self._names = where, header, images, [*names], names
-
     def rows(self, columns: Sequence[str], refuse: Refuse) -> Iterator[list[Any]]:
         # No column is taken for one of 0 and 1.
         yield [0, *columns]
-
-    def class_names(self, label: str) -> tuple[str, ...]:
-        return self._names.get(label, ())
 
 
 def _open_splits(place: Place) -> Mapping[str, Any]:

@@ -13,9 +13,9 @@ import itertools
 import math
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -52,6 +52,7 @@ _LOOKED_AT = 3
 """The number of rows whose images are looked for."""
 
 
+@dataclass(eq=False)
 class Listing:
     """A table whose rows name images, or hold them.
 
@@ -59,14 +60,14 @@ class Listing:
         file: the file of the rows, or the first of several files.
         header: the names of the columns.
         images: the columns that hold the images themselves; none if rows name files.
-        classes: the columns whose classes have names in the file.
+        classes: the names of the classes, in their order, of each column for which the file has some.
         top: the place of the header, for messages.
     """
 
     file: Any
     header: Sequence[str]
     images: Sequence[str] = ()
-    classes: Sequence[str] = ()
+    classes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def top(self) -> str:
@@ -79,10 +80,6 @@ class Listing:
     def place(self, number: Any) -> str:
         """Return a readable name of a row."""
         raise NotImplementedError
-
-    def class_names(self, label: str) -> tuple[str, ...]:
-        """Return the names of the classes in a column, in their order; none if the labels alone tell them."""
-        return ()
 
     def table(self, columns: "Columns", rows: Sequence["Row"], data: DataConfig) -> ExampleTable:
         """Return the images of some rows, without labels. Raises: InputError; see `_find_images`."""
@@ -265,7 +262,7 @@ def choose_columns(listing: Listing, data: DataConfig, divider: str | None = Non
     weight = None if data.weight_column is None else listing.column("weight_column", data.weight_column)
     image = image or (listing.images[0] if len(listing.images) == 1 else None)
     labels = named.get("label") or [*filter(None, [find_column(header, LABELS)])]
-    labels = labels or (listing.classes if len(listing.classes) == 1 else [])
+    labels = labels or ([*listing.classes] if len(listing.classes) == 1 else [])
     rest = [name for name in header if name not in (image, *labels, group, divider, weight)]
     rest = [name for name in rest if not _DIVIDERS.fullmatch(_folded(name))]
     if len(rest) == 1 and (image is None) != (not labels):
@@ -279,7 +276,7 @@ def choose_columns(listing: Listing, data: DataConfig, divider: str | None = Non
         raise InputError(fault, advice=("name one by ", Key("data.columns"), f" {role}=NAME"))
     for column in filter(None, (image, *labels, group, divider, weight)):
         check_column(header, column, listing.top)
-    names = () if form != "one label" else listing.class_names(labels[0])
+    names = () if form != "one label" else listing.classes.get(labels[0], ())
     check_names(names, lambda place: f"{listing.top}: the names of {labels[0]}, name {place + 1}")
     return Columns(image, tuple(labels), group, divider, form, weight, names)
 

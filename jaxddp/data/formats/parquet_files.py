@@ -86,22 +86,19 @@ class ParquetRows(listing.Listing):
     def __init__(self, files: Sequence[FolderFile]):
         self.files, self.file = files, files[0]
         with tables.open_parquet(self.file) as parquet:
-            self._schema = parquet.schema_arrow
-        self.header, self.images = self._schema.names, _image_columns(self._schema)
+            schema = parquet.schema_arrow
+        self.header, self.images = schema.names, _image_columns(schema)
         with about(self.file):
-            self.classes = [*_class_names(self._schema)]
-        kinds = {field.name: str(field.type) for field in self._schema}
+            self.classes = _class_names(schema)
+        kinds = {field.name: str(field.type) for field in schema}
         self.lists = [name for name in self.header if kinds[name].startswith(("list", "large_list"))]
 
     def place(self, number: tuple[int, int]) -> str:
         return f"{self.files[number[0]]}, row {number[1]}"
 
-    def class_names(self, label: str) -> tuple[str, ...]:
-        return _class_names(self._schema).get(label, ())
-
     def rows(self, columns: Sequence[str], refuse: Refuse) -> Iterator[list[Any]]:
         """Yield [number of the row, *texts of the columns]; the text of a cell with an image is the id of the row."""
-        names = {name: self.class_names(name) for name in columns if name not in self.images}
+        names = {name: self.classes.get(name, ()) for name in columns if name not in self.images}
         for index, file in enumerate(self.files):
             with tables.open_parquet(file) as parquet, tables.as_input_errors(file):
                 if missing := {*columns} - {*parquet.schema_arrow.names}:

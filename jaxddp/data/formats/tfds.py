@@ -24,7 +24,7 @@ from jaxddp.data.faults import Refuse, check_distinct, raise_fault
 from jaxddp.data.format import Match, Place
 from jaxddp.data.formats.splits import required_split
 from jaxddp.data.source import Split
-from jaxddp.data.storage.shards import ArrayRecords, Columns, RecordFiles, load_or_build_index, record_columns
+from jaxddp.data.storage.shards import ArrayRecords, Contents, RecordFiles, load_or_build_index, record_columns
 from jaxddp.data.storage.store import LocalFiles, check_regular
 from jaxddp.data.storage.tables import REFUSED
 from jaxddp.data.table import ExampleTable
@@ -69,7 +69,7 @@ def read_tfds(
     check_distinct(names, lambda name: f"{root}: the names of {label}")
     store = _open_store(tfds, builder, of_set, lengths, image)
 
-    def read(file: str, size: int) -> tuple[Columns, list[str]]:
+    def read(file: str, size: int) -> Contents:
         offsets, labels = store.labels(file, lengths[file], label)
         faults, wrong = [], np.flatnonzero((labels < 0) | (labels >= len(names)))
         if len(wrong):

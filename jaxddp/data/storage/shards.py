@@ -31,16 +31,12 @@ from jaxddp.core.phases import doing, reached
 from jaxddp.core.threads import map_in_threads
 from jaxddp.data.faults import Refuse
 from jaxddp.data.storage.root import Folder
-from jaxddp.data.storage.store import (
-    LocalFiles,
-    ShardStore,
-    name_of_folder,
-    read_sealed,
-    write_sealed,
-)
+from jaxddp.data.storage.store import LocalFiles, ShardStore, name_of_folder, read_sealed, write_sealed
 
 Columns = Mapping[str, np.ndarray]
 """The columns of a file's images, by name."""
+Contents = tuple[Columns, list[str]]
+"""The columns of a file, and a message for each of its faults."""
 _FORMAT = 2
 _COUNT = "count"
 # Reading labels mostly waits for the disk or a server.
@@ -64,12 +60,7 @@ def split_address(address: str) -> tuple[str, str]:
 
 
 def load_or_build_index(
-    name: str,
-    folder: Folder,
-    paths: Sequence[str],
-    about: str,
-    read: Callable[[str, int], tuple[Columns, list[str]]],
-    refuse: Refuse,
+    name: str, folder: Folder, paths: Sequence[str], about: str, read: Callable[[str, int], Contents], refuse: Refuse
 ) -> dict[str, Columns]:
     """Return the columns of each file, by path, from an earlier run if no file has changed; otherwise read and save.
 
@@ -78,7 +69,7 @@ def load_or_build_index(
     Args:
         name: the name of the index; a folder may have several.
         about: a text with everything on which the columns depend, besides the files.
-        read: returns the columns of a file, from its path and size, and its faults; an `InputError` is a fault too.
+        read: a function of the path and the size of a file; an `InputError` is a fault, too.
         refuse: is called with each fault. A file that is missing or cannot be read is left out.
 
     Raises: InputError if `refuse` raises it, or no file can be used.
@@ -257,23 +248,10 @@ def _value(data: bytes, feature: str, kind: Literal["bytes_list", "int64_list"],
     return values[0]
 
 
-# The messages of TensorFlow's example.proto and feature.proto.
-_PROTO = """
-syntax: "proto3" name: "example" package: "tensorflow"
-message_type { name: "Example" field { name: "features" number: 1 type_name: "Features" } }
-message_type { name: "Features" field { name: "feature" number: 1 label: LABEL_REPEATED type_name: "FeatureEntry" }
-  nested_type { name: "FeatureEntry" options { map_entry: true } field { name: "key" number: 1 type: TYPE_STRING }
-                field { name: "value" number: 2 type_name: "Feature" } } }
-message_type { name: "Feature" field { name: "bytes_list" number: 1 type_name: "BytesList" }
-               field { name: "float_list" number: 2 type_name: "FloatList" }
-               field { name: "int64_list" number: 3 type_name: "Int64List" } }
-message_type { name: "BytesList" field { name: "value" number: 1 label: LABEL_REPEATED type: TYPE_BYTES } }
-message_type { name: "FloatList" field { name: "value" number: 1 label: LABEL_REPEATED type: TYPE_FLOAT } }
-message_type { name: "Int64List" field { name: "value" number: 1 label: LABEL_REPEATED type: TYPE_INT64 } }
-"""
+_MESSAGES = (Path(__file__).parent / "example.textproto").read_text(encoding="utf-8")
 # TensorFlow registers the same names in the default pool.
 _POOL = descriptor_pool.DescriptorPool()
-_POOL.Add(text_format.Parse(_PROTO, descriptor_pb2.FileDescriptorProto()))
+_POOL.Add(text_format.Parse(_MESSAGES, descriptor_pb2.FileDescriptorProto()))
 Example: Any = message_factory.GetMessageClass(_POOL.FindMessageTypeByName("tensorflow.Example"))
 """The class of tf.train.Example."""
 

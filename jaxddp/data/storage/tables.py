@@ -29,17 +29,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import jaxddp.core.files as files
-from jaxddp.core.errors import (
-    InputError,
-    JaxddpError,
-    Unreachable,
-    about,
-    counted,
-    first_line,
-    nearest,
-    requires,
-    show,
-)
+from jaxddp.core.errors import InputError, JaxddpError, Unreachable, about, counted, first_line, nearest, requires, show
 from jaxddp.core.phases import doing, moved
 from jaxddp.core.threads import in_daemon
 from jaxddp.data.faults import Refuse, check_distinct

@@ -20,7 +20,7 @@ import jaxddp.core.files as files
 from jaxddp.core.errors import InputError, counted, show
 from jaxddp.data.faults import Refuse
 from jaxddp.data.storage.root import Folder
-from jaxddp.data.storage.shards import Columns, load_or_build_index
+from jaxddp.data.storage.shards import Contents, load_or_build_index
 from jaxddp.data.storage.store import ShardStore
 
 _SUFFIXES = "jpg jpeg jpe jfif png webp tif tiff bmp ppm pgm gif avif heic heif"
@@ -207,7 +207,7 @@ def load_or_build_samples(folder: Folder, paths: Sequence[str], refuse: Refuse) 
     Raises: InputError if no sample can be used, or `refuse` raises it.
     """
 
-    def read(path: str, size: int) -> tuple[Columns, list[str]]:
+    def read(path: str, size: int) -> Contents:
         with folder.open(path) as file:
             samples, faults = find_samples(file, size, folder.name(path))
         return samples._asdict(), faults
