@@ -1,6 +1,5 @@
 """Parquet files as `datasets` writes them: the order of rows, the class names, and reading of single images."""
 
-import io
 import json
 import threading
 import time
@@ -14,8 +13,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from PIL import Image
 from support.forms import example_tables, refusal
+from support.images import encode
 
 from jaxddp.config import DataConfig
 from jaxddp.core.errors import InputError
@@ -32,9 +31,7 @@ CELL = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 
 
 def encoded(number: int) -> bytes:
-    stream = io.BytesIO()
-    Image.fromarray(np.full((SIZE, SIZE, 3), number, np.uint8)).save(stream, "PNG")
-    return stream.getvalue()
+    return encode(np.full((SIZE, SIZE, 3), number, np.uint8), "PNG")
 
 
 def write_file(file: Path, numbers: Iterable[int], **options: Any) -> Path:

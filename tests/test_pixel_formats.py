@@ -4,12 +4,12 @@ import io
 import logging
 import struct
 import threading
-from typing import Any
 
 import cv2
 import numpy as np
 import pytest
 from PIL import Image
+from support.images import encode
 
 import jaxddp.data.stream.decode as decode
 from jaxddp.core.errors import InputError
@@ -25,13 +25,6 @@ TIFFS = [{}, {"compression": "tiff_lzw"}]
 
 def picture(*shape: int, dtype: type = np.uint8) -> np.ndarray:
     return np.random.default_rng(list(shape)).integers(0, np.iinfo(dtype).max, shape, dtype, endpoint=True)
-
-
-def encode(image: np.ndarray, kind: str, **settings: Any) -> bytes:
-    stream = io.BytesIO()
-    exact = {"lossless": True, "exact": True} if kind == "WEBP" else {}
-    Image.fromarray(image).save(stream, kind, **exact, **settings)
-    return stream.getvalue()
 
 
 def decode_train(data: bytes, channels: int = 3, bits: int = 8, size: int = SIZE) -> np.ndarray:
@@ -175,7 +168,9 @@ def test_a_color_tiff_of_sixteen_bits_is_rejected_instead_of_reduced():
     np.testing.assert_array_equal(decode_train(data), rgb >> 8)
     with pytest.raises(InputError, match="^a TIFF with colors of 16 bits, of which only the upper 8 can be read; save"):
         decode_train(data, 3, 16)
-    np.testing.assert_array_equal(decode_train(cv2.imencode(".png", rgb[..., ::-1])[1].tobytes(), 3, 16), rgb)
+    png, with_alpha = (cv2.imencode(".png", one)[1].tobytes() for one in (rgb[..., ::-1], rgb[..., [2, 1, 0, 0]]))
+    np.testing.assert_array_equal(decode_train(png, 3, 16), rgb)
+    np.testing.assert_array_equal(decode_train(with_alpha, 1, 16), decode_train(png, 1, 16))
 
 
 @pytest.mark.parametrize(("kind", "settings"), [("BMP", {}), ("WEBP", {}), *(("TIFF", settings) for settings in TIFFS)])

@@ -7,7 +7,6 @@ import random
 import struct
 import subprocess
 import sys
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,7 +15,7 @@ import optax
 import pytest
 from PIL import Image
 from support.cases import essential_and_rare
-from support.images import encode
+from support.images import encode, png
 from support.networks import linear_model
 from support.processes import environment
 from support.streams import DATA, NUM_EXAMPLES, SEED, SIZE, assert_same, waves, write_table
@@ -208,6 +207,14 @@ def test_decoding_a_window_equals_decoding_and_slicing(form: str, options: dict)
         np.testing.assert_array_equal(part, whole[top : top + height, left : left + width])
 
 
+# Stray bytes end simplejpeg's decoding before the first pixel if they precede the frame.
+@pytest.mark.parametrize(("mode", "stray"), [("CMYK", b""), ("RGB", b"stray bytes")])
+def test_a_window_of_a_jpeg_that_pillow_decodes_is_cut_at_its_full_size(mode: str, stray: bytes):
+    data = encode(Image.fromarray(waves(1, 75, 101)).convert(mode))
+    data, whole = data[:20] + stray + data[20:], np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))
+    np.testing.assert_array_equal(decode_window(data, quick_header(data), (30, 20, 40, 70), 8), whole[30:70, 20:90])
+
+
 @pytest.mark.parametrize("options", [{"subsampling": 0}, {"subsampling": 2}, {"keep_rgb": True}, {"mode": "CMYK"}])
 def test_verification_keeps_the_pixels_of_later_epochs(options: dict):
     kept_crops, pixels = 0, Pixels(SIZE, area=(0.5, 1.0))
@@ -263,9 +270,7 @@ def test_large_windows_are_decoded_at_a_fraction(scale: int):
 
 
 def png_header(width: int, height: int) -> bytes:
-    body = b"IHDR" + struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    header = struct.pack(">I", 13) + body + struct.pack(">I", zlib.crc32(body))
-    return b"\x89PNG\r\n\x1a\n" + header + b"\x00\x00\x00\x00IEND\xaeB`\x82"
+    return png([(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)), (b"IEND", b"")])
 
 
 CUT = "cut short: no end-of-image marker at the end"

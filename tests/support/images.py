@@ -15,8 +15,8 @@ EOI = b"\xff\xd9"
 
 
 def encode(image: np.ndarray | Image.Image, form: str = "JPEG", **options) -> bytes:
-    file = io.BytesIO()
-    (image if isinstance(image, Image.Image) else Image.fromarray(image)).save(file, form, **options)
+    file, exact = io.BytesIO(), {"lossless": True, "exact": True} if form == "WEBP" else {}
+    (image if isinstance(image, Image.Image) else Image.fromarray(image)).save(file, form, **exact, **options)
     return file.getvalue()
 
 

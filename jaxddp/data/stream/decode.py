@@ -190,6 +190,7 @@ def decode(
 
     Args:
         scale: the fraction of its size to which a JPEG is decoded: 1, 2, 4 or 8 for 1, 1/2, 1/4 or 1/8, rounded up.
+            A JPEG that Pillow decodes, such as CMYK, keeps its size.
         rows: the number of rows that are needed; later rows may be missing in the result. By default all are needed.
         exact: whether the pixels of a JPEG equal those of Pillow. If False, decoding is faster, and pixels differ by a
             few levels, which is negligible for random crops.
@@ -215,7 +216,7 @@ def decode(
         # An image that was gray gets its original values.
         if image.dtype == np.uint8:
             return np.asarray(Image.fromarray(image).convert("L"))[..., None]
-        return ((image @ np.array(_LUMA) + (1 << 15)) >> 16).astype(image.dtype)[..., None]
+        return ((image[..., :3] @ np.array(_LUMA) + (1 << 15)) >> 16).astype(image.dtype)[..., None]
     if pixels.channels > image.shape[2]:
         return np.concatenate([image, np.full_like(image[..., :1], np.iinfo(image.dtype).max)], axis=-1)
     return image[..., : pixels.channels]
@@ -228,7 +229,7 @@ def _decode_jpeg(data: bytes, scale: int, exact: bool) -> np.ndarray | None:
     """
     image = None
     try:
-        height, width, colors, _ = simplejpeg.decode_jpeg_header(data, strict=False)
+        height, width, colors, _ = simplejpeg.decode_jpeg_header(data)
         if colors in ("CMYK", "YCCK"):
             return None
         image = np.empty((-(-int(height) // scale), -(-int(width) // scale), 3), np.uint8)
@@ -271,6 +272,8 @@ def decode_window(
     top, left, height, width = window
     scale = _scale(window, least) if header.kind == "jpeg" else 1
     image = decode(data, header, pixels, scale=scale, rows=top + height, exact=exact, decoded=decoded)
+    # Pillow decodes at full size.
+    scale = 1 if image.shape[1] == header.width else scale
     return image[top // scale : -(-(top + height) // scale), left // scale : -(-(left + width) // scale)]
 
 
