@@ -310,11 +310,8 @@ def _accept_named_sizes_in_pad() -> Iterator[None]:
     def with_names(sides: Any) -> Any:
         return shape([side if isinstance(side, int) else str(side) for side in sides])
 
-    pad.ir = types.SimpleNamespace(**{**vars(library), "Shape": with_names})
-    try:
+    with mock.patch.object(pad, "ir", types.SimpleNamespace(**{**vars(library), "Shape": with_names})):
         yield
-    finally:
-        pad.ir = library
 
 
 def session(content: bytes) -> Callable[[np.ndarray], np.ndarray]:

@@ -378,9 +378,8 @@ class TrainedRun:
 
     def _check_one_label(self) -> None:
         if (form := self.signature.label_form) != "one label":
-            raise InputError(
-                f"{self.directory}: its images have {form}, and this needs one label", advice="use predict"
-            )
+            problem = f"{self.directory}: its images have {form}, and this needs one label"
+            raise InputError(problem, advice="use predict")
 
     @cached_property
     def _measured(self) -> Objective:

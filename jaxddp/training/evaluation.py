@@ -269,12 +269,11 @@ class EarlyStopping:
         """Return the state after a validation with `flat` metrics. A value that is not finite is no gain."""
         if self.goal.metric not in metrics:
             return self
-        value = metrics[self.goal.metric]
-        if value is None or not math.isfinite(value):
-            return replace(self, without_gain=self.without_gain + 1)
-        mean = self.mean.with_value(value, self.goal.smoothing)
-        if self.best is None or self.goal.is_better(mean.value, self.best, self.min_gain):
-            return replace(self, best=mean.value, step=step, without_gain=0, mean=mean)
+        value, mean = metrics[self.goal.metric], self.mean
+        if value is not None and math.isfinite(value):
+            mean = mean.with_value(value, self.goal.smoothing)
+            if self.best is None or self.goal.is_better(mean.value, self.best, self.min_gain):
+                return replace(self, best=mean.value, step=step, without_gain=0, mean=mean)
         return replace(self, without_gain=self.without_gain + 1, mean=mean)
 
     def check(self, names: Collection[str]) -> None:

@@ -440,10 +440,9 @@ class StepSeconds:
         """Return the lines of a table with the slowest processes, at most eight, and the median."""
         listed = sorted([*dict.fromkeys((*(each.process for each in self.slow()), *self.seconds))][:_MAX_ROWS])
         rows = {f"process {process}": self.seconds[process] for process in listed} | {"median": self.medians}
-        lines = {name: [f"{row[column]:.4f}" for column in COLUMNS] for name, row in rows.items()}
-        return [
-            f"{name:<14}" + "".join(f"{cell:>10}" for cell in line) for name, line in ({"": COLUMNS} | lines).items()
-        ]
+        title = f"{'':<14}" + "".join(f"{column:>10}" for column in COLUMNS)
+        lines = [f"{name:<14}" + "".join(f"{row[column]:>10.4f}" for column in COLUMNS) for name, row in rows.items()]
+        return [title, *lines]
 
     def dumps(self) -> bytes:
         """Return the content of the file."""
