@@ -130,7 +130,7 @@ TOOLS = {
 
 SOUND_IMAGES = (
     *("sound_image", "open_sound", "stray_bytes", "parse_header", "check_readable", "decode_pillow", "first_rows"),
-    *("ImageHeader", "DOWNLOAD_AGAIN", "JPEG_END", "JPEG_START", "MAX_PIXELS"),
+    *("without_ancillary_chunks", "ImageHeader", "DOWNLOAD_AGAIN", "JPEG_END", "JPEG_START", "MAX_PIXELS"),
 )
 """The names of `data.images` for other modules: these bytes, or what is wrong; those for a check, and for decoding."""
 

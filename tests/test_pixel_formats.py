@@ -9,7 +9,7 @@ import cv2
 import numpy as np
 import pytest
 from PIL import Image
-from support.images import encode
+from support.images import chunk, encode
 
 import jaxddp.data.stream.decode as decode
 from jaxddp.core.errors import InputError
@@ -161,7 +161,7 @@ def rgb16_tiff(rgb: np.ndarray) -> bytes:
     return head + pixels + struct.pack("<3H", 16, 16, 16) + directory + bytes(4)
 
 
-def test_a_color_tiff_of_sixteen_bits_is_rejected_instead_of_reduced():
+def test_a_color_tiff_of_sixteen_bits_is_rejected_instead_of_reduced(capfd):
     rgb = picture(SIZE, SIZE, 3, dtype=np.uint16)
     data = rgb16_tiff(rgb)
     assert verify(data).bits == 16
@@ -169,7 +169,8 @@ def test_a_color_tiff_of_sixteen_bits_is_rejected_instead_of_reduced():
     with pytest.raises(InputError, match="^a TIFF with colors of 16 bits, of which only the upper 8 can be read; save"):
         decode_train(data, 3, 16)
     png, with_alpha = (cv2.imencode(".png", one)[1].tobytes() for one in (rgb[..., ::-1], rgb[..., [2, 1, 0, 0]]))
-    np.testing.assert_array_equal(decode_train(png, 3, 16), rgb)
+    np.testing.assert_array_equal(decode_train(png[:33] + chunk(b"iCCP", b"x") + png[33:], 3, 16), rgb)
+    assert capfd.readouterr().err == ""
     np.testing.assert_array_equal(decode_train(with_alpha, 1, 16), decode_train(png, 1, 16))
 
 

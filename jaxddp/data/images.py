@@ -88,7 +88,7 @@ Decode = Callable[[bytes], object]
 """A decoder of a JPEG. It raises a ValueError with the first message of libjpeg."""
 METADATA = frozenset((*range(APP0, APP0 + 16), COMMENT))
 """The markers of segments on which no coefficient depends."""
-_CRITICAL = (b"IHDR", b"PLTE", b"IDAT", b"IEND")
+_CRITICAL = (b"IHDR", b"PLTE", b"tRNS", b"IDAT", b"IEND")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -333,7 +333,7 @@ def verify(data: bytes, decode: Decode | None = None) -> ImageHeader:
 
 def _read_png(data: bytes) -> None:
     """Decode a PNG. Raises: InputError, ValueError, struct.error or zlib.error."""
-    with _open_image(_without_ancillary_chunks(data), "png") as image:
+    with _open_image(without_ancillary_chunks(data), "png") as image:
         # Pillow accepts a missing palette and missing rows.
         if image.mode == "P" and image.palette is None:
             raise ValueError("no palette, though its pixels are indices of one")
@@ -358,7 +358,7 @@ def open_sound(data: bytes) -> Image.Image:
     if data.startswith(JPEG_START):
         contents += [joined(data, without) for without in (METADATA - {APP14}, METADATA)]
     elif data.startswith(PNG_START):
-        contents.append(_without_ancillary_chunks(data))
+        contents.append(without_ancillary_chunks(data))
     reason = ""
     for content in contents:
         try:
@@ -522,8 +522,8 @@ def _pixels_before_any_end(data: bytes) -> set[bytes]:
     return pixels
 
 
-def _without_ancillary_chunks(data: bytes) -> bytes:
-    """Return a PNG with its critical chunks only, on which its colors depend (PNG specification, 5.4)."""
+def without_ancillary_chunks(data: bytes) -> bytes:
+    """Return a PNG with the chunks on which its pixels depend (PNG specification, 5.4). Raises: see `_chunks`."""
     return PNG_START + b"".join(chunk for chunk in _chunks(data) if chunk[4:8] in _CRITICAL)
 
 

@@ -37,6 +37,7 @@ from jaxddp.data.images import (
     decode_pillow,
     first_rows,
     parse_header,
+    without_ancillary_chunks,
 )
 
 Window = tuple[int, int, int, int]
@@ -244,6 +245,9 @@ def _decode_jpeg(data: bytes, scale: int, exact: bool) -> np.ndarray | None:
 
 def _decode_png16(data: bytes) -> np.ndarray | None:
     """Return the pixels of a PNG of 16 bits, uint16[H, W, 3 or 4]; None if it has no colors."""
+    # libpng writes lines about unusual metadata, such as color profiles, to stderr.
+    with suppress(ValueError, struct.error):
+        data = without_ancillary_chunks(data)
     image = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_UNCHANGED)
     if image is None:
         raise InputError(f"damaged: it does not decode; {DOWNLOAD_AGAIN}")
