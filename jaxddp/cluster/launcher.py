@@ -265,8 +265,8 @@ def _listen_at(options: Launch) -> socket.socket:
     host, port = split_address(options.coordinator) if options.coordinator else (LOOPBACK, 0)
     with about(f"--coordinator {options.coordinator or LOOPBACK}"):
         listener = listen(host, port)
-    if options.machines.most > 1 and is_loopback(listener.getsockname()[0]) and not is_loopback(host):
+    address = listener.getsockname()[0]
+    if options.machines.most > 1 and is_loopback(address) and not is_loopback(host):
         # Debian's /etc/hosts maps a machine's own name to a loopback address.
-        address = listener.getsockname()[0]
         say(f"jaxddp launch: {host} resolves to {address} here, which no other machine can reach; give its IP address")
     return listener

@@ -104,14 +104,17 @@ def run(arguments: list[str]) -> None:
         from jaxddp.data.opening import open_inputs
         from jaxddp.inference.calibrated import calibrated, threshold_of
         from jaxddp.inference.output_files import write_predictions
-        from jaxddp.inference.pretrained import ensemble
+        from jaxddp.inference.pretrained import trained_network
+        from jaxddp.inference.trained import Ensemble
         from jaxddp.workdir.saved_state import recipe_of_run
 
         topology = topology_of(options)
     with doing("looking for the images"):
         recipe = recipe_of_run(places[0]) if isinstance(places[0], Path) else places[0]
         table = open_inputs(images, recipe.config.data)
-    trained = ensemble(places, getattr(options, "step", ""), topology, table, options.weights)
+    step = getattr(options, "step", "")
+    members = [trained_network(each, step, topology, table) for each in places]
+    trained = Ensemble.of(members, options.weights)
     if is_one_run and not options.raw:
         trained = calibrated(trained)
     least = options.coverage and threshold_of(trained, options.coverage)

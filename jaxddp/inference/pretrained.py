@@ -7,7 +7,7 @@ them. `trained_network` opens both.
 import functools
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,7 +29,7 @@ from jaxddp.data.source import Source, check_labelled, check_source, image_dtype
 from jaxddp.data.united import in_classes, own_part
 from jaxddp.engine.initial_state import NO_OPTIMIZER, make_init
 from jaxddp.engine.state import TrainState
-from jaxddp.inference.trained import Ensemble, OnClasses, TrainedRun, evaluator_of, fitted, restore_run
+from jaxddp.inference.trained import OnClasses, TrainedRun, evaluator_of, fitted, restore_run
 from jaxddp.mesh import Topology
 from jaxddp.metrics import DEFAULT_METRICS
 from jaxddp.models.adapt import NNXModel, adapt
@@ -290,13 +290,6 @@ def measure_network(
     of = TrainingData.of(source, data)
     measure = evaluator_of(config, objects_of_arguments(loss=loss), model, of, source, topology)
     return measure(topology.replicate(state))
-
-
-def ensemble(
-    places: Sequence[Path | RecipeFile], step: str, topology: Topology, source: Source, weights: Sequence[float] = ()
-) -> TrainedRun:
-    """Return the mean of several networks; see `trained_network` and `Ensemble.of`. Raises: InputError."""
-    return Ensemble.of([trained_network(place, step, topology, source) for place in places], weights)
 
 
 def trained_network(
