@@ -275,8 +275,7 @@ def whole_folder(path: Path) -> Iterator[Path]:
     Raises: InputError if the folder cannot be written, or another process writes it now.
     """
     temporary = create(path.parent) / f".{path.name}.tmp"
-    with readable_errors(path):
-        handle = locked_folder(temporary, path)
+    with readable_errors(path), locked_folder(temporary, path):
         try:
             if remains := [*temporary.iterdir()]:
                 _log.warning(f"{temporary}: the remains of an earlier command, which was ended; they are removed")
@@ -286,21 +285,23 @@ def whole_folder(path: Path) -> Iterator[Path]:
             temporary.rename(path)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
-            os.close(handle)
 
 
-def locked_folder(folder: Path, path: Path) -> int:
-    """Create and lock a folder; return its descriptor. Raises: InputError if another process has the lock."""
+@contextmanager
+def locked_folder(folder: Path, path: Path) -> Iterator[None]:
+    """Create a folder, and lock it during the block. Raises: InputError if another process has the lock."""
     while True:
         folder.mkdir(exist_ok=True)
         handle = os.open(folder, os.O_RDONLY)
-        if not try_lock(handle):
+        try:
+            if not try_lock(handle):
+                raise InputError(f"{path}: another command is writing there; wait for it, or choose another place")
+            # The other process may have renamed the folder before this process locked it.
+            if folder.exists() and os.path.samestat(os.fstat(handle), os.stat(folder)):
+                yield
+                return
+        finally:
             os.close(handle)
-            raise InputError(f"{path}: another command is writing there; wait for it, or choose another place")
-        # The other process may have renamed the folder before this process locked it.
-        if folder.exists() and os.path.samestat(os.fstat(handle), os.stat(folder)):
-            return handle
-        os.close(handle)
 
 
 def cache_folder() -> Path:

@@ -168,10 +168,8 @@ def _each_group(table: ExampleTable, labels: np.ndarray) -> list[_Group]:
     names, counts = np.unique(table.group, return_counts=True)
     rows = np.split(np.argsort(table.group, kind="stable"), np.cumsum(counts)[:-1])
     of_group = (np.unique(labels[each][labels[each] >= 0], return_counts=True) for each in rows)
-    all_groups = [
-        _Group(name.decode(), each, *of) for name, each, of in zip(names.tolist(), rows, of_group, strict=True)
-    ]
-    return [all_groups[place] for place in np.lexsort((names, _digests(names)))]
+    parts = [_Group(name.decode(), each, *of) for name, each, of in zip(names, rows, of_group, strict=True)]
+    return [parts[place] for place in np.lexsort((names, _digests(names)))]
 
 
 def _loss(left: np.ndarray, group: _Group, total: np.ndarray) -> float:
@@ -233,7 +231,7 @@ def write_folds(table: SourceTable, number: int, out: Path, data: DataConfig) ->
         raise InputError(fault, advice=("hold out images by ", Key("data.val_share")))
     fold, labels, beside = folds(table, number), labels_of(table), Path(os.path.abspath(out)).parent
     has_columns = labels.has_rows or any({*name} & {*";|"} for name in labels.ids)
-    more = dict[str, list[Any]]()
+    columns, more = table.with_several_labels().labels if has_columns else labels.values, dict[str, list[Any]]()
     if table.group is not None:
         more[data.group_column or "group"] = [name.decode() for name in table.group.tolist()]
     if table.weights is not None:
@@ -244,9 +242,7 @@ def write_folds(table: SourceTable, number: int, out: Path, data: DataConfig) ->
     for row, name in enumerate(table.path.tolist()):
         path = table.store.root / os.fsdecode(name)
         place = path.relative_to(beside) if path.is_relative_to(beside) else path
-        label = labels.values[row]
-        if not labels.has_rows:
-            label = (np.arange(len(labels.ids)) == label).astype(int) if has_columns else [labels.ids[label]]
+        label = columns[row] if has_columns else [labels.ids[labels.values[row]]]
         writer.writerow([place, *label, *(column[row] for column in more.values()), fold[row]])
     files.replace(out, text.getvalue().encode())
     return np.bincount(fold, minlength=number).tolist()

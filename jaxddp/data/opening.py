@@ -103,14 +103,13 @@ def _with_equal_labels(splits: Mapping[str, SourceTable]) -> dict[str, SourceTab
 
     A listing has multi-hot labels if a row has several; other splits, or the selected classes, may have only one each.
     """
-    tables = {split: cast(ExampleTable, table) for split, table in splits.items()}
-    listed = [labels_of(table) for table in tables.values() if table.pixel_shape is None]
+    listed = [labels_of(table) for table in splits.values() if table.pixel_shape is None]
     multi_hot = [labels.values for labels in listed if labels.form == "several labels"]
     if not multi_hot:
         return {**splits}
     several = any((labels.sum(1) != 1).any() for labels in multi_hot)
     convert = ExampleTable.with_several_labels if several else ExampleTable.with_single_labels
-    return {split: convert(table) for split, table in tables.items()}
+    return {split: convert(cast(ExampleTable, table)) for split, table in splits.items()}
 
 
 @contextmanager
@@ -261,10 +260,8 @@ def _place(data: DataConfig) -> Place:
         advice = f"give the data of one process, such as {data.of_process(0).path}"
         raise InputError(Key(f"data.{key}", getattr(data, key)), fault, advice=advice)
     if (data.path is None) == (data.name is None):
-        raise InputError(
-            *("data: give one of ", Key("data.path"), " (a folder, a URL or tfds:NAME) and ", Key("data.name")),
-            *(" (in datasets.toml); now ", Key("data.path", data.path), ", ", Key("data.name", data.name)),
-        )
+        both = Key("data.path"), " (a folder, a URL or tfds:NAME) and ", Key("data.name"), " (in datasets.toml); now "
+        raise InputError("data: give one of ", *both, Key("data.path", data.path), ", ", Key("data.name", data.name))
     # A function of the path serves data of any format.
     data = dataclasses.replace(data, group_column=None) if data.group_column in GROUPS else data
     if data.name is None:

@@ -68,13 +68,10 @@ def get_published(name: str, out: str | Path) -> Path:
     with files.readable_errors(folder):
         if others := sorted(entry for entry in os.listdir(folder) if not entry.startswith(".") and entry not in own):
             raise InputError(f"{folder}: holds {show(others[0])}, which is no file of {name}; give a new folder")
-        handle = files.locked_folder(folder, folder)
-        try:
+        with files.locked_folder(folder, folder):
             for file in sets[name]:
                 if not (file.unpacked and (folder / file.unpacked).is_dir()):
                     _get(file, folder)
-        finally:
-            os.close(handle)
     if name in _CLASSES:
         names = (f"{each}\n".replace("_", " ") for each in _CLASSES[name].split())
         files.replace(folder / CLASSES_FILE, "".join(names).encode())

@@ -13,7 +13,7 @@ import numpy as np
 
 import jaxddp.core.files as files
 from jaxddp.core.errors import InputError, show, size
-from jaxddp.data.arrays import ArrayTable, as_pixels, check_labels
+from jaxddp.data.arrays import ArrayTable, as_pixels
 from jaxddp.data.faults import check_distinct, find_repeats
 
 _CHUNK = 1 << 20
@@ -122,12 +122,11 @@ def make_table(
 
     Args:
         images: see `as_pixels`; gray images may have the shape [N, H, W].
-        labels: see `check_labels`; single labels may have the shape [N, 1].
+        labels: see `ArrayTable`; single labels may have the shape [N, 1].
     """
     with as_input_errors(images_from):
         images = as_pixels(images[..., None] if images.ndim == 3 else images)
     with as_input_errors(labels_from):
         if labels.ndim == 2 and labels.shape[1] == 1:
             labels = labels[:, 0]
-        check_labels(labels, len(images), len(names))
-    return ArrayTable(images, labels, names)
+        return ArrayTable(images, labels, names)

@@ -100,9 +100,6 @@ class CsvFile(listing.Listing):
         except csv.Error as error:
             refuse(f"{file}:{reader.line_num}: {error}; correct the quotes of this row")
 
-    def place(self, number: int) -> str:
-        return f"{self.file}:{number}"
-
     @property
     def top(self) -> str:
         return f"{self.file}:1"

@@ -321,12 +321,11 @@ def _suffix(name: str) -> str:
 
 
 def _is_utf8(folder: Path, name: str, refuse: Refuse) -> bool:
-    try:
+    with suppress(UnicodeEncodeError):
         name.encode()
-    except UnicodeEncodeError:
-        refuse(f"{folder}: the name {show(os.fsencode(name))} is not UTF-8; rename it")
-        return False
-    return True
+        return True
+    refuse(f"{folder}: the name {show(os.fsencode(name))} is not UTF-8; rename it")
+    return False
 
 
 def visible_entries(folder: Path) -> list[os.DirEntry[str]]:

@@ -10,7 +10,7 @@ Images are read by row from files that are mapped into memory. `data.train` and 
 import hashlib
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,6 @@ import jaxddp.data.formats.listing as listing
 import jaxddp.data.storage.tables as tables
 from jaxddp.config.registry import FORMATS
 from jaxddp.core.errors import InputError
-from jaxddp.data.faults import Refuse
 from jaxddp.data.format import Match, Place
 from jaxddp.data.formats.splits import required_split, split_name
 from jaxddp.data.source import Split
@@ -70,14 +69,6 @@ class HubSets:
         return table.without(np.flatnonzero(labels == tables.REFUSED)).select(place.data.classes)
 
 
-class _Columns(listing.Listing):
-    """The columns of a split, for `choose_columns`, which reads no row of it."""
-
-    def rows(self, columns: Sequence[str], refuse: Refuse) -> Iterator[list[Any]]:
-        # No column is taken for one of 0 and 1.
-        yield [0, *columns]
-
-
 def _open_splits(place: Place) -> Mapping[str, Any]:
     name = place.address.removeprefix(_PREFIX)
     folder = files.expanded(name).absolute()
@@ -97,10 +88,9 @@ def _read_labels(where: str, dataset: Any, place: Place) -> tuple[listing.Column
     if not len(dataset):
         raise InputError(f"{where}: holds no row; choose another split")
     images = [name for name, kind in features.items() if isinstance(kind, kinds.Image)]
-    classes = {
-        name: tuple(map(str, kind.names)) for name, kind in features.items() if isinstance(kind, kinds.ClassLabel)
-    }
-    chosen = listing.choose_columns(_Columns(where, [*features], images, classes), place.data)
+    labels = {name: kind for name, kind in features.items() if isinstance(kind, kinds.ClassLabel)}
+    classes = {name: tuple(map(str, kind.names)) for name, kind in labels.items()}
+    chosen = listing.choose_columns(listing.Listing(where, [*features], images, classes), place.data)
     if chosen.image not in images:
         raise InputError(f"{where}: no column of images, found {', '.join(features)}; choose a set with an Image")
     label = chosen.labels[0]

@@ -74,12 +74,15 @@ class Listing:
         return str(self.file)
 
     def rows(self, columns: Sequence[str], refuse: Refuse) -> Iterator[list[Any]]:
-        """Yield [number of the row, *texts of the columns] for each row that is not rejected."""
-        raise NotImplementedError
+        """Yield [number of the row, *texts of the columns] for each row that is not rejected.
+
+        By default, the header is the only row, so no column is taken for one of 0 and 1.
+        """
+        yield [1, *columns]
 
     def place(self, number: Any) -> str:
         """Return a readable name of a row."""
-        raise NotImplementedError
+        return f"{self.file}:{number}"
 
     def table(self, columns: "Columns", rows: Sequence["Row"], data: DataConfig) -> ExampleTable:
         """Return the images of some rows, without labels. Raises: InputError; see `_find_images`."""
@@ -164,7 +167,7 @@ def read_listing(
     Raises:
         InputError: a column is missing, or no row can be used.
     """
-    divider, values = (division(listing, data) if by_column else None) or (None, dict[Split, list[str]]())
+    divider, values = division(listing, data) if by_column else (None, dict[Split, list[str]]())
     columns = choose_columns(listing, data, divider)
     rows, listed = _read_rows(listing, columns, data, refuse, values.get("train")), listing
     is_of_classes = data.targets is None
@@ -230,10 +233,8 @@ def _folded(name: str) -> str:
 
 def has_labels(listing: Listing, data: DataConfig) -> bool:
     """Return whether a table has a column of labels by its name, or columns of shares or numbers."""
-    return (
-        data.targets is not None
-        or find_column(listing.header, (*data.named_columns.get("label", ()), *LABELS)) is not None
-    )
+    names = (*data.named_columns.get("label", ()), *LABELS)
+    return data.targets is not None or find_column(listing.header, names) is not None
 
 
 def finds_images(listing: Listing, data: DataConfig) -> bool:
@@ -291,8 +292,8 @@ def _classes(listing: Listing, names: Sequence[str]) -> list[str]:
     return [*classes] if len(classes) > 1 else []
 
 
-def division(listing: Listing, data: DataConfig) -> tuple[str, dict[Split, list[str]]] | None:
-    """Return the column that divides the rows, and its values in each split; None if no column does.
+def division(listing: Listing, data: DataConfig) -> tuple[str | None, dict[Split, list[str]]]:
+    """Return the column that divides the rows, and its values in each split; None and no values if no column does.
 
     A column called split does so if all its values are names of splits and no images are held out.
 
@@ -301,7 +302,7 @@ def division(listing: Listing, data: DataConfig) -> tuple[str, dict[Split, list[
     if data.split_column is not None:
         column = listing.column("split_column", data.split_column)
     elif data.held_out is not None or (column := find_column(listing.header, [_DIVIDER])) is None:
-        return None
+        return None, {}
     values = sorted({cell.strip() for _, cell in listing.rows([column], lambda fault: None)})
     of = {split: [value for value in values if value.casefold() in names] for split, names in SPLITS.items()}
     if data.val_fold is not None:
@@ -315,7 +316,7 @@ def division(listing: Listing, data: DataConfig) -> tuple[str, dict[Split, list[
         val = [value for value in of["val"] if not value.casefold().startswith("test")]
         return column, {"train": of["train"], "val": val or of["val"]}
     if data.split_column is None:
-        return None
+        return None, {}
     fault = f": its values in {listing.file} are {some(values, 12)}"
     advice = ("give the one to validate on by ", Key("data.val_fold"))
     raise InputError(Key("data.split_column", data.split_column), fault, advice=advice)
@@ -323,8 +324,8 @@ def division(listing: Listing, data: DataConfig) -> tuple[str, dict[Split, list[
 
 def divides(listing: Listing, data: DataConfig) -> bool:
     """Return whether a column divides the rows into both splits. Raises: see `division`."""
-    found = division(listing, data)
-    return found is not None and len(found[1]["val"]) > 0
+    _, values = division(listing, data)
+    return bool(values.get("val"))
 
 
 def check_one_division(data: DataConfig, file: str, val: str) -> None:

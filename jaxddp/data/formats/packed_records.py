@@ -81,6 +81,5 @@ def _manifest(root: Path) -> dict:
         return manifest
 
 
-FORMATS.add("packed_records")(
-    LocalFormat("a directory with packed.json (`jaxddp data pack`)", holds_packed, read_packed, skips_faults=True)
-)
+_DESCRIPTION = "a directory with packed.json (`jaxddp data pack`)"
+FORMATS.add("packed_records")(LocalFormat(_DESCRIPTION, holds_packed, read_packed, skips_faults=True))

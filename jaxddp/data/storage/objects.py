@@ -194,12 +194,9 @@ class Objects:
 
     def states(self, folder: str) -> dict[str, tuple[int, str]]:
         """Return the `state` of each object directly in a folder, by path. Raises: see `read`."""
-
-        def listed(_: float) -> list[Any]:
-            return self._client.list_with_delimiter(folder or None)["objects"]
-
-        name = f"{self.name(folder).rstrip('/')}/"
-        return {one["path"]: _state(one) for one in self.retry_policy.call(name, listed, _ADVICE[self._scheme])}
+        name, advice = f"{self.name(folder).rstrip('/')}/", _ADVICE[self._scheme]
+        listed = self.retry_policy.call(name, lambda _: self._client.list_with_delimiter(folder or None), advice)
+        return {one["path"]: _state(one) for one in listed["objects"]}
 
     def _listing(self, folder: str) -> dict[str, tuple[int, str]]:
         """Return the `states` of a folder, which are kept."""

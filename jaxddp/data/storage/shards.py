@@ -147,9 +147,7 @@ class RecordFiles(ShardStore):
 
     folder: LocalFiles
     feature: str = "image"
-
-    def name(self, path: bytes | str, offset: int = 0) -> str:
-        return f"{self.folder.name(path)}, record at byte {offset}"
+    record = "record at byte"
 
     def read(self, path: bytes, offset: int = 0) -> bytes:
         file, name = self.folder.name(path), self.name(path, offset)
@@ -167,7 +165,7 @@ class RecordFiles(ShardStore):
         """Return offsets and an integer feature of all records of a file, int64[length] each. Raises: InputError."""
         file, labels = self.folder.name(path), dict[int, int]()
         for offset, data in records_of(file):
-            labels[offset] = _value(data, feature, "int64_list", self.name(path, offset))
+            labels[offset] = _value(data, feature, "int64_list", self.name(os.fsencode(path), offset))
         if len(labels) != length:
             raise InputError(f"{file}: {len(labels)} records in place of {length}; {MAKE_OR_INDEX_AGAIN}")
         return np.array([*labels], np.int64), np.array([*labels.values()], np.int64)
@@ -184,9 +182,7 @@ class ArrayRecords(ShardStore):
     """The number of each file's first record in `source`."""
     feature: str = "image"
     """The name of the feature with the encoded image."""
-
-    def name(self, path: bytes, offset: int = 0) -> str:
-        return f"{self.folder.name(path)}, record {offset}"
+    record = "record"
 
     def read(self, path: bytes, offset: int = 0) -> bytes:
         return self._value(path, offset, self.feature, "bytes_list")

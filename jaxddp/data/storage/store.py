@@ -167,6 +167,11 @@ class ShardStore:
 
     folder: Any
     """The `Folder` of the files. It checks each file as if the file were an image."""
+    record = "row"
+    """What an offset counts, for messages."""
+
+    def name(self, path: bytes, offset: int = 0) -> str:
+        return f"{self.folder.name(path)}, {self.record} {offset}"
 
     @property
     def root(self) -> Path | None:

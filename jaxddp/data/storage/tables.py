@@ -66,9 +66,6 @@ class ParquetFiles(ShardStore):
         self._locks = defaultdict[tuple[bytes, int], threading.Lock](threading.Lock)
         self._being_read, self._changed = 0, threading.Condition()
 
-    def name(self, path: bytes, offset: int = 0) -> str:
-        return f"{self.folder.name(os.fsdecode(path))}, row {offset}"
-
     def read(self, path: bytes, offset: int = 0) -> bytes:
         starts, lengths = self._layout(path)
         number = bisect_right(starts, offset) - 1
