@@ -328,10 +328,8 @@ def _nearest_data_set(place: Place) -> str:
     with suppress(InputError, OSError):
         # A folder of a single class is no better than the images in it.
         is_class = holds_images and sum(entry.is_dir() for entry in os.scandir(path.parent)) > 1
-        near = (
-            one for one in above if _is_data_set(one) or (is_class and one is above[0] and "folders" in _matches(one))
-        )
-        hint = next((f"; {one.address} would open" for one in near), hint)
+        near = (at for at in above if _is_data_set(at) or (is_class and at is above[0] and "folders" in _matches(at)))
+        hint = next((f"; {at.address} would open" for at in near), hint)
     listed = "" if hint else "; put them into a folder for each class, or list them in train.csv, with path,label"
     return f", but images without folders of classes{hint}{listed}" if holds_images else hint
 

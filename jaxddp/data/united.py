@@ -229,7 +229,8 @@ def unite(source: Source, data: DataConfig, peers: Peers, what: str) -> Source:
     }
     peers.agree({f"{fact} of the {what}": str(value) for fact, value in facts.items()})
     classes = [*zip(source.class_ids, source.class_names, strict=True)]
-    own = json.dumps([len(source), source.fingerprint, classes, labels_of(source).counts.tolist()])
+    counts = dict(zip(source.class_ids, labels_of(source).counts.tolist(), strict=True))
+    own = json.dumps([len(source), source.fingerprint, classes, counts])
     lengths, digest, twins, classes, counts = json.loads(peers.decide(f"the {what}", own, partial(_combined, what)))
     if len(twins) == peers.process_count and what == VALIDATION:
         return source
@@ -253,9 +254,7 @@ def _combined(what: str, texts: list[str]) -> str:
     digest = hashlib.sha256(json.dumps(fingerprints).encode()).hexdigest()
     most_common, _ = Counter(fingerprints).most_common(1)[0]
     twins = [process for process, fingerprint in enumerate(fingerprints) if fingerprint == most_common]
-    totals: Counter[str] = Counter()
-    for of_process, counts_of_process in zip(classes, counts, strict=True):
-        totals.update(dict(zip((class_id for class_id, _ in of_process), counts_of_process, strict=True)))
+    totals = sum(map(Counter, counts), Counter[str]())
     merged = classes[0] if all(one == classes[0] for one in classes) else _merged(what, classes)
     return json.dumps([lengths, digest, twins, merged, [totals[class_id] for class_id, _ in merged]])
 

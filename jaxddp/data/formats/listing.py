@@ -240,17 +240,15 @@ def has_labels(listing: Listing, data: DataConfig) -> bool:
 def finds_images(listing: Listing, data: DataConfig) -> bool:
     """Return whether an image is where one of the first rows of a table says, or where it is looked for."""
     root = Path(listing.file.folder.name(listing.file.path)).parent
-    names = (*data.named_columns.get("image", ()), *IMAGES)
+    names, found = (*data.named_columns.get("image", ()), *IMAGES), False
     with suppress(InputError):
         image = find_column(listing.header, names) or choose_columns(listing, data).image
         rows = itertools.islice(listing.rows([image], lambda fault: None), _LOOKED_AT)
         images = [text.replace("\\", "/") for _, text in rows]
-        try:
-            _, _, found = _find_images(listing.file, root, images, data)
-        except InputError:
-            return True
-        return found
-    return False
+        # An image that is in two places is an error there.
+        found = True
+        _, _, found = _find_images(listing.file, root, images, data)
+    return found
 
 
 def choose_columns(listing: Listing, data: DataConfig, divider: str | None = None) -> Columns:

@@ -90,8 +90,7 @@ class ParquetRows(listing.Listing):
         self.header, self.images = schema.names, _image_columns(schema)
         with about(self.file):
             self.classes = _class_names(schema)
-        kinds = {field.name: str(field.type) for field in schema}
-        self.lists = [name for name in self.header if kinds[name].startswith(("list", "large_list"))]
+        self.lists = [field.name for field in schema if str(field.type).startswith(("list", "large_list"))]
 
     def place(self, number: tuple[int, int]) -> str:
         return f"{self.files[number[0]]}, row {number[1]}"

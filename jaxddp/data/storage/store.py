@@ -22,6 +22,8 @@ import jaxddp.core.files as files
 
 Fault = tuple[int, str]
 """A row, and a clause that describes the fault of its image."""
+Look = Callable[[bytes, dict[bytes, int]], dict[int, str | None]]
+"""A function of a folder and a dict from its file names to rows: the rows whose files exist, with their faults."""
 # Listing waits for the disk or a server, and a training set of a server has a thousand folders of two pages each.
 _THREADS = 32
 _log = logging.getLogger("jaxddp.data")
@@ -58,14 +60,11 @@ class Store(Protocol):
         ...
 
 
-def faults_by_folder(
-    paths: np.ndarray, look: Callable[[bytes, dict[bytes, int]], dict[int, str | None]], *, missing_too: bool = True
-) -> list[Fault]:
+def faults_by_folder(paths: np.ndarray, look: Look, *, missing_too: bool = True) -> list[Fault]:
     """Return the faults of the images `paths`, bytes 'S'[N], all different. Each folder is looked at once.
 
     Args:
-        look: a function of a folder and a dict from its file names to rows. It returns the rows whose files exist, with
-            their faults, and raises an OSError if the folder cannot be read.
+        look: raises an OSError if the folder cannot be read.
         missing_too: whether a missing image is a fault.
     """
     folders: dict[bytes, dict[bytes, int]] = defaultdict(dict)
@@ -116,11 +115,10 @@ class LocalFiles:
         return files.open_regular(self.root / path, buffering=0)
 
     def files(self, folder: str = "") -> list[str]:
-        try:
-            names = [name for name in os.listdir(self.root / folder) if not is_passed_over(name)]
-        except (FileNotFoundError, NotADirectoryError):
-            return []
-        return sorted(os.path.join(folder, name) for name in names)
+        with suppress(FileNotFoundError, NotADirectoryError):
+            names = sorted(os.listdir(self.root / folder))
+            return [os.path.join(folder, name) for name in names if not is_passed_over(name)]
+        return []
 
     def state(self, path: str) -> tuple[int, str]:
         status = (self.root / path).stat()
