@@ -7,7 +7,6 @@ each further line describes one image.
 import hashlib
 import logging
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -17,7 +16,7 @@ import jaxddp.core.files as files
 from jaxddp.config import DataConfig
 from jaxddp.core.errors import InputError, Key, counted
 from jaxddp.data.soundness import Digests
-from jaxddp.data.source import SourceTable
+from jaxddp.data.source import Splits
 from jaxddp.data.storage.root import is_address
 from jaxddp.data.table import ExampleTable
 
@@ -84,15 +83,13 @@ def find_manifest(address: str, wanted: str | None) -> Path:
     raise InputError(Key.plain("data.verify", "manifest"), fault, advice=advice)
 
 
-def compare_with_manifest(
-    splits: Mapping[str, SourceTable], manifest: ImageManifest, data: DataConfig
-) -> dict[str, SourceTable]:
+def compare_with_manifest(splits: Splits, manifest: ImageManifest, data: DataConfig) -> Splits:
     """Return the splits with the checksums of a manifest. Files are compared when they are read, arrays immediately.
 
     Raises:
         InputError: the manifest has no digest of an image that may not be substituted, or of an image in an array.
     """
-    compared: dict[str, SourceTable] = dict(splits)
+    compared = dict(splits)
     for split, source in splits.items():
         if isinstance(source, ExampleTable):
             offsets = [0] * len(source) if source.offset is None else source.offset.tolist()

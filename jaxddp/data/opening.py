@@ -29,7 +29,7 @@ from jaxddp.data.formats.ilsvrc import TEST_CSV, test_listing
 from jaxddp.data.formats.splits import SPLITS
 from jaxddp.data.manifest import ImageManifest, compare_with_manifest, find_manifest
 from jaxddp.data.order import ChosenOrder, permutation
-from jaxddp.data.source import Source, SourceTable, Split, check_one_label, labels_of
+from jaxddp.data.source import Source, SourceTable, Split, Splits, check_one_label, labels_of
 from jaxddp.data.storage import root
 from jaxddp.data.storage.root import convert_os_errors, is_url
 from jaxddp.data.storage.store import LocalFiles
@@ -80,7 +80,7 @@ def open_unchecked(data: DataConfig, val_limit: int | None = None) -> tuple[Sour
 
 
 @convert_os_errors()
-def open_full_splits(data: DataConfig) -> dict[str, SourceTable]:
+def open_full_splits(data: DataConfig) -> Splits:
     """Open both splits without limits.
 
     With `data.verify=manifest`, the images are compared with a manifest; see `compare_with_manifest`.
@@ -90,15 +90,15 @@ def open_full_splits(data: DataConfig) -> dict[str, SourceTable]:
     return _compared(open_splits(data), _place(data))
 
 
-def _compared(splits: Mapping[str, SourceTable], place: Place) -> dict[str, SourceTable]:
+def _compared(splits: Splits, place: Place) -> Splits:
     if place.data.verify != "manifest":
-        return {**splits}
+        return splits
     file = find_manifest(place.address, place.data.manifest)
     with doing(f"reading {file.name}"):
         return compare_with_manifest(splits, ImageManifest.read(file), place.data)
 
 
-def _with_equal_labels(splits: Mapping[str, SourceTable]) -> dict[str, SourceTable]:
+def _with_equal_labels(splits: Splits) -> Splits:
     """Return the splits with multi-hot labels if an example of any split has not one class, else with single labels.
 
     A listing has multi-hot labels if a row has several; other splits, or the selected classes, may have only one each.
@@ -106,7 +106,7 @@ def _with_equal_labels(splits: Mapping[str, SourceTable]) -> dict[str, SourceTab
     listed = [labels_of(table) for table in splits.values() if table.pixel_shape is None]
     multi_hot = [labels.values for labels in listed if labels.form == "several labels"]
     if not multi_hot:
-        return {**splits}
+        return splits
     several = any((labels.sum(1) != 1).any() for labels in multi_hot)
     convert = ExampleTable.with_several_labels if several else ExampleTable.with_single_labels
     return {split: convert(cast(ExampleTable, table)) for split, table in splits.items()}
@@ -149,7 +149,7 @@ def _open(data_format: Format, place: Place, split: Split) -> SourceTable:
 
 
 @_reading()
-def open_splits(data: DataConfig, refuse: Refuse = raise_fault, *, undivided: bool = False) -> dict[str, SourceTable]:
+def open_splits(data: DataConfig, refuse: Refuse = raise_fault, *, undivided: bool = False) -> Splits:
     """Open "train" and "val" with the selected classes, without checking images.
 
     Labels are multi-hot if an image of either split has several labels.
@@ -169,7 +169,7 @@ def open_splits(data: DataConfig, refuse: Refuse = raise_fault, *, undivided: bo
         if (key := data.held_out) is not None:
             advice = ("leave ", Key(key.name), " out, which is for data without this split")
             raise InputError(key, f": {where} has its own validation split", advice=advice)
-        opened: dict[str, SourceTable] = {}
+        opened: Splits = {}
         for split in SPLITS:
             # After a fault of one split, the other is still opened. But a file that the config names must be readable.
             with pass_faults_to(raise_fault if getattr(place.data, split) else refuse):

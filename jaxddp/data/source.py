@@ -427,6 +427,9 @@ class SourceTable(Source, Table, Protocol):
     """An object that is both a source and a table. Every data set format returns one."""
 
 
+Splits = dict[str, SourceTable]
+"""The splits of a data set by name, such as "train" and "val"."""
+
 # The members that `check_source` requires. `fingerprint` is an annotation of the protocol, so `vars` omits it. This is
 # intended, because `hasattr` would compute the fingerprint, which may take long.
 _MEMBERS = [name for kind in (Source, Examples) for name in vars(kind) if not name.startswith("_")]
