@@ -168,8 +168,8 @@ def _each_group(table: ExampleTable, labels: np.ndarray) -> list[_Group]:
     names, counts = np.unique(table.group, return_counts=True)
     rows = np.split(np.argsort(table.group, kind="stable"), np.cumsum(counts)[:-1])
     of_group = (np.unique(labels[each][labels[each] >= 0], return_counts=True) for each in rows)
-    parts = [_Group(name.decode(), each, *of) for name, each, of in zip(names, rows, of_group, strict=True)]
-    return [parts[place] for place in np.lexsort((names, _digests(names)))]
+    all_groups = [_Group(name.decode(), each, *of) for name, each, of in zip(names, rows, of_group, strict=True)]
+    return [all_groups[place] for place in np.lexsort((names, _digests(names)))]
 
 
 def _loss(left: np.ndarray, group: _Group, total: np.ndarray) -> float:
