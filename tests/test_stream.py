@@ -7,6 +7,7 @@ import random
 import struct
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -128,6 +129,8 @@ def test_images_are_fetched_a_few_batches_ahead(table: ExampleTable, monkeypatch
     steps, rows = [], EvalOrder.rows
     monkeypatch.setattr(EvalOrder, "rows", lambda order, step: steps.append(step) or rows(order, step))
     large = table.rows(np.arange(2000) % NUM_EXAMPLES)
+    large.eval_batches(EvalOrder(2000, 64), DATA).close()
+    assert not any(thread.join(9) or thread.is_alive() for thread in threading.enumerate() if "images" in thread.name)
     batches = large.eval_batches(EvalOrder(2000, 64), DATA)
     assert max(steps) == BATCHES_AHEAD - 1
     for step in range(3):
@@ -352,7 +355,6 @@ PROGRAM = """
 import dataclasses, sys, time
 from pathlib import Path
 from support.images import encode
-from support.networks import linear_model
 from jaxddp.data.order import SampleOrder
 from jaxddp.data.table import ExampleTable
 from support.streams import *

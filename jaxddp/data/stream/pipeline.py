@@ -78,8 +78,9 @@ class Pipeline:
             pool.shutdown(wait=False, cancel_futures=True)
             self.table.verified.write_cache(self.shard.index)
 
-        def consume() -> Generator[Batch]:
+        def consume() -> Generator[Any]:
             try:
+                yield
                 for step in self.steps:
                     if (ahead := step + BATCHES_AHEAD * self.steps.step) in self.steps:
                         start(ahead)
@@ -95,9 +96,11 @@ class Pipeline:
         for step in self.steps[:BATCHES_AHEAD]:
             start(step)
         batches = consume()
-        # It runs once: after the last batch, when the generator is deleted (also one that was never started, which has
-        # no `finally`), or at the exit of the program, before the modules that it needs are gone.
+        # It runs once: when the generator ends, is closed or is deleted, or at the exit of the program, before the
+        # modules that it needs are gone.
         finish = weakref.finalize(batches, end)
+        # Only a generator that was started has a `finally`.
+        next(batches)
         return batches
 
     def _loading(self, step: int) -> Loading:
@@ -113,7 +116,10 @@ class Pipeline:
 
     def _load_all(self, loading: Loading) -> None:
         for at in loading.left:
-            loading.results[at] = self._load(loading, at)
+            loading.results[at] = result = self._load(loading, at)
+            if isinstance(result, Exception) and not isinstance(result, InputError):
+                # The batch will raise it. If a store does not answer, other images would wait, too.
+                deque(loading.left, 0)
 
     def _load(self, loading: Loading, at: int) -> bool | Exception:
         """Load one image into the batch; return its result (see `Loading.results`)."""
