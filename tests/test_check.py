@@ -25,6 +25,7 @@ from jaxddp.core.errors import InputError
 from jaxddp.curate import CheckedSplit, PackOptions, check, examine_file, manifest_path, packed_image
 from jaxddp.data.arrays import ArrayTable
 from jaxddp.data.formats.ilsvrc import train_solutions, val_solutions
+from jaxddp.data.stream.decode import Pixels
 
 WHOLE = encode(picture(40, 48, seed=77), subsampling=2)
 FIRST_SCANS = encode(picture(40, 48), progressive=True).rpartition(b"\xff\xda")[0]
@@ -75,6 +76,7 @@ def test_metadata_that_pillow_rejects_are_not_a_fault(kind: str):
     name, notes = ("n.png", ("gray: repeated as RGB",)) if good is PNG else ("n.jpg", ())
     findings = examine_file(broken, name)
     assert (findings.fault, findings.notes) == (None, notes)
+    np.testing.assert_array_equal(Pixels(8)(broken), Pixels(8)(good))
     assert findings == dataclasses.replace(examine_file(good, name), **changed)
     assert packed_image(broken, PackOptions(short_side=24)) == packed_image(good, PackOptions(short_side=24))
 

@@ -223,9 +223,8 @@ def test_verification_keeps_the_pixels_of_later_epochs(options: dict):
     kept_crops, pixels = 0, Pixels(SIZE, area=(0.5, 1.0))
     for row, key in enumerate(example_keys(SEED, np.zeros(40, np.int32), np.arange(40))):
         image = Image.fromarray(waves(row, 32 + row % 2 * 16, 44)).convert(options.get("mode", "RGB"))
-        (file := io.BytesIO()).name = "a.jpg"
-        image.save(file, "JPEG", **{name: value for name, value in options.items() if name != "mode"})
-        kept = pixels.keeping(data := file.getvalue(), key)
+        data = encode(image, **{name: value for name, value in options.items() if name != "mode"})
+        kept = pixels.keeping(data, key)
         header, _ = sound_image(data, kept)
         np.testing.assert_array_equal(pixels(data, key, header, kept), pixels(data, key))
         kept_crops += kept is not None and kept.pixels is not None

@@ -104,7 +104,6 @@ def test_a_file_that_is_damaged_later_never_trains_even_if_the_cache_has_its_tim
     damaged.check(DATA)
     damaged.verified.add(np.arange(N))
     damaged.verified.write_cache()
-    # Nor does it train if an image fails to decode.
     with pytest.raises(InputError, match=f"^{file}: damaged"):
         read(damaged)
     assert not damaged.verified.sound[3]

@@ -88,7 +88,7 @@ Decode = Callable[[bytes], object]
 """A decoder of a JPEG. It raises a ValueError with the first message of libjpeg."""
 METADATA = frozenset((*range(APP0, APP0 + 16), COMMENT))
 """The markers of segments on which no coefficient depends."""
-_CRITICAL = (b"IHDR", b"PLTE", b"tRNS", b"IDAT", b"IEND")
+_CRITICAL = (b"IHDR", b"PLTE", b"IDAT", b"IEND")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -522,9 +522,9 @@ def _pixels_before_any_end(data: bytes) -> set[bytes]:
     return pixels
 
 
-def without_ancillary_chunks(data: bytes) -> bytes:
-    """Return a PNG with the chunks on which its pixels depend (PNG specification, 5.4). Raises: see `_chunks`."""
-    return PNG_START + b"".join(chunk for chunk in _chunks(data) if chunk[4:8] in _CRITICAL)
+def without_ancillary_chunks(data: bytes, *others: bytes) -> bytes:
+    """Return a PNG with its critical chunks, on which its colors depend (PNG specification, 5.4), and `others`."""
+    return PNG_START + b"".join(chunk for chunk in _chunks(data) if chunk[4:8] in (*_CRITICAL, *others))
 
 
 def _chunks(data: bytes) -> Iterator[bytes]:

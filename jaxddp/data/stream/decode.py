@@ -207,9 +207,16 @@ def decode(
     if header.kind == "jpeg" and decoded is None:
         image = _decode_jpeg(data if rows is None else first_rows(data, rows), scale, exact)
     elif header.kind == "png" and header.bits == pixels.bits == 16:
-        image = _decode_png16(data)
+        image = _decode_png16(_without_metadata(data, pixels))
     if image is None:
-        image = decode_pillow(data, header.kind, 4 if pixels.channels == 4 else 3, pixels.bits)
+        channels = 4 if pixels.channels == 4 else 3
+        try:
+            image = decode_pillow(data, header.kind, channels, pixels.bits)
+        except InputError:
+            if header.kind != "png":
+                raise
+            # Pillow rejects some metadata on which no pixel depends.
+            image = decode_pillow(_without_metadata(data, pixels), header.kind, channels, pixels.bits)
     elif image.dtype != pixels.dtype:
         # 257 is 65535 / 255.
         image = image * np.uint16(257)
@@ -243,11 +250,15 @@ def _decode_jpeg(data: bytes, scale: int, exact: bool) -> np.ndarray | None:
         return image if "extraneous bytes" in str(error) else None
 
 
+def _without_metadata(data: bytes, pixels: PixelFormat) -> bytes:
+    """Return a PNG without metadata, about which libpng also writes lines to stderr; unchanged if it is damaged."""
+    with suppress(ValueError, struct.error):
+        return without_ancillary_chunks(data, *[b"tRNS"] * (pixels.channels == 4))
+    return data
+
+
 def _decode_png16(data: bytes) -> np.ndarray | None:
     """Return the pixels of a PNG of 16 bits, uint16[H, W, 3 or 4]; None if it has no colors."""
-    # libpng writes lines about unusual metadata, such as color profiles, to stderr.
-    with suppress(ValueError, struct.error):
-        data = without_ancillary_chunks(data)
     image = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_UNCHANGED)
     if image is None:
         raise InputError(f"damaged: it does not decode; {DOWNLOAD_AGAIN}")
