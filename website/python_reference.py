@@ -17,7 +17,7 @@ GROUPS = {
     "Train": ("prepare_training", "train", "RunSetup", "History", "Listener"),
     "Data": (
         *("open_data", "train_solutions", "val_solutions", "test_listing", "write_sample"),
-        *("ArrayTable", "ExampleTable"),
+        *("ArrayTable", "ExampleTable", "tf_dataset"),
     ),
     "Models, losses, objectives": ("resnet", "adapt", "softmax_cross_entropy", "sigmoid_cross_entropy", "distillation"),
     "Results": (
