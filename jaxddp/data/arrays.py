@@ -1,4 +1,4 @@
-"""`ArrayTable`: images and labels in memory. It makes batches without TensorFlow."""
+"""`ArrayTable`: images and labels in memory."""
 
 import hashlib
 import logging

@@ -43,7 +43,7 @@ def draw_and_free(draw: Callable[[], Any]) -> Any:
     """Call a function that draws a figure, return its result, and free the figure's memory.
 
     The parts of a figure refer to each other, so only a garbage collection frees their several MB. With the many
-    objects of JAX and TensorFlow, a full collection is rare, and takes half a second. A collection of the objects made
+    objects of JAX, a full collection is rare, and takes half a second. A collection of the objects made
     since the start of the figure takes a hundredth of a second.
     """
     # A collection while drawing could move parts of the figure to an older generation, which gc.collect(0) ignores.
