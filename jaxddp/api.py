@@ -30,7 +30,7 @@ from jaxddp.data.arrays import ArrayTable
 from jaxddp.data.formats.ilsvrc import test_listing, train_solutions, val_solutions
 from jaxddp.data.opening import open_full_splits
 from jaxddp.data.sample import write_sample
-from jaxddp.data.source import Source, check_labelled, check_source, labels_of
+from jaxddp.data.source import Source, check_comparable, check_labelled, check_source, labels_of
 from jaxddp.data.storage.root import find_dataset
 from jaxddp.data.table import ExampleTable
 from jaxddp.data.united import UnitedSource
@@ -54,7 +54,7 @@ from jaxddp.objectives.distillation import distillation
 from jaxddp.setup.identity import shared_settings
 from jaxddp.setup.input_figure import input_figure
 from jaxddp.setup.recipe import make_recipe
-from jaxddp.setup.resources import check_comparable, join_job, resources_of
+from jaxddp.setup.resources import join_job, resources_of
 from jaxddp.setup.run_setup import RunSetup, check_setup, check_state
 from jaxddp.setup.run_setup import initialize as initialize_network
 from jaxddp.setup.run_training import train as train_run

@@ -429,6 +429,8 @@ class SourceTable(Source, Table, Protocol):
 
 Splits = dict[str, SourceTable]
 """The splits of a data set by name, such as "train" and "val"."""
+VALIDATION = "validation data"
+"""The name of the validation data in messages."""
 
 # The members that `check_source` requires. `fingerprint` is an annotation of the protocol, so `vars` omits it. This is
 # intended, because `hasattr` would compute the fingerprint, which may take long.
@@ -477,3 +479,29 @@ def image_dtype(source: Source, data: DataConfig) -> np.dtype:
     """Return the dtype of the pixels of a source: the result of its method `image_dtype`, or uint8 without one."""
     method = getattr(source, "image_dtype", None)
     return np.dtype(np.uint8) if method is None else method(data)
+
+
+def check_comparable(source: Source, trained: Source, data: DataConfig) -> None:
+    """Check that a source has images and classes like the training data. Raises: InputError."""
+    both, same_classes = (source, trained), "select the same classes in both"
+    _check_equal(VALIDATION, "{} classes", (len(each.class_ids) for each in both), same_classes)
+    for label, ids in enumerate(zip(source.class_ids, trained.class_ids, strict=True)):
+        _check_equal(VALIDATION, f"class {label} is {{!r}}", ids, same_classes)
+    forms = (labels_of(each).form for each in both)
+    _check_equal(VALIDATION, "{} per image", forms, "give both the same form of labels")
+    data = data.of_evaluation
+    check_pixels(source, trained, data, VALIDATION)
+    source.check_evaluation(data)
+
+
+def check_pixels(source: Source, trained: Source, data: DataConfig, what: str) -> None:
+    """Check that a source has images like the training data; `what` names it in messages. Raises: InputError."""
+    both = (source, trained)
+    _check_equal(what, "images of {}", (each.image_shape(data) for each in both), "give both the same shape")
+    _check_equal(what, "pixels of {}", (image_dtype(each, data) for each in both), "give both the same dtype")
+
+
+def _check_equal(what: str, problem: str, values: Iterable[Any], advice: str) -> None:
+    found, trained = map(problem.format, values)
+    if found != trained:
+        raise InputError(f"{what}: {found}, and {trained} in the training data", advice=advice)

@@ -16,16 +16,14 @@ from typing import Any, cast
 import numpy as np
 
 from jaxddp.config import DataConfig
-from jaxddp.core.errors import InputError, Key, counted, show
+from jaxddp.core.errors import InputError, Key, counted, show, some
 from jaxddp.core.peers import Peers
 from jaxddp.data.batch import Batch
 from jaxddp.data.faults import check_distinct
 from jaxddp.data.order import WHOLE, EvalOrder, Order, SampleOrder, Shard, UnitedOrder, most_in_batch
-from jaxddp.data.source import LabelForm, Source, Substitutes, image_dtype, labels_of
+from jaxddp.data.source import VALIDATION, LabelForm, Source, Substitutes, image_dtype, labels_of
 
 _log = logging.getLogger("jaxddp.experiment")
-VALIDATION = "validation data"
-"""The name of validation data in `unite`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -176,6 +174,16 @@ def own_part(source: Source) -> Source:
 def class_counts(source: Source) -> np.ndarray:
     """Return the number of examples of each class on all processes, int64[K]."""
     return source.class_counts if isinstance(source, UnitedSource) else labels_of(source).counts
+
+
+def warn_of_unseen_classes(source: Source, trained: Source) -> None:
+    """Log a warning if a source has classes without any training examples."""
+    counts, trained_counts = class_counts(source), class_counts(trained)
+    unseen = np.flatnonzero((counts > 0) & (trained_counts == 0))
+    if len(unseen):
+        names = some([repr(source.class_names[label]) for label in unseen])
+        shares = f"{counts[unseen].sum():,} of {counted(len(source), 'example')}"
+        _log.warning(f"{VALIDATION}: {shares} are of classes without any training examples: {names}")
 
 
 def in_classes(source: Source, ids: tuple[str, ...], names: tuple[str, ...]) -> Source:

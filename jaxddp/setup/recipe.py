@@ -17,7 +17,7 @@ from jaxddp.config.registry import MODELS, OBJECTIVES
 from jaxddp.core.errors import InputError, Key, Words, about, counted, kind_of
 from jaxddp.data.batch import Division
 from jaxddp.data.order import BalancedOrder, RepeatedOrder, SampleOrder, check_repeats, unlabelled_seed
-from jaxddp.data.source import Source, check_labelled, check_one_label, labels_of
+from jaxddp.data.source import Source, check_labelled, check_one_label, check_pixels, labels_of
 from jaxddp.data.united import UnitedSource, own_part
 from jaxddp.engine.initial_state import Transform
 from jaxddp.engine.objective import ExampleLoss, Objective, TrainObjective, check_set_metric, is_set_metric, supervised
@@ -30,7 +30,7 @@ from jaxddp.recipe.file import RecipeFile
 from jaxddp.schedules import make_schedule
 from jaxddp.setup.feed import Feed
 from jaxddp.setup.network_checks import check_network, check_sizes, in_precision
-from jaxddp.setup.resources import ImageShape, Layout, Resources, TrainingData, check_pixels, steps_of
+from jaxddp.setup.resources import ImageShape, Layout, Resources, TrainingData, steps_of
 from jaxddp.setup.user_objects import ObjectSource, losses_of, metrics_of, optimizer_of, parts_of
 from jaxddp.training.evaluation import EarlyStopping
 

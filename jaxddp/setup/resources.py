@@ -2,7 +2,7 @@
 
 import functools
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
@@ -11,12 +11,12 @@ import numpy as np
 import jaxddp.data.opening as opening
 from jaxddp.augment.mixing import check_mixing
 from jaxddp.config import Config, DataConfig, ParallelConfig
-from jaxddp.core.errors import InputError, Key, counted, some
+from jaxddp.core.errors import InputError, Key
 from jaxddp.core.peers import Peers
 from jaxddp.core.phases import doing
 from jaxddp.data.batch import Division, Growth
-from jaxddp.data.source import LabelKind, Source, SourceTable, check_labelled, image_dtype, labels_of
-from jaxddp.data.united import VALIDATION, class_counts, own_part, unite
+from jaxddp.data.source import VALIDATION, LabelKind, Source, check_comparable, check_labelled, image_dtype, labels_of
+from jaxddp.data.united import class_counts, own_part, unite
 from jaxddp.engine.compilation import keep_compiled_programs, step_options
 from jaxddp.engine.ways.choice import choose_way
 from jaxddp.engine.ways.way import Way
@@ -158,7 +158,7 @@ class Resources:
         Raises: InputError if an image is missing (a run would find out at its first validation); see also `unite`.
         """
         if getattr(val, "verified", None) is not None:
-            cast(SourceTable, val).check(data)
+            cast(Any, val).check(data)
         return replace(self, val=None if val is None else unite(val, data, peers, VALIDATION))
 
 
@@ -226,42 +226,6 @@ def _united(train: Any, val: Any, config: Config, topology: Topology) -> tuple[A
     val = unite(val, config.data, topology.peers, VALIDATION)
     topology.peers.agree({"validation data": val.fingerprint})
     return train, val
-
-
-def check_comparable(source: Source, trained: Source, data: DataConfig) -> None:
-    """Check that a source has images and classes like the training data. Raises: InputError."""
-    both, same_classes = (source, trained), "select the same classes in both"
-    _check_equal(VALIDATION, "{} classes", (len(each.class_ids) for each in both), same_classes)
-    for label, ids in enumerate(zip(source.class_ids, trained.class_ids, strict=True)):
-        _check_equal(VALIDATION, f"class {label} is {{!r}}", ids, same_classes)
-    forms = (labels_of(each).form for each in both)
-    _check_equal(VALIDATION, "{} per image", forms, "give both the same form of labels")
-    data = data.of_evaluation
-    check_pixels(source, trained, data, VALIDATION)
-    source.check_evaluation(data)
-
-
-def check_pixels(source: Source, trained: Source, data: DataConfig, what: str) -> None:
-    """Check that a source has images like the training data; `what` names it in messages. Raises: InputError."""
-    both = (source, trained)
-    _check_equal(what, "images of {}", (each.image_shape(data) for each in both), "give both the same shape")
-    _check_equal(what, "pixels of {}", (image_dtype(each, data) for each in both), "give both the same dtype")
-
-
-def _check_equal(what: str, problem: str, values: Iterable[Any], advice: str) -> None:
-    found, trained = map(problem.format, values)
-    if found != trained:
-        raise InputError(f"{what}: {found}, and {trained} in the training data", advice=advice)
-
-
-def warn_of_unseen_classes(source: Source, trained: Source) -> None:
-    """Log a warning if a source has classes without any training examples."""
-    counts, trained_counts = class_counts(source), class_counts(trained)
-    unseen = np.flatnonzero((counts > 0) & (trained_counts == 0))
-    if len(unseen):
-        names = some([repr(source.class_names[label]) for label in unseen])
-        shares = f"{counts[unseen].sum():,} of {counted(len(source), 'example')}"
-        _log.warning(f"validation data: {shares} are of classes without any training examples: {names}")
 
 
 _CHOSEN = None, "the examples are chosen among those of all processes"

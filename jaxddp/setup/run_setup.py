@@ -19,8 +19,8 @@ from jaxddp.config.registry import CHOICES, OBJECTIVES, OPTIMIZERS, SCHEDULES
 from jaxddp.core.errors import InputError, Key, Words, counted, joined, refused
 from jaxddp.core.phases import doing, phase
 from jaxddp.data.batch import Batch
-from jaxddp.data.source import LabelKind, Source, check_labelled, labels_of
-from jaxddp.data.united import VALIDATION, UnitedSource, own_part, unite
+from jaxddp.data.source import VALIDATION, LabelKind, Source, check_comparable, check_labelled, labels_of
+from jaxddp.data.united import UnitedSource, own_part, unite
 from jaxddp.engine import predictions, replicas, statistics
 from jaxddp.engine.initial_state import NO_OPTIMIZER, make_init
 from jaxddp.engine.objective import Loss, Objective, TrainObjective, example_loss
@@ -39,7 +39,7 @@ from jaxddp.setup.feed import LONGEST_CHUNK, eval_batches, limit_batch_size
 from jaxddp.setup.initial_weights import WeightsTarget, fine_tuned, initial_weights, with_adapters
 from jaxddp.setup.network_checks import OWN_WEIGHTS, brings_weights, check_frozen_state
 from jaxddp.setup.recipe import Recipe, make_recipe, minimized
-from jaxddp.setup.resources import check_comparable, join_and_resolve, open_resources
+from jaxddp.setup.resources import join_and_resolve, open_resources
 from jaxddp.setup.user_objects import objects_of_hooks
 from jaxddp.training.evaluation import Evaluator, ImagePredictor
 from jaxddp.training.run import Chunk, Chunks

@@ -23,7 +23,7 @@ from jaxddp.core.phases import phase
 from jaxddp.data.batch import Batch
 from jaxddp.data.formats.packed_records import MANIFEST
 from jaxddp.data.storage.root import is_url
-from jaxddp.data.united import own_part
+from jaxddp.data.united import own_part, warn_of_unseen_classes
 from jaxddp.engine.objective import Objective, targets
 from jaxddp.engine.replicas import Replicas
 from jaxddp.engine.state import TrainState
@@ -37,7 +37,6 @@ from jaxddp.setup.identity import checksums, identity
 from jaxddp.setup.measured_shares import settle_shares
 from jaxddp.setup.network_checks import dtypes_of_products
 from jaxddp.setup.recipe import Recipe
-from jaxddp.setup.resources import warn_of_unseen_classes
 from jaxddp.setup.run_setup import RunSetup, check_state, initialize
 from jaxddp.setup.user_objects import check_listeners, check_requested_metrics, objects_of_hooks
 from jaxddp.training.checkpoints.integrity import RunIdentity
