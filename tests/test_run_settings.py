@@ -20,9 +20,9 @@ from jaxddp.commands.train import Train
 from jaxddp.config import Config, LossConfig, load
 from jaxddp.core.errors import InputError
 from jaxddp.data.arrays import ArrayTable
-from jaxddp.data.storage.root import CATALOG_VARIABLE
+from jaxddp.data.storage.root import CATALOG_VARIABLE, absolute
 from jaxddp.recipe.sources import recipe_path
-from jaxddp.workdir.claim import EVALUATION_KEYS, absolute, check_evaluation, with_absolute_paths
+from jaxddp.workdir.claim import EVALUATION_KEYS, check_evaluation, with_absolute_paths
 
 LEAN = ["--parallel.devices", "1", "--log.to", "jsonl"]
 RECIPE = """

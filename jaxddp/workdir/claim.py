@@ -30,7 +30,6 @@ from jaxddp.core.peers import ALONE, Peers
 from jaxddp.data.manifest import find_manifest
 from jaxddp.data.opening import TRAIN
 from jaxddp.data.storage import root
-from jaxddp.data.storage.root import is_address
 from jaxddp.recipe.file import COPY_FOLDER, REFERENCE_FILE, RUN_ID, RecipeFile
 from jaxddp.recipe.sources import CONFIG_FILE
 from jaxddp.training.listeners.jsonl import RESULT
@@ -196,16 +195,6 @@ _IS_PATH |= {"data.images": os.path.isdir, "model.weights": is_local, "data.unla
 """The keys whose values are paths, and whether a value is one."""
 
 
-def absolute(place: str) -> str:
-    """Return the absolute path of a file without resolving links; a URL or tfds:NAME is unchanged."""
-    if is_address(place):
-        return place
-    path = str(files.expanded(place).absolute())
-    # After a link, ".." leads to the parent of its target.
-    plain = os.path.normpath(path)
-    return plain if os.path.realpath(plain) == os.path.realpath(path) else path
-
-
 def with_absolute_paths(config: Config, peers: Peers = ALONE) -> Config:
     """Return a config with absolute paths. `data.name` becomes a path, and the manifest for `data.verify` is added.
 
@@ -215,7 +204,7 @@ def with_absolute_paths(config: Config, peers: Peers = ALONE) -> Config:
     data, changes = config.flat(), dict[str, Any]()
     for key, is_path in _IS_PATH.items():
         if data[key] is not None and is_path(data[key]):
-            changes[key] = absolute(data[key])
+            changes[key] = root.absolute(data[key])
     if data["data.name"] is not None and data["data.path"] is None:
         entry = dataclasses.asdict(root.resolve(data["data.name"]))
         of_name = {f"data.{key}": data[f"data.{key}"] or entry[key] for key in ("train", "val", "classes")}

@@ -21,13 +21,13 @@ from jaxddp.core.errors import InputError, Key, Option, counted, shaped, show, s
 from jaxddp.core.ranges import Range
 from jaxddp.data.arrays import as_pixels, widened
 from jaxddp.data.source import LabelForm, Source, image_dtype, labels_of
+from jaxddp.data.storage.root import absolute
 from jaxddp.recipe.file import RUN_ID, RecipeFile, read_config
 from jaxddp.recipe.sources import CONFIG_FILE
 from jaxddp.training.checkpoints.integrity import RunIdentity
 from jaxddp.weights import places
 from jaxddp.weights.download import SCHEME, HubFile
 from jaxddp.weights.state_dict import read
-from jaxddp.workdir.claim import absolute
 
 SIGNATURE_FILE = "signature.json"
 _FILE_CHANNELS = (1, 3, 4)

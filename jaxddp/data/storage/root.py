@@ -81,6 +81,16 @@ def is_address(path: str) -> bool:
     return re.match(r"[A-Za-z][A-Za-z0-9+.-]+:", path) is not None
 
 
+def absolute(place: str) -> str:
+    """Return the absolute path of a file without resolving links; a URL or tfds:NAME is unchanged."""
+    if is_address(place):
+        return place
+    path = str(files.expanded(place).absolute())
+    # After a link, ".." leads to the parent of its target.
+    plain = os.path.normpath(path)
+    return plain if os.path.realpath(plain) == os.path.realpath(path) else path
+
+
 @contextmanager
 def convert_os_errors() -> Iterator[None]:
     """Turn an OSError in the block into an InputError. Even `Path.exists` may raise an OSError."""
