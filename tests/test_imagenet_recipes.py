@@ -15,7 +15,6 @@ from jaxddp.kernels import BY_NAME, name_of
 from jaxddp.models.adapt import adapt
 from jaxddp.optimizers import AdamW, Lamb, Lars, SgdWithMomentum
 from jaxddp.schedules import make_schedule
-from jaxddp.setup.resources import steps_of
 from jaxddp.training.plan import Plan
 
 IMAGES = 1_281_167
@@ -103,7 +102,7 @@ def test_rates_sizes_and_settings_are_those_of_the_source(recipe):
     assert (config.train.batch_size, str(config.train.duration)) == (batch_size, f"{epochs} epochs")
     plan = Plan.of(config, IMAGES)
     middles = [round((epoch + 0.5) * IMAGES / batch_size) for epoch in range(epochs)]
-    schedule = jax.jit(jax.vmap(make_schedule(config, steps_of(config, plan))))
+    schedule = jax.jit(jax.vmap(make_schedule(config, plan.schedule_steps(config))))
     *rates, last = np.asarray(schedule(np.array([*middles, plan.total_steps - 1])))
     expected = [rate(plan.epoch(step)) for step in middles]
     # The cosine of two sources begins with the warmup, as the docstrings of their recipes say.

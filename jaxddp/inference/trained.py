@@ -45,7 +45,7 @@ from jaxddp.recipe.file import RecipeFile
 from jaxddp.setup import feed, network_checks, run_setup
 from jaxddp.setup.identity import checksums
 from jaxddp.setup.recipe import check_normalization, model_of
-from jaxddp.setup.resources import TrainingData, join_and_resolve, open_validation, steps_of
+from jaxddp.setup.resources import TrainingData, join_and_resolve, open_validation
 from jaxddp.setup.user_objects import ObjectSource, losses_of, metrics_of, objects_of_hooks, parts_of
 from jaxddp.training import evaluation, events, plan
 from jaxddp.training.checkpoints import integrity, manager
@@ -560,7 +560,7 @@ def evaluate_checkpoint(
     # Choose the checkpoint again: a training run may have saved another one since.
     saved = restore_state(directory, which, topology)
     # A part without arrays in the checkpoint has no parameters to evaluate.
-    steps = steps_of(config, plan.Plan.of(config, data.num_examples))
+    steps = plan.Plan.of(config, data.num_examples).schedule_steps(config)
     parts = [part for part in parts_of(config, steps, user_object) if part.name in saved.parts]
     shape, folder = data.image_shape, directory / integrity.CHECKPOINTS
     states = {split: fitted(model, state, shape, folder) for split, state in measured_states(saved, parts).items()}

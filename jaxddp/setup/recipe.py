@@ -30,7 +30,7 @@ from jaxddp.recipe.file import RecipeFile
 from jaxddp.schedules import make_schedule
 from jaxddp.setup.feed import Feed
 from jaxddp.setup.network_checks import check_network, check_sizes, in_precision
-from jaxddp.setup.resources import ImageShape, Layout, Resources, TrainingData, steps_of
+from jaxddp.setup.resources import ImageShape, Layout, Resources, TrainingData
 from jaxddp.setup.user_objects import ObjectSource, losses_of, metrics_of, optimizer_of, parts_of
 from jaxddp.training.evaluation import EarlyStopping
 
@@ -179,7 +179,7 @@ def make_objects(
     Raises: InputError if a name is unknown, a number is out of range, or an object is of the wrong type. The message
     names the key, the hook or the argument.
     """
-    data, topology, steps = layout.training_data, layout.way.topology, steps_of(config, layout.plan)
+    data, topology, steps = layout.training_data, layout.way.topology, layout.plan.schedule_steps(config)
     schedule = rate or make_schedule(config, steps)
     loss, eval_loss = losses_of(config, data, objects)
     check = functools.partial(check_network, config=config, layout=layout, precision=precision)

@@ -26,7 +26,6 @@ from jaxddp.mesh import Topology, fix_cpu_threads, simulate_cpu_devices
 from jaxddp.models.interface import ImageShape
 from jaxddp.platforms import platform_named
 from jaxddp.recipe.file import RecipeFile
-from jaxddp.schedules import Steps
 from jaxddp.training.plan import Plan
 from jaxddp.workdir.claim import with_absolute_paths
 
@@ -59,12 +58,6 @@ class TrainingData:
         shapes = source.image_shape(data), source.image_shape(data.of_evaluation)
         dtype = image_dtype(source, data)
         return cls(len(source), labels_of(source).kind, class_counts(source), images, *shapes, dtype)
-
-
-def steps_of(config: Config, plan: Plan) -> Steps:
-    """Return the lengths of a run, of its warmup and of its averaged part, in steps."""
-    warmup, averaged = config.optimizer.warmup, config.train.swa
-    return Steps(plan.total_steps, warmup.steps(**plan.lengths), averaged.steps(**plan.lengths) if averaged else 0)
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from fractions import Fraction
 from jaxddp.config import Config
 from jaxddp.core.duration import Cadence, Duration
 from jaxddp.core.errors import InputError, Key
+from jaxddp.schedules import Steps
 
 _MAX_STEPS = 2**31 - 1
 """The largest step that the state can hold: its step is an int32."""
@@ -72,6 +73,11 @@ class Plan:
     def lengths(self) -> dict[str, int]:
         """The arguments that convert a `Duration` of this run to steps or examples."""
         return {"num_examples": self.num_examples, "batch_size": self.batch_size, "total_steps": self.total_steps}
+
+    def schedule_steps(self, config: Config) -> Steps:
+        """Return the lengths of the run, of its warmup and of its averaged part, in steps."""
+        warmup, averaged = config.optimizer.warmup, config.train.swa
+        return Steps(self.total_steps, warmup.steps(**self.lengths), averaged.steps(**self.lengths) if averaged else 0)
 
     def epoch(self, step: int) -> float:
         """Return the position in epochs after a number of steps."""
