@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from jaxddp.cluster.launcher import sharing_problem
 from jaxddp.config import Config
-from jaxddp.config.tree import Shares, divide
 from jaxddp.core.errors import InputError
+from jaxddp.core.shares import Shares, divide
 from jaxddp.data.order import SampleOrder, Shard, columns
 from jaxddp.engine.ways.choice import choose_way
 from jaxddp.mesh import Topology

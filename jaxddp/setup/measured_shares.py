@@ -19,9 +19,9 @@ from typing import Any
 import jax
 
 import jaxddp.core.files as files
-from jaxddp.config.tree import AUTO, Shares
 from jaxddp.core.errors import listed
 from jaxddp.core.phases import moved, phase
+from jaxddp.core.shares import AUTO, Shares
 from jaxddp.data.batch import Batch
 from jaxddp.engine.ways.unequal import Unequal, UnequalStep, device_arrays
 from jaxddp.mesh import Device
