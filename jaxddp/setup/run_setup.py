@@ -105,7 +105,6 @@ class RunSetup(Recipe):
         network: the model, adapted to the platform, with adapters; see `jaxddp.models.adapt.for_platform`.
         like: the shape and dtype of each array of the state.
         weights: the initial weights, by path, which replaced freshly initialized arrays.
-        programs: the cache of compiled programs.
     """
 
     network: Model
@@ -365,17 +364,14 @@ def initialize(recipe: Recipe, *, fresh: bool = True, programs: CompiledPrograms
     recipe = complete_recipe(recipe)
     network, shape = for_platform(recipe.model, topology.platform), layout.training_data.image_shape
     network = with_adapters(network, recipe.config, recipe.kernels, shape)
-    weights: Mapping[str, np.ndarray] = {}
-    if fresh:
-        config, ids = recipe.config.model, recipe.resources.train.class_ids
-        rename = recipe.file and recipe.file.rename
-        target = WeightsTarget(recipe.model, shape, len(ids), tuple(ids), config.fresh_layers, rename=rename)
-        if config.weights is not None:
-            with doing(f"reading weights from {config.weights}"):
-                place = local_weights(config.weights, offline=config.offline)
-                weights = initial_weights(place, target, topology)
-    else:
+    weights, config = dict[str, np.ndarray](), recipe.config.model
+    if not fresh:
         recipe = dataclasses.replace(recipe, initialize=None)
+    elif config.weights is not None:
+        ids, rename = resources.train.class_ids, recipe.file and recipe.file.rename
+        target = WeightsTarget(recipe.model, shape, len(ids), tuple(ids), config.fresh_layers, rename=rename)
+        with doing(f"reading weights from {config.weights}"):
+            weights = initial_weights(local_weights(config.weights, offline=config.offline), target, topology)
     made: Any = {"network": network, "programs": programs or CompiledPrograms(), "state": None, "like": None}
     setup = RunSetup(**vars(recipe), **made, weights=weights)
     out_of_memory = memory_errors(lambda: "while the network was initialized", lambda: "choose a smaller network")
