@@ -174,10 +174,7 @@ class Feed:
             yield Chunk(count, (images, self.topology.place(stacked), key))
 
     def resident_eval(self, source: Source, batch_size: int, longest: int) -> Iterator[tuple[jax.Array, Batch]]:
-        """Iterate over the arguments of `make_resident_eval` for another source, at most `longest` batches at once.
-
-        Raises: see `place`.
-        """
+        """Yield the arguments of `make_resident_eval` for a source, at most `longest` batches at once; see `place`."""
         self.place(source)
         images, order = self.resident[VALIDATION].images, EvalOrder(len(source), batch_size)
         for numbers in cut(range(order.num_batches), full_length(order.num_batches, longest)):

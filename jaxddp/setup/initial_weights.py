@@ -40,8 +40,6 @@ class WeightsTarget:
     """The network that receives weights.
 
     Attributes:
-        model: the network.
-        num_classes: the number of its classes.
         class_ids: the ids of its classes; empty if they are not known.
         image_shape: the shape of its images, [H, W, C], to which arrays are converted.
         new_layers: layers that keep their initial values, except for a head; see `initial_weights`.

@@ -41,13 +41,10 @@ class Recipe:
 
     Attributes:
         config: the config, with all values resolved.
-        feed: loads the batches of the training steps.
         preprocess: turns the pixels of a batch into the input of the network.
-        loss: the loss of training.
         eval_loss: the loss of evaluation, with class weights and without label smoothing.
         objective: a function that takes the supervised objective, which includes the loss, and returns the function
             that a step minimizes.
-        kernels: the kernels of the network.
         metrics: metrics in addition to the loss, by name.
         augmentation: a function that augments one image after the config's augmentation.
         initialize: a function of the initial (params, model_state) that returns new ones.

@@ -40,7 +40,6 @@ class TrainingData:
             If each process has data of its own, these images are of this process.
         image_shape: the largest shape of the network's input in training.
         eval_shape: the shape of the network's input in evaluation.
-        dtype: the dtype of the pixels.
     """
 
     num_examples: int
@@ -65,7 +64,6 @@ class Layout:
     """The values that a run derives from its config, its data and its devices.
 
     Attributes:
-        division: the division of the global batch among devices and microbatches.
         growth: the growth of the image size; None if it is constant.
         shapes: the shapes of the training images, smallest first.
     """
@@ -136,7 +134,6 @@ class Resources:
     """The data of a run, and the options of XLA for its devices.
 
     Attributes:
-        compiler_options: XLA options for the training step.
         unlabelled: a second training source, for objectives that use images without labels.
     """
 

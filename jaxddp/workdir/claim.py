@@ -165,8 +165,8 @@ def compare(directory: Path, claimed: Claim, peers: Peers = ALONE) -> tuple[dict
 def check_evaluation(directory: Path, config: Config) -> None:
     """Check that a config has the network, the images and the classes of a run that is to be evaluated.
 
-    A run from Python is not checked: its config.json does not hold these settings. The error names the first key that
-    differs, and both values. Raises: InputError if a key differs.
+    A run from Python is not checked: its config.json does not hold these settings. Raises: InputError, with the first
+    key that differs, and both values.
     """
     path = directory / CONFIG_FILE
     saved = _read(path) if path.exists() else {}

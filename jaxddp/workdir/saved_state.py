@@ -53,11 +53,7 @@ def restore_state(directory: Path, which: str, topology: Topology, advice: str =
 
 
 def read_run(directory: Path, which: str, topology: Topology) -> tuple[int, dict[str, np.ndarray]]:
-    """Return the step of a run's checkpoint ("latest", "best" or a number), and the arrays for evaluation by path.
-
-    "best" means the latest checkpoint if the run was never validated. Raises: InputError if there is no such
-    checkpoint, or it is damaged.
-    """
+    """Return the step of a run's checkpoint, and the arrays for evaluation by path; see `restore_state`."""
     state = restore_state(directory, which, topology, f"give {FORMS}")
     arrays = by_path(state.eval_params, state.eval_model_state)
     return int(state.step), {path: np.asarray(leaf) for path, leaf in arrays.items()}

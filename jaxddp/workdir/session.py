@@ -59,10 +59,7 @@ class Session:
     should_stop: Callable[[int], bool] = lambda step: False
 
     def restore_into(self, run: Run) -> Run:
-        """Return the run with the state of its checkpoint, and with this directory to save to.
-
-        Raises: InputError; see `Checkpoints.restore`.
-        """
+        """Return the run with the state of its checkpoint, and this directory to save to; see `Checkpoints.restore`."""
         restored: dict[str, Any] = {}
         if self.resume_step is not None:
             state, progress = self.checkpoints.restore(self.resume_step, run.state)

@@ -32,8 +32,6 @@ from jaxddp.weights.state_dict import read
 SIGNATURE_FILE = "signature.json"
 _FILE_CHANNELS = (1, 3, 4)
 _Side = Annotated[int, Range(1, 1_000_000)]
-
-
 NORMALIZED = "float32"
 """The dtype of images that were normalized before the run."""
 
@@ -108,10 +106,7 @@ class Signature:
         files.replace_json(directory / SIGNATURE_FILE, content)
 
     def pixels(self, images: np.ndarray) -> np.ndarray:
-        """Convert arrays [N, H, W, C] to pixels of this dtype.
-
-        Raises: InputError if the arrays have another shape or dtype; see also `as_pixels`.
-        """
+        """Convert arrays [N, H, W, C] to pixels of this dtype. Raises: InputError about their shape or dtype."""
         given, images = images, as_pixels(images, "normalized" if self.dtype == NORMALIZED else None)
         if given.dtype != images.dtype and images.dtype == np.uint8 and self.dtype == "uint16":
             images = widened(images)
@@ -121,10 +116,7 @@ class Signature:
         return images
 
     def data(self, data: DataConfig) -> DataConfig:
-        """Return the config that reads images of this format from files.
-
-        Raises: InputError if image files cannot have this shape.
-        """
+        """Return the config that reads such images from files. Raises: InputError if files cannot have this shape."""
         height, width, channels = self.image_shape
         if channels not in _FILE_CHANNELS or height != width or self.dtype == NORMALIZED:
             problem = f"the run was trained on arrays of {height}x{width} pixels with {channels} channels"
