@@ -16,7 +16,7 @@ from support.networks import linear_model
 from support.shared import sgd
 
 import jaxddp
-import jaxddp.data.stream.pipeline as graph
+import jaxddp.data.stream.workers as graph
 from jaxddp.config import Config, DataConfig
 from jaxddp.core.errors import InputError
 from jaxddp.core.files import CACHE_VARIABLE

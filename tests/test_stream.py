@@ -8,9 +8,12 @@ import struct
 import subprocess
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
+import cv2
 import numpy as np
 import optax
 import pytest
@@ -23,11 +26,13 @@ from support.streams import DATA, NUM_EXAMPLES, SEED, SIZE, assert_same, waves, 
 
 import jaxddp
 from jaxddp.config import DataConfig
-from jaxddp.core.errors import InputError
+from jaxddp.core.errors import InputError, JaxddpError
 from jaxddp.data.batch import Batch
 from jaxddp.data.images import sound_image
 from jaxddp.data.order import WHOLE, EvalOrder, SampleOrder, Shard
 from jaxddp.data.source import Labels, Substitutes
+from jaxddp.data.storage.store import CachedStore
+from jaxddp.data.stream import decode, workers
 from jaxddp.data.stream.decode import (
     ASPECT,
     Area,
@@ -40,6 +45,8 @@ from jaxddp.data.stream.decode import (
 )
 from jaxddp.data.stream.pipeline import BATCHES_AHEAD
 from jaxddp.data.table import ExampleTable
+
+IN_WORKERS = replace(DATA, workers=2)
 
 
 @pytest.fixture(scope="module")
@@ -109,8 +116,9 @@ def test_pixels_depend_on_seed_epoch_and_row_alone(
 ):
     first = pixels_by_epoch_and_row(epochs[:4])
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2}, raising=False)
-    second = pixels_by_epoch_and_row(list(table.train_batches(SampleOrder(NUM_EXAMPLES, 4, SEED), DATA, range(6))))
-    assert len(first) == 24 and first == second
+    for data in (DATA, IN_WORKERS):
+        batches = table.train_batches(SampleOrder(NUM_EXAMPLES, 4, SEED), data, range(6))
+        assert len(first) == 24 and first == pixels_by_epoch_and_row([*batches])
     other_seed = pixels_by_epoch_and_row(train_batches(table, seed=8))
     # The rows of the third epoch, which is incomplete, depend on the seed.
     assert all(other_seed[epoch, row] != first[epoch, row] for epoch, row in first if epoch < 2)
@@ -290,17 +298,18 @@ BAD: dict[str, tuple[Callable[[], bytes | None], str]] = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("phase", ["train", "eval"])
+@pytest.mark.parametrize("phase", ["train", "eval", "train in workers"])
 def test_a_one_line_error_names_each_bad_image(tmp_path: Path, phase: str):
     contents = [make() for make, _ in BAD.values()]
     table = write_table(tmp_path, [content or b"" for content in contents] + [encode(waves(row)) for row in range(3)])
     Path(table.name([*BAD].index("missing"))).unlink()
     size = len(table)
     omissions = Substitutes(Labels(np.zeros(size, np.int32), (), ()))
-    if phase == "train":
-        list(table.train_batches(SampleOrder(size, size, SEED), DATA, range(1), WHOLE, omissions))
-    else:
+    if phase == "eval":
         list(table.eval_batches(EvalOrder(size, size), DATA, WHOLE, omissions))
+    else:
+        data = DATA if phase == "train" else IN_WORKERS
+        list(table.train_batches(SampleOrder(size, size, SEED), data, range(1), WHOLE, omissions))
     assert sorted(omissions.faults) == [*range(len(BAD))]
     for row, (_, message) in enumerate(BAD.values()):
         fault = omissions.faults[row]
@@ -339,6 +348,28 @@ def test_an_exception_of_a_thread_is_raised_after_the_batches_before(table: Exam
     assert caught.value is failure
 
 
+@pytest.mark.slow
+def test_images_that_workers_load_are_warned_about_once(tmp_path: Path, caplog, monkeypatch):
+    monkeypatch.setattr(workers, "_idle", [])
+    monkeypatch.setattr(decode, "_warned", threading.Lock())
+    wide = [cv2.imencode(".png", np.full((9, 9, 3), 257 * row, np.uint16))[1].tobytes() for row in range(4)]
+    (batch,) = write_table(tmp_path, wide).eval_batches(EvalOrder(4, 4), IN_WORKERS)
+    assert batch.image[:, 0, 0, 0].tolist() == [0, 1, 2, 3]
+    assert caplog.text.count("some images have 16 bits") == 1
+
+
+@pytest.mark.slow
+def test_a_worker_that_ends_or_cannot_be_used_is_one_line(table: ExampleTable, tmp_path: Path):
+    batches = table.train_batches(SampleOrder(NUM_EXAMPLES, 6, SEED), IN_WORKERS, range(10**9))
+    next(batches)
+    subprocess.run(["pkill", "-KILL", "-P", str(os.getpid()), "-f", "stream.workers"], check=True)
+    with pytest.raises(JaxddpError, match="^data.workers: process \\d+ ended with SIGKILL; if the memory"):
+        deque(batches, 0)
+    next(table.train_batches(SampleOrder(NUM_EXAMPLES, 6, SEED), IN_WORKERS, range(1)))
+    with pytest.raises(InputError, match="data.workers=2: needs Linux, and images in files, TFRecord or .tar files"):
+        replace(table, store=CachedStore(table.store, tmp_path)).check(IN_WORKERS)
+
+
 def test_an_order_or_a_crop_that_does_not_fit_is_refused(table: ExampleTable):
     with pytest.raises(InputError, match="batch size 6 does not divide into 4 equal parts; use 4 or 8"):
         table.train_batches(SampleOrder(NUM_EXAMPLES, 6, 0), DATA, range(1), Shard(0, 4))
@@ -363,17 +394,21 @@ class Slow(ExampleTable):
         time.sleep(0.1)
         return super().read(row)
 
+workers = int(sys.argv[2])
 small = write_table(Path(sys.argv[1]), [encode(waves(row, 16, 16)) for row in range(8)])
 slow = Slow(**{field.name: getattr(small, field.name) for field in dataclasses.fields(small)})
-batches = slow.train_batches(SampleOrder(8, 4, 0), DATA, range(10**9))
+source = small if workers else slow
+batches = source.train_batches(SampleOrder(8, 4, 0), dataclasses.replace(DATA, workers=workers), range(10**9))
 next(batches)
 print(["tensorflow" in sys.modules])
 """
 
 
 @pytest.mark.ci
-def test_a_program_with_an_unfinished_stream_ends_without_tensorflow_and_messages(tmp_path: Path):
-    command = [sys.executable, "-c", PROGRAM, str(tmp_path)]
+@pytest.mark.parametrize("workers", ["0", "2"])
+def test_a_program_with_an_unfinished_stream_ends_without_tensorflow_and_messages(tmp_path: Path, workers: str):
+    # The output ends when the last worker has ended.
+    command = [sys.executable, "-c", PROGRAM, str(tmp_path), workers]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120, env=environment())
     assert (done.returncode, done.stdout, done.stderr) == (0, "[False]\n", "")
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from support.ilsvrc import write_tree
 
-import jaxddp.data.stream.pipeline as graph
+import jaxddp.data.stream.workers as workers
 from jaxddp.cli import main
 from jaxddp.config import DataConfig
 from jaxddp.core.errors import InputError
@@ -37,13 +37,13 @@ def root(tmp_path: Path) -> Path:
 @pytest.fixture
 def verifications(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Record the size of each image that is verified."""
-    sizes, sound_image = [], graph.sound_image
+    sizes, sound_image = [], workers.sound_image
 
     def counted(data: bytes, *kept):
         sizes.append(len(data))
         return sound_image(data, *kept)
 
-    monkeypatch.setattr(graph, "sound_image", counted)
+    monkeypatch.setattr(workers, "sound_image", counted)
     return sizes
 
 

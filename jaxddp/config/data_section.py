@@ -179,6 +179,9 @@ class DataConfig:
     it. "manifest" also compares the SHA-256 of each file with `manifest` on every read. "never" skips both checks."""
     manifest: Annotated[str, Requires("data.verify", ("manifest",))] | None = None
     """Manifest that `jaxddp data check` wrote. If None, the default name in the working directory or at the data."""
+    workers: Annotated[int, Range(0, 1024)] = 0
+    """Number of processes that read and decode images. If 0, the threads of this process do so, up to about 5,000
+    images per second."""
     bad_images: Literal["fail", "substitute"] = "fail"
     """What follows an unusable training image: "fail" ends the run; "substitute" takes and counts one of its class."""
     max_bad_images: Annotated[Share, Requires("data.bad_images", ("substitute",))] = 0.001

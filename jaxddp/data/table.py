@@ -15,7 +15,7 @@ from jaxddp.data.batch import Batch, PixelFormat
 from jaxddp.data.order import WHOLE, EvalOrder, Order, Shard
 from jaxddp.data.soundness import Digests, Verified
 from jaxddp.data.source import ClassSelection, LabelForm, Labels, Record, Substitutes, labels_of, one_line_repr
-from jaxddp.data.storage.store import Store
+from jaxddp.data.storage.store import Store, pickled
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,6 +84,8 @@ class ExampleTable:
         return Verified(self.store, self.path, self.offset)
 
     def check(self, data: DataConfig) -> None:
+        if data.workers:
+            pickled(self.store, data.workers)
         if faults := self.verified.check_files():
             row, fault = faults[0]
             count = f"{len(faults)} of {counted(len(self), 'image')} cannot be used"
@@ -205,4 +207,4 @@ class ExampleTable:
         from jaxddp.data.stream.pipeline import Pipeline
 
         pixels, verifies = Pixels.of(data, train=train), data.verify != "never"
-        return Pipeline(self, order, pixels, steps, *more, verifies=verifies).batches()
+        return Pipeline(self, order, pixels, steps, *more, verifies=verifies, workers=data.workers).batches()

@@ -268,7 +268,7 @@ _FORMATS |= {"peak_memory": wording.size, "images_per_second": wording.speed}
 _DEEPEST, UNKNOWN = 5, "unknown"
 _FREE = (
     *("seed", "data.path", "data.name", "data.data_dir", "data.local_cache", "parallel.", "log.", "checkpoint."),
-    *("data.verify", "data.manifest", "eval.batch_size", "recipe.file", "objects.jax", RUN_ID),
+    *("data.verify", "data.manifest", "data.workers", "eval.batch_size", "recipe.file", "objects.jax", RUN_ID),
 )
 """Prefixes of the keys in which runs of one recipe may differ: devices, location of the data, logging."""
 _RECIPE = (

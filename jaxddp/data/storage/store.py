@@ -3,6 +3,7 @@
 import hashlib
 import logging
 import os
+import pickle
 import stat
 import threading
 import uuid
@@ -19,6 +20,7 @@ from typing import Any, BinaryIO, Protocol
 import numpy as np
 
 import jaxddp.core.files as files
+from jaxddp.core.errors import InputError, Key
 
 Fault = tuple[int, str]
 """A row, and a clause that describes the fault of its image."""
@@ -182,6 +184,18 @@ class ShardStore:
         if identity is not None:
             identity[:] = of_shard[inverse]
         return [(row, wrong[shard]) for row, shard in enumerate(inverse.tolist()) if shard in wrong]
+
+
+def pickled(store: Store, workers: int) -> bytes:
+    """Return a store for the processes of `data.workers`. Raises: InputError for a store with a cache of its own."""
+    try:
+        # Only Linux has it; the processes share memory with it.
+        _ = os.memfd_create
+        return pickle.dumps(store)
+    except (TypeError, AttributeError, pickle.PicklingError):
+        fault = ": needs Linux, and images in files, TFRecord or .tar files of this machine"
+        advice = "leave it out, or write the images to TFRecord files with `jaxddp data pack`"
+        raise InputError(Key("data.workers", workers), fault, advice=advice) from None
 
 
 def is_passed_over(name: str) -> bool:

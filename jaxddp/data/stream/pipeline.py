@@ -9,23 +9,27 @@ import weakref
 from collections import deque
 from collections.abc import Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
 import numpy as np
 
-from jaxddp.core.errors import InputError, about
+from jaxddp.core.errors import InputError
 from jaxddp.core.threads import local_cores
 from jaxddp.data.batch import Batch
-from jaxddp.data.images import sound_image
 from jaxddp.data.order import Order, Shard, check_order, columns
 from jaxddp.data.source import Substitutes
+from jaxddp.data.storage.store import pickled
 from jaxddp.data.stream.decode import Pixels, example_keys
+from jaxddp.data.stream.workers import SharedArray, Task, load, run_in_worker
 
 BATCHES_AHEAD = 2
 """The number of batches that are read and decoded ahead of their use; it limits the memory."""
 FETCH_THREADS = 32
 """The number of threads for a store that is not on this machine: they wait for its answers most of the time."""
+_AT_ONCE = 32
+"""The largest number of images that a worker loads at once."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,8 @@ class Loading:
     """Whether each image was verified and is sound; an exception for an image that cannot be used."""
     left: Iterator[int]
     """The examples that no thread has begun with. All threads share the iterator."""
+    shared: SharedArray | None
+    """The images of the batch, if workers load them."""
 
 
 @dataclass(frozen=True)
@@ -60,16 +66,19 @@ class Pipeline:
     substitutes: Substitutes | None = None
     verifies: bool = True
     """Whether images are verified to the last pixel, except for images that `table.verified` marks as sound."""
+    workers: int = 0
+    """The number of processes that load images; 0 if threads load them."""
 
     def batches(self) -> Generator[Batch]:
         """Return an iterator over the batches of the shard. Threads start to prepare batches immediately."""
         check_order(self.table, self.order, self.shard)
-        threads = FETCH_THREADS if self.table.store.root is None else len(local_cores())
+        store = pickled(self.table.store, self.workers) if self.workers else None
+        threads = self.workers or (FETCH_THREADS if self.table.store.root is None else len(local_cores()))
         pool, started = ThreadPoolExecutor(threads, "images"), deque[tuple[Loading, list[Future[None]]]]()
 
         def start(step: int) -> None:
             loading = self._loading(step)
-            started.append((loading, [pool.submit(self._load_all, loading) for _ in range(threads)]))
+            started.append((loading, [pool.submit(self._load_all, loading, store) for _ in range(threads)]))
 
         def end() -> None:
             # The threads end after their current images.
@@ -107,37 +116,43 @@ class Pipeline:
         batch = columns(self.table, self.order, step, self.shard)
         real = batch.mask > 0
         side, form = self.pixels.image_size, self.pixels.format
-        image = np.empty((len(real), side, side, form.channels), form.dtype)
+        shape, shared = (len(real), side, side, form.channels), None
+        if self.workers:
+            shared = SharedArray(shape, form.dtype)
+        image = np.empty(shape, form.dtype) if shared is None else shared.array
         image[~real] = 0
         keys = example_keys(self.order.seed, batch.epoch[real], batch.row[real] + self.order.first_row)
         rows = self._resolve(batch.row[real]).tolist()
         places = np.flatnonzero(real).tolist()
-        return Loading(batch._replace(image=image), places, keys, rows, [False] * len(rows), iter(range(len(rows))))
+        left = iter(range(len(rows)))
+        return Loading(batch._replace(image=image), places, keys, rows, [False] * len(rows), left, shared)
 
-    def _load_all(self, loading: Loading) -> None:
-        for at in loading.left:
-            loading.results[at] = result = self._load(loading, at)
-            if isinstance(result, Exception) and not isinstance(result, InputError):
-                # The batch will raise it. If a store does not answer, other images would wait, too.
-                deque(loading.left, 0)
+    def _load_all(self, loading: Loading, store: bytes | None) -> None:
+        at_once = 1 if store is None else min(max(len(loading.rows) // self.workers, 1), _AT_ONCE)
+        while taken := [*islice(loading.left, at_once)]:
+            found = [None] if store is None else run_in_worker(self._task(loading, taken), store)
+            for at, result in zip(taken, found, strict=True):
+                loading.results[at] = result = self._load(loading, at) if result is None else result
+                if isinstance(result, Exception) and not isinstance(result, InputError):
+                    # The batch will raise it. If a store does not answer, other images would wait, too.
+                    deque(loading.left, 0)
+
+    def _task(self, loading: Loading, taken: list[int]) -> Task:
+        rows = [loading.rows[at] for at in taken]
+        table = replace(self.table.rows(np.array(rows)).without_labels(), store=None)
+        verifies, places = [self._verifies(row) for row in rows], [loading.places[at] for at in taken]
+        return Task(table, self.pixels, loading.keys[taken], verifies, loading.shared, places)
+
+    def _verifies(self, row: int) -> bool:
+        return self.verifies and not self.table.verified.sound[row]
 
     def _load(self, loading: Loading, at: int) -> bool | Exception:
         """Load one image into the batch; return its result (see `Loading.results`)."""
-        row, table = loading.rows[at], self.table
-        verifies, header, kept = self.verifies and not table.verified.sound[row], None, None
+        row, image = loading.rows[at], loading.batch.image[loading.places[at]]
         try:
-            image = data = table.read(row)
-            with about(table.name(row)):
-                if table.digests is not None and (fault := table.digests.fault(row, data)):
-                    raise InputError(fault)
-                if verifies:
-                    kept = self.pixels.keeping(data, loading.keys[at])
-                    header, image = sound_image(data, kept)
-                loading.batch.image[loading.places[at]] = self.pixels(image, loading.keys[at], header, kept)
+            return load(self.table, row, self.pixels, loading.keys[at], image, verifies=self._verifies(row))
         except Exception as error:
             return error
-        # Stray bytes are removed at each reading.
-        return verifies and image is data
 
     def _settled(self, step: int, loading: Loading) -> Batch:
         """Return the batch after unusable images are substituted.

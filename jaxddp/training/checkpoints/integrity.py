@@ -53,7 +53,8 @@ MAY_CHANGE = frozenset(
         *(f"log.{field.name}" for field in fields(LogConfig) if field.name != "gradient_norm"),
         *("eval.batch_size", "eval.views", "recipe.file", "objects.jax", "objective.teacher", "model.offline", RUN_ID),
         *(f"parallel.{field.name}" for field in fields(ParallelConfig) if field.name != "reproducible"),
-        *("data.max_bad_images", "data.verify", "data.manifest", "data.local_cache", "data.data_dir", *LOCATION_KEYS),
+        *("data.max_bad_images", "data.verify", "data.manifest", "data.local_cache", "data.data_dir", "data.workers"),
+        *LOCATION_KEYS,
     )
 )
 """The keys that a resumed run may change: its length, cadences, devices, outputs and evaluation. All others belong to
