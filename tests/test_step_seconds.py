@@ -10,7 +10,7 @@ from jaxddp.cluster.doctor import slow_processes as check
 from jaxddp.core.errors import InputError
 from jaxddp.core.peers import Peers, Spent
 from jaxddp.training.events import RunStart, StepRecord
-from jaxddp.training.listeners.jsonl import FILE, SlowProcesses, StepSeconds
+from jaxddp.training.listeners.jsonl import FILE, SlowProcesses, StepSeconds, encode
 
 FAST = {"input": 0.01, "dispatch": 0.001, "device": 0.08, "save": 0.0, "training": 0.001, "listeners": 0.001}
 
@@ -92,7 +92,7 @@ def test_a_slow_process_is_logged_once_with_a_table_which_the_doctor_reads(tmp_p
     for step in (10, 20, 30):
         listener.step(record(step))
     (tmp_path / "equal").mkdir()
-    (tmp_path / "equal" / FILE).write_bytes(step_seconds(FAST, FAST).dumps())
+    (tmp_path / "equal" / FILE).write_bytes(encode(vars(step_seconds(FAST, FAST))))
     detail = "2 processes, none makes the others wait (steps 21 to 100 of the run there)"
     assert (check(tmp_path / "equal").verdict, check(tmp_path / "equal").detail) == ("ok", detail)
     (message,) = [entry.getMessage() for entry in caplog.records if entry.levelno == logging.WARNING]

@@ -1,7 +1,9 @@
 """Reads, replaces and locks files and folders, and raises errors that a user can act on. No read or write blocks."""
 
+import csv
 import errno
 import fcntl
+import io
 import json
 import logging
 import os
@@ -192,6 +194,13 @@ def replace(path: Path, data: bytes | Iterable[bytes] | Callable[[BinaryIO], Any
 def replace_json(path: Path, content: Any) -> None:
     """Write a JSON file atomically, with an indent of two spaces. Raises: InputError."""
     replace(path, (json.dumps(content, indent=2) + "\n").encode())
+
+
+def replace_csv(path: Path, rows: Iterable[Iterable[Any]]) -> None:
+    """Write a CSV file atomically, in UTF-8 and with line feeds. Raises: InputError."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    replace(path, text.getvalue().encode(errors="surrogateescape"))
 
 
 def remove(path: Path) -> None:

@@ -4,9 +4,7 @@ The division depends on the ids, the label and the group of each example, and no
 such as a patient, is on one side, since two images of one patient resemble each other.
 """
 
-import csv
 import hashlib
-import io
 import logging
 import math
 import os
@@ -236,13 +234,11 @@ def write_folds(table: SourceTable, number: int, out: Path, data: DataConfig) ->
         more[data.group_column or "group"] = [name.decode() for name in table.group.tolist()]
     if table.weights is not None:
         more[data.weight_column or "weight"] = table.weights.tolist()
-    text = io.StringIO(newline="")
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["path", *(labels.ids if has_columns else ["label"]), *more, "fold"])
+    rows: list[list[Any]] = [["path", *(labels.ids if has_columns else ["label"]), *more, "fold"]]
     for row, name in enumerate(table.path.tolist()):
         path = table.store.root / os.fsdecode(name)
         place = path.relative_to(beside) if path.is_relative_to(beside) else path
         label = columns[row] if has_columns else [labels.ids[labels.values[row]]]
-        writer.writerow([place, *label, *(column[row] for column in more.values()), fold[row]])
-    files.replace(out, text.getvalue().encode())
+        rows.append([place, *label, *(column[row] for column in more.values()), fold[row]])
+    files.replace_csv(out, rows)
     return np.bincount(fold, minlength=number).tolist()

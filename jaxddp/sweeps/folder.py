@@ -5,8 +5,6 @@ trial before it starts it.
 """
 
 import contextlib
-import csv
-import io
 import json
 import math
 from collections import defaultdict
@@ -229,15 +227,14 @@ def seed_table(results: Sequence[TrialResult]) -> tuple[list[str], list[list[str
 
 def write_results(folder: Path, results: Sequence[TrialResult]) -> None:
     """Write `results.csv` with all digits of the numbers. Raises: InputError."""
-    keys, text = _keys(results), io.StringIO()
-    write = csv.writer(text).writerow
-    write(["trial", *keys, "status", "metric", "best", "step", "seconds"])
+    keys = _keys(results)
+    rows = [["trial", *keys, "status", "metric", "best", "step", "seconds"]]
     for result in results:
         values = [as_text(result.trial.values.get(key, "")) for key in keys]
         measured = [result.best.metric, repr(result.best.value), result.best.step] if result.best else ["", "", ""]
         seconds = result.run and result.run.duration
-        write([result.trial.name, *values, result.status, *measured, "" if seconds is None else f"{seconds:.1f}"])
-    files.replace(folder / RESULTS, text.getvalue().encode(errors="surrogateescape"))
+        rows.append([result.trial.name, *values, result.status, *measured, "" if seconds is None else f"{seconds:.1f}"])
+    files.replace_csv(folder / RESULTS, rows)
 
 
 def report(folder: Path, results: Sequence[TrialResult]) -> str:

@@ -4,8 +4,6 @@ A file has the seconds of a step by process and phase, and its listener reports 
 """
 
 import contextlib
-import csv
-import io
 import json
 import logging
 import math
@@ -273,17 +271,11 @@ class ConfusionTable(events.Listener):
 
     def evaluation(self, record: events.EvaluationRecord) -> None:
         if record.final and record.split == "val" and "confusion" in record.sets:
-            files.replace(self._file, confusion_csv(record.sets["confusion"], self._names, record.step))
-
-
-def confusion_csv(matrix: np.ndarray, names: tuple[str, ...], step: int) -> bytes:
-    """Return a confusion matrix int[K, K], with labels in rows, as CSV with class names."""
-    text = io.StringIO()
-    write = csv.writer(text, lineterminator="\n").writerow
-    write([f"step {step}", "accuracy", "images", *names])
-    for name, row, right in zip(names, matrix.tolist(), matrix.diagonal().tolist(), strict=True):
-        write([name, right / sum(row) if sum(row) else "", sum(row), *row])
-    return text.getvalue().encode()
+            # int[K, K], with labels in rows.
+            matrix, header = record.sets["confusion"], (f"step {record.step}", "accuracy", "images", *self._names)
+            counts = zip(self._names, matrix.tolist(), matrix.diagonal().tolist(), strict=True)
+            rows = ([name, right / sum(row) if sum(row) else "", sum(row), *row] for name, row, right in counts)
+            files.replace_csv(self._file, [header, *rows])
 
 
 LOGGERS.add("confusion")(lambda config, workdir: ConfusionTable(workdir, guard_formulas=config.log.guard_formulas))
@@ -444,10 +436,6 @@ class StepSeconds:
         lines = [f"{name:<14}" + "".join(f"{row[column]:>10.4f}" for column in COLUMNS) for name, row in rows.items()]
         return [title, *lines]
 
-    def dumps(self) -> bytes:
-        """Return the content of the file."""
-        return (json.dumps(vars(self)) + "\n").encode()
-
     @classmethod
     def loads(cls, path: Path, content: bytes) -> "StepSeconds":
         """Parse the content of the file. Raises: InputError if the content is invalid."""
@@ -485,7 +473,7 @@ class SlowProcesses(Listener):
         if self._file is not None:
             # This file is optional. If the disk is full, writing a file that the run needs raises the error.
             with contextlib.suppress(InputError):
-                files.replace(self._file, spent.dumps())
+                files.replace(self._file, encode(vars(spent)))
         # A slow process is named by its number and its phase.
         if slow := [each for each in spent.slow() if now - self._logged_at.get(each[:2], -math.inf) >= _LOG_SECONDS]:
             self._logged_at |= {each[:2]: now for each in slow}

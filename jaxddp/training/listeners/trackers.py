@@ -7,7 +7,6 @@ run's id, config, versions and commit.
 import contextlib
 import importlib.util
 import io
-import json
 import logging
 import os
 import re
@@ -27,7 +26,7 @@ from jaxddp.config.values import flatten
 from jaxddp.core.errors import InputError, Key, not_installed, on_screen
 from jaxddp.core.libraries import installed_version
 from jaxddp.training.events import PredictedImages, RunEnd, RunStart, to_drawable
-from jaxddp.training.listeners.jsonl import Row, RowListener, scalars
+from jaxddp.training.listeners.jsonl import Row, RowListener, encode, scalars
 from jaxddp.training.progress import count_parameters
 
 DEFAULT_SHOWN, PROJECT = 16, "jaxddp"
@@ -86,7 +85,7 @@ class TrackingLogger(RowListener):
     def save_id(self, run_id: str) -> None:
         """Write the id of the run into the work directory, from which a resumed run takes it."""
         files.create(self._directory)
-        files.replace(self._directory / f"{self.library}.json", (json.dumps({"id": run_id}) + "\n").encode())
+        files.replace(self._directory / f"{self.library}.json", encode({"id": run_id}))
 
 
 def saved_id(path: Path, run: RunStart) -> str | None:
