@@ -15,11 +15,9 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from jaxddp.core.libraries import no_collections
 from jaxddp.training.events import Columns, PredictedImages, Series, is_wide, to_drawable
+from jaxddp.training.progress import COLOURS
 
-# Okabe and Ito's blue, vermilion and green, which are distinct for all kinds of colour vision.
-# https://jfly.uni-koeln.de/color/
-TRAIN, VAL, INK, GRID = "#0072B2", "#D55E00", "#404040", "#E4E4E4"
-_COLOURS = {"train": TRAIN, "val": VAL, "val_ema": "#009E73"}
+TRAIN, VAL, INK, GRID = COLOURS["train"], COLOURS["val"], "#404040", "#E4E4E4"
 
 SMALL = [("learning_rate", "learning rate"), ("images_per_second", "images/s"), ("data_wait_fraction", "data wait")]
 """The metrics of the small panels. A metric without values is left out, such as an unknown learning rate."""
@@ -86,7 +84,7 @@ def _measure_panel(axes: Axes, series: Series, name: str) -> None:
     thin = {"linewidth": 0.8, "alpha": 0.4} if name in series.epochs else {"linewidth": 1.8}
     steps = _line(axes, series.train, name, TRAIN, **thin)
     lines = {"train": series.epochs, "val": series.val, "val_ema": series.val_ema}
-    last = {label: _line(axes, part, name, _COLOURS[label], linewidth=1.8) for label, part in lines.items()}
+    last = {label: _line(axes, part, name, COLOURS[label], linewidth=1.8) for label, part in lines.items()}
     last["train"] = last["train"] or steps
     if not any(last.values()):
         axes.text(0.5, 0.5, "nothing logged yet", transform=axes.transAxes, color=INK, ha="center")
@@ -128,7 +126,7 @@ def _label_ends(axes: Axes, ends: dict[str, tuple[float, float]], number: str) -
     for label, end in sorted(ends.items(), key=lambda item: item[1][1]):
         height = max(float(to_panel.transform(end)[1]), height + gap)
         text = f"{label} {number.format(end[1])}"
-        axes.text(1.01, height, text, transform=axes.transAxes, color=_COLOURS[label], fontsize=10, va="center")
+        axes.text(1.01, height, text, transform=axes.transAxes, color=COLOURS[label], fontsize=10, va="center")
 
 
 def rate_figure(rates: np.ndarray, losses: Sequence[float], smoothed: np.ndarray, chosen: float | None) -> Picture:

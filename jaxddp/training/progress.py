@@ -27,9 +27,10 @@ _LONG_SECONDS, _DAY_SECONDS = 60.0, 20 * 3600.0
 """The time left in seconds from which on it is said early, and from which on the day is said, too."""
 _BUSY = 0.8
 """The used share of the cores' time from which on more work for them takes longer."""
-# The colours of the curves, which are distinct on light and dark backgrounds.
-TRAIN_COLOUR, VAL_COLOUR, VAL_EMA_COLOUR = "#0072B2", "#D55E00", "#009E73"
-_STYLES = {"train": TRAIN_COLOUR, "val": VAL_COLOUR, "val_ema": VAL_EMA_COLOUR, r"^epoch +\d+": "bold"}
+COLOURS = {"train": "#0072B2", VAL: "#D55E00", VAL_EMA: "#009E73"}
+"""The colour of each split: Okabe and Ito's blue, vermilion and green (https://jfly.uni-koeln.de/color/), which are
+distinct for all kinds of colour vision, and on light and dark backgrounds."""
+_STYLES = {**COLOURS, r"^epoch +\d+": "bold"}
 """The styles of words in the lines that stay on a terminal."""
 
 
@@ -355,7 +356,7 @@ class LiveDisplay(RunLines):
     def evaluation(self, record: EvaluationRecord) -> None:
         super().evaluation(record)
         done = f"{record.seen:,}/{record.total:,}{_rate(record)}  {format_metrics(record.metrics)}"
-        bar = record.split, record.seen, record.total, VAL_COLOUR, done
+        bar = record.split, record.seen, record.total, COLOURS[VAL], done
         self._draw(*([] if record.final else [bar]), at_once=record.final)
 
     def end(self, run: RunEnd) -> None:
@@ -378,7 +379,7 @@ class LiveDisplay(RunLines):
     def _set_step(self, step: int, epoch: float, remaining: float | None) -> None:
         total = self._run.total_steps
         text = f"step {step:,}/{total:,}  {position(self._run, epoch)}  ETA {duration(remaining)}"
-        self._training = "train", step, total, TRAIN_COLOUR, text
+        self._training = "train", step, total, COLOURS["train"], text
 
     def _draw(self, *bars: tuple[str, int, int, str, str], at_once: bool = False) -> None:
         """Draw bars: for each its name, the work that is done, all work, its colour, and the text after it."""
