@@ -484,8 +484,7 @@ def _resized(image: Image.Image, scale: float, quality: int) -> bytes:
     # Decoding at a half or a quarter of the size is faster. The filter needs no more than twice the final size.
     image.draft(None, (2 * width, 2 * height))
     jpeg = io.BytesIO()
-    resized = image.convert("RGB").resize((width, height), Image.Resampling.LANCZOS)
-    resized.save(jpeg, "JPEG", quality=quality)
+    image.convert("RGB").resize((width, height), Image.Resampling.LANCZOS).save(jpeg, "JPEG", quality=quality)
     return jpeg.getvalue()
 
 

@@ -202,8 +202,7 @@ class Member:
             async with asyncio.timeout(timeout), self._values_changed:
                 await self._values_changed.wait_for(lambda: values.keys() >= others)
         except TimeoutError:
-            missing = min(others - values.keys())
-            problem = f"{name}: process {missing} gave no value in {timeout:g} s"
+            problem = f"{name}: process {min(others - values.keys())} gave no value in {timeout:g} s"
             raise Unreachable(problem, advice=_SAME_PROGRAM) from None
         finally:
             del self._values[number]

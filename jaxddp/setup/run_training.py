@@ -145,8 +145,7 @@ def _claim(recipe: Recipe, directory: Path | None) -> Claim:
     config = {"seed": settings["seed"], "data": settings["data"], "train": train}
     config["parallel"] = {"reproducible": settings["parallel"]["reproducible"]}
     is_compared = directory is not None or not recipe.topology.peers.is_alone
-    objects = identity(recipe) if is_compared else {}
-    return Claim(config, fingerprints, objects=objects)
+    return Claim(config, fingerprints, objects=identity(recipe) if is_compared else {})
 
 
 _TRAIN_KEYS = ["batch_size", "duration", "gradient_precision", "precision"]

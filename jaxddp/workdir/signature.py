@@ -102,8 +102,7 @@ class Signature:
 
     def write(self, directory: Path, run_id: str | None) -> None:
         """Write the file into the work directory of a run. Raises InputError if this fails."""
-        content = {RUN_ID: run_id, **dataclasses.asdict(self)}
-        files.replace_json(directory / SIGNATURE_FILE, content)
+        files.replace_json(directory / SIGNATURE_FILE, {RUN_ID: run_id, **dataclasses.asdict(self)})
 
     def pixels(self, images: np.ndarray) -> np.ndarray:
         """Convert arrays [N, H, W, C] to pixels of this dtype. Raises: InputError about their shape or dtype."""

@@ -105,8 +105,7 @@ def _read(file: Path, kinds: dict[int, str]) -> np.ndarray:
                 stored = header + promised
             elif promised < _LARGE:
                 stored = None
-        rest = read_rest(stream, promised, stored and stored - header)
-        return np.frombuffer(rest, np.uint8).reshape(shape)
+        return np.frombuffer(read_rest(stream, promised, stored and stored - header), np.uint8).reshape(shape)
 
 
 FORMATS.add("idx")(LocalFormat("a directory with train-images-idx3-ubyte (IDX files)", holds_idx, read_idx))

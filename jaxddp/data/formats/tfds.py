@@ -153,8 +153,7 @@ class PreparedSets:
         name, data_dir = place.address.removeprefix(_PREFIX), place.data.data_dir
         if place.local is not None:
             name, data_dir = f"{place.local.parent.name}:{place.local.name}", place.local.parents[1]
-        table = read_tfds(name, split, data_dir, place.refuse, place.data)
-        return table.select(place.data.classes)
+        return read_tfds(name, split, data_dir, place.refuse, place.data).select(place.data.classes)
 
 
 FORMATS.add("tfds")(PreparedSets())

@@ -52,8 +52,7 @@ def read_tars(place: Place, folder: Folder, split: Split, shards: dict[Split, li
     paths = np.repeat(np.array([*parts]), [len(part.key) for part in parts.values()])
     labels = np.concatenate([class_indices(one, classes, place.refuse) for one in cells[split]])
     offset = np.concatenate([part.offset for part in parts.values()])
-    store = TarFiles(folder, parts)
-    return ExampleTable(store, ids, paths, labels, classes.names, offset=offset)
+    return ExampleTable(TarFiles(folder, parts), ids, paths, labels, classes.names, offset=offset)
 
 
 def _cells(folder: Folder, path: str, samples: Samples) -> LabelCells:
