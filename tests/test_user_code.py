@@ -17,8 +17,7 @@ import jaxddp
 from jaxddp.cli import main
 from jaxddp.config.values import flatten
 from jaxddp.core.errors import InputError, JaxddpError
-from jaxddp.core.user_code import UserCodeExit, describe_error, describing_errors, place_of
-from jaxddp.recipe.file import errors_name_line
+from jaxddp.core.user_code import UserCodeExit, describe_error, describing_errors, errors_name_line, place_of
 
 HERE = Path(__file__)
 TABLE = random_table(24)

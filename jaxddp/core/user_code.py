@@ -1,14 +1,15 @@
-"""Describes errors in a user's code by file, line and function, and turns an exit of the process into an error."""
+"""A user's code: checks of its signatures, errors by file, line and function, and exits, which become errors."""
 
 import contextlib
+import inspect
 import re
 import sysconfig
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from jaxddp.core.errors import HelpPrinted, JaxddpError, with_notes
+from jaxddp.core.errors import HelpPrinted, InputError, JaxddpError, with_notes
 
 _PACKAGE = Path(__file__).parent.parent
 _NOT_USER_CODE = (_PACKAGE, _PACKAGE.parent / "configs", Path(sysconfig.get_path("stdlib")))
@@ -87,6 +88,48 @@ def describing_errors(*, all_errors: bool = False) -> Iterator[None]:
             remove_description(error)
             error.add_note(f"{_MARK}{describe_error(error)}")
         raise
+
+
+def check_parameters(function: Callable[..., Any], where: str, name: str, arguments: str, more: bool = False) -> None:
+    """Check that a function accepts positional arguments, such as "config, num_classes", and `more` by keyword.
+
+    Raises: InputError, which begins with `where`.
+    """
+    if inspect.iscoroutinefunction(function):
+        raise InputError(f"{where}: {name} is an async function; define a plain one, def {name}({arguments})")
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return  # Some built-in functions have no signature.
+    try:
+        (signature.bind_partial if more else signature.bind)(*arguments.split(", "))
+    except TypeError as error:
+        raise InputError(f"{where}: {name}{signature} is called as {name}({arguments}): {error}") from None
+
+
+@contextlib.contextmanager
+def errors_name_line(path: Path, subject: str) -> Iterator[None]:
+    """Turn an error of a recipe file into an `InputError` that names the file, the line and a subject: "get_model: ".
+
+    A change of the working directory is undone, so that relative paths of the command line stay valid.
+    """
+    try:
+        with contextlib.chdir(Path.cwd()):
+            yield
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        lines = [frame.lineno for frame in frames if Path(frame.filename).absolute() == path.absolute()]
+        if isinstance(error, SyntaxError) and error.filename == str(path):
+            lines = [error.lineno]
+        where = f"{path}:{lines[-1]}" if lines else f"{path}"
+        if isinstance(error, InputError):
+            raise error.within(f"{where}: {subject}".removesuffix(": ")) from error
+        origin = place_of(error)
+        # If another module raised the error, name its line, too.
+        further = f" (in {str(origin).removesuffix(': ')})" if origin and origin.file != path.absolute() else ""
+        raise InputError(f"{where}: {subject}{type(error).__name__}: {error}{further}") from error
 
 
 def remove_description(error: BaseException) -> None:

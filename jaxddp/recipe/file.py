@@ -16,9 +16,8 @@ import hashlib
 import inspect
 import os
 import re
-import traceback
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import chdir, contextmanager, suppress
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -32,7 +31,7 @@ from jaxddp.config.tree import Config
 from jaxddp.config.values import check_values, differing, observed
 from jaxddp.core.errors import InputError, about, choices, show, with_keys_of_file
 from jaxddp.core.ranges import Count, Share
-from jaxddp.core.user_code import place_of
+from jaxddp.core.user_code import check_parameters, errors_name_line
 from jaxddp.recipe.sources import CONFIG_FILE, TEXT_FILES, is_built_in, is_name, modules_in, recipe_path, run_as_module
 
 COPY_FOLDER = "recipe"
@@ -128,48 +127,6 @@ def _by_table(table: Mapping[str, str | None]) -> Callable[[str], str | None]:
         return name
 
     return rename
-
-
-def check_parameters(function: Callable[..., Any], where: str, name: str, arguments: str, more: bool = False) -> None:
-    """Check that a function accepts positional arguments, such as "config, num_classes", and `more` by keyword.
-
-    Raises: InputError, which begins with `where`.
-    """
-    if inspect.iscoroutinefunction(function):
-        raise InputError(f"{where}: {name} is an async function; define a plain one, def {name}({arguments})")
-    try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):
-        return  # Some built-in functions have no signature.
-    try:
-        (signature.bind_partial if more else signature.bind)(*arguments.split(", "))
-    except TypeError as error:
-        raise InputError(f"{where}: {name}{signature} is called as {name}({arguments}): {error}") from None
-
-
-@contextmanager
-def errors_name_line(path: Path, subject: str) -> Iterator[None]:
-    """Turn an error of a recipe file into an `InputError` that names the file, the line and a subject: "get_model: ".
-
-    A change of the working directory is undone, so that relative paths of the command line stay valid.
-    """
-    try:
-        with chdir(Path.cwd()):
-            yield
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:
-        frames = traceback.extract_tb(error.__traceback__)
-        lines = [frame.lineno for frame in frames if Path(frame.filename).absolute() == path.absolute()]
-        if isinstance(error, SyntaxError) and error.filename == str(path):
-            lines = [error.lineno]
-        where = f"{path}:{lines[-1]}" if lines else f"{path}"
-        if isinstance(error, InputError):
-            raise error.within(f"{where}: {subject}".removesuffix(": ")) from error
-        origin = place_of(error)
-        # If another module raised the error, name its line, too.
-        further = f" (in {str(origin).removesuffix(': ')})" if origin and origin.file != path.absolute() else ""
-        raise InputError(f"{where}: {subject}{type(error).__name__}: {error}{further}") from error
 
 
 @dataclass(frozen=True)

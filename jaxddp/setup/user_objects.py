@@ -20,6 +20,7 @@ from jaxddp.config.registry import LOSSES, METRICS, OPTIMIZERS
 from jaxddp.config.tree import BALANCED, ShownImages
 from jaxddp.config.values import checked
 from jaxddp.core.errors import InputError, Key, about, counted, kind_of, refused
+from jaxddp.core.user_code import check_parameters
 from jaxddp.data.source import LabelKind
 from jaxddp.engine.objective import ExampleLoss
 from jaxddp.engine.parts.configured import configured_parts
@@ -27,7 +28,7 @@ from jaxddp.engine.parts.guard import GRADIENT_NORM, LOSS_SCALE, SKIPPED, Gradie
 from jaxddp.engine.parts.part import Part
 from jaxddp.kernels import BY_NAME, Kernels
 from jaxddp.models.interface import Model
-from jaxddp.recipe.file import Hook, check_parameters
+from jaxddp.recipe.file import Hook
 from jaxddp.schedules import Steps, at_batch_size
 from jaxddp.setup.resources import ImageShape, TrainingData
 from jaxddp.training.events import METHODS
