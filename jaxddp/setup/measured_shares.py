@@ -48,8 +48,7 @@ def measure_shares(setup: RunSetup) -> tuple[float, ...]:
         # Images that grow have their last size.
         batch = next(replace(setup.feed.divided(counts), growth=None).batches(0, 1))
         way, options = Unequal.with_counts(setup.way, counts), setup.resources.compiler_options
-        program = way.program(setup.phases, compiler_options=options)
-        step = program.prepare(setup.state, batch, setup.key)
+        step = way.program(setup.phases, compiler_options=options).prepare(setup.state, batch, setup.key)
         # The first gradient allocates memory. The processes begin together, so that processes that share a core or a
         # memory bus slow each other as they will in training.
         _seconds(step, setup, batch)

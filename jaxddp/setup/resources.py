@@ -131,16 +131,13 @@ _log = logging.getLogger("jaxddp.experiment")
 
 @dataclass(frozen=True)
 class Resources:
-    """The data of a run, and the options of XLA for its devices.
-
-    Attributes:
-        unlabelled: a second training source, for objectives that use images without labels.
-    """
+    """The data of a run, and the options of XLA for its devices."""
 
     train: Source
     val: Source | None = None
     compiler_options: Mapping[str, str] = field(default_factory=dict)
     unlabelled: Source | None = None
+    """A second training source, for objectives that use images without labels."""
 
     def with_val(self, val: Source | None, data: DataConfig, peers: Peers) -> "Resources":
         """Return the resources with other validation data. All processes must call this method together.

@@ -115,8 +115,7 @@ def changed_keys(saved: dict[str, Any], record: dict[str, Any]) -> dict[str, str
     The run's id is not compared.
     """
     before, now = flatten(saved), flatten(record)
-    keys = sorted((before.keys() | now.keys()) - {RUN_ID})
-    values = {key: (before.get(key), now.get(key)) for key in keys}
+    values = {key: (before.get(key), now.get(key)) for key in sorted((before.keys() | now.keys()) - {RUN_ID})}
     return {key: f" was {was!r} and is now {new!r}" for key, (was, new) in values.items() if was != new}
 
 
