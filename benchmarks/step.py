@@ -1,7 +1,8 @@
 """Compares a run with its bare step, one collective with a collective per leaf, and the step with other trainers.
 
     python benchmarks/step.py
-    python benchmarks/step.py --against torch --torch PYTHON
+    python benchmarks/step.py --against torch --python PYTHON
+    python benchmarks/step.py --against newest --python .venv-newest/bin/python
     python benchmarks/step.py --against flax --cases resnet18-128px
 
 Without `--against` it makes these comparisons, each of contenders that alternate in the same processes:
@@ -12,9 +13,10 @@ Without `--against` it makes these comparisons, each of contenders that alternat
 - collectives: on several processes of one device and one core each (gloo), the step of `jaxddp.engine.step` against a
   plain step that averages leaf by leaf (target: 3 times its speed), and one with bfloat16 gradients in the all-reduce.
 
-With `--against` it compares the whole step with PyTorch's DistributedDataParallel over gloo (`--torch` names an
-interpreter with torch) or with Flax's usual step: `jaxddp launch` starts two processes of a core each for every turn
-(for Flax also one with two devices). Compile time is excluded. The contenders must first compute the same losses.
+With `--against` it compares the whole step with PyTorch's DistributedDataParallel over gloo, with Flax's usual step, or
+with jaxddp under newer libraries: `jaxddp launch` starts two processes of a core each for every turn (except for torch
+also one with two devices). `--python` names the interpreter with torch or the newer libraries. Compile time is
+excluded. The contenders must first compute the same losses.
 """
 
 import argparse
@@ -80,9 +82,9 @@ def main() -> None:
     )
     parser.add_argument("--rounds", type=int, default=5, help="turns of each contender")
     parser.add_argument("--steps", type=int, default=30, help="steps in a turn; a run takes three times as many, or 20")
-    parser.add_argument("--against", choices=["torch", "flax"], help="the trainer to compare with")
+    parser.add_argument("--against", choices=["torch", "flax", "newest"], help="the trainer to compare with")
     parser.add_argument("--cases", nargs="+", choices=CASES, default=[*CASES], help="networks for --against")
-    parser.add_argument("--torch", default=sys.executable, help="a Python interpreter with torch")
+    parser.add_argument("--python", default=sys.executable, help="the Python interpreter of torch or newest")
     parser.add_argument("--out", type=Path, help="default: runs/benchmarks/step.json, or step-RIVAL.json")
     options = parser.parse_args()
     if find_job() is not None:
@@ -103,7 +105,7 @@ def main() -> None:
 def compare_all(options: argparse.Namespace) -> Iterator[tuple[str, Figures]]:
     """Yield each requested comparison when it is measured."""
     if options.against:
-        yield from compare_rival(options.against, options.cases, options.rounds, options.steps, options.torch)
+        yield from compare_rival(options.against, options.cases, options.rounds, options.steps, options.python)
         return
     yield from compare_runs(options.rounds, max(3 * options.steps, 2 * LOG_STEPS)).items()
     if options.processes > 1:

@@ -27,7 +27,7 @@ CASES = {
     },
     "swin_t-112px": Case("swin_t", "imagenet", 96, 112, 8, learning_rate=0.001),
 }
-TARGETS = {("torch", 2): 0.85, ("flax", 2): 2.0, ("flax", 1): 1.1}
+TARGETS = {("torch", 2): 0.85, ("flax", 2): 2.0, ("flax", 1): 1.1, ("newest", 2): 1.0, ("newest", 1): 1.0}
 """Targets for the speed as a multiple of the rival's, by rival and number of processes."""
 LOSS_TOLERANCE = 2e-4
 
@@ -38,12 +38,12 @@ def compare_rival(rival: str, names: list[str], rounds: int, steps: int, python:
     Each result is yielded when it is measured, so that a failing case does not lose earlier results.
 
     Args:
-        rival: "torch" or "flax".
+        rival: "torch", "flax", or "newest" for jaxddp itself with the libraries of another interpreter.
         names: Names of `CASES`.
-        python: An interpreter with torch.
+        python: The interpreter of "torch" or "newest".
     """
     for name in names:
-        for processes in (2, 1) if rival == "flax" else (2,):
+        for processes in (2,) if rival == "torch" else (2, 1):
             label = f"{name}, {processes} {'process' if processes == 1 else 'processes'}"
             results = compare_case(rival, CASES[name], processes, rounds, steps, python)
             print(f"{label}: {results['ratio']:.3f}", flush=True)
@@ -77,8 +77,9 @@ def start(name: str, task: Task, processes: int, python: str) -> Figures:
     task.out.unlink(missing_ok=True)
     task.out.with_suffix(".store").unlink(missing_ok=True)
     options = ["--gpus", "0", "--processes", str(processes), "--logs", str(task.out.parent / "logs")]
-    program = python if name == "torch" else sys.executable
-    command = [program, str(CONTENDERS / f"{name}_step.py"), str(task_file)]
+    program = python if name in ("torch", "newest") else sys.executable
+    script = CONTENDERS / f"{OURS if name == 'newest' else name}_step.py"
+    command = [program, str(script), str(task_file)]
     launched = [sys.executable, "-m", "jaxddp", "launch", *options, "--", *command]
     done = subprocess.run(launched, capture_output=True, text=True, timeout=CHILD_SECONDS)
     if done.returncode:
