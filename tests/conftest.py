@@ -109,6 +109,13 @@ def recipe_folders() -> Iterator[None]:
 
 
 @pytest.fixture
+def float64() -> Iterator[None]:
+    """Compute in float64."""
+    with jax.enable_x64(True):
+        yield
+
+
+@pytest.fixture
 def clean_environment(monkeypatch):
     """Remove variables of GPUs and of a surrounding job from the environment."""
     plain_environment(monkeypatch)

@@ -8,12 +8,13 @@ import numpy as np
 import optax
 import pytest
 from support.data import CLASSES, random_table
+from support.errors import error_line
 from support.networks import linear_model
 from support.peers import Second
 from support.shared import sgd
 
 import jaxddp
-from jaxddp import InputError, prepare_training, train
+from jaxddp import prepare_training, train
 from jaxddp.core.peers import ALONE
 from jaxddp.engine.state import TrainState
 
@@ -41,14 +42,6 @@ class StepOfTwoArguments:
 class AsyncEnd:
     async def end(self, run):
         pass
-
-
-def error_line(call, *arguments, **named) -> str:
-    with pytest.raises(InputError) as error:
-        call(*arguments, **named)
-    message = str(error.value)
-    assert "\n" not in message
-    return message
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +112,7 @@ def test_invalid_arrays_and_settings_are_rejected_on_creation():
 def test_prepare_training_rejects_an_unknown_option_and_a_repeated_device():
     model_and_table = (linear_model(), TABLE)
     for typo, meant in (("epoch", "epochs"), ("acumulate", "accumulate")):
-        message = error_line(prepare_training, *model_and_table, 2, SGD, 4, **{typo: 3})
+        message = error_line(prepare_training, *model_and_table, 2, SGD, 4, longest=2000, **{typo: 3})
         suggestion = f"unknown option '{typo}'; did you mean '{meant}'? there are: accumulate, "
         assert message.startswith(f"prepare_training: {suggestion}")
     device = jax.devices()[1]

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from support.data import random_batch, random_table
+from support.errors import error_line
 from support.networks import linear_model
 from support.runs import setup_of
 from support.shared import sgd
@@ -234,10 +235,8 @@ def test_grayscale_replaces_a_fifth_of_the_images_by_weighted_channels(dtype):
     ],
 )
 def test_an_unusable_augmentation_function_raises_a_one_line_error(extra, message):
-    with pytest.raises(InputError) as error:
-        check_augmentation(Preprocess(extra=extra), (6, 6, 3))
-    assert str(error.value).startswith("augmentation: ") and message in str(error.value)
-    assert "\n" not in str(error.value)
+    line = error_line(check_augmentation, Preprocess(extra=extra), (6, 6, 3))
+    assert line.startswith("augmentation: ") and message in line
 
 
 @pytest.mark.parametrize(
@@ -281,9 +280,7 @@ def prepared(batch_size: int = 8, devices: int = 2, table: ArrayTable | None = N
 @pytest.mark.parametrize(("key", "value"), [("mixup", 0.2), ("cutmix", 1.0)])
 def test_mixing_needs_pairs_in_each_part(key, value):
     prepared(batch_size=8, devices=2, **{key: value})
-    with pytest.raises(InputError) as error:
-        prepared(batch_size=6, devices=2, **{key: value})
-    assert str(error.value) == (
+    assert error_line(prepared, batch_size=6, devices=2, **{key: value}) == (
         f"data.augment.{key}={value} mixes pairs of images within a part of the batch, but train.batch_size=6 makes "
         "2 parts of 3, an odd number; a batch of 4 or 8 would do"
     )

@@ -6,6 +6,7 @@ import shlex
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.errors import error_line
 
 import jaxddp
 from jaxddp.cli import main
@@ -26,11 +27,6 @@ def get_config():
     ("value", "suggestion"), [("ghost:0", ""), ("ghost:٣", ""), ("locale", ", did you mean 'local'?")]
 )
 def test_an_invalid_batch_norm_raises_the_same_error_at_every_entry_point(value, suggestion, tmp_path, capfd):
-    def error_line(read) -> str:
-        with pytest.raises(InputError) as caught:
-            read()
-        return str(caught.value)
-
     expected = "expected 'local', 'sync' or 'ghost:K' (K images are normalized together, 1 to 99,999,999)"
     command_error = f"--model.batch-norm {shlex.quote(value)}: {expected}{suggestion}"
     expected = f"model.batch_norm={value!r}: {expected}{suggestion}"
@@ -77,9 +73,8 @@ def test_the_batch_sizes_and_the_group_that_the_error_suggests_work(group, share
     if share % group == 0:
         statistics.check(batch_size, shares)
         return
-    with pytest.raises(InputError) as caught:
-        statistics.check(batch_size, shares)
-    *batches, smaller_group = map(int, re.findall(r"[0-9]+", str(caught.value).split(";")[1]))
+    line = error_line(statistics.check, batch_size, shares)
+    *batches, smaller_group = map(int, re.findall(r"[0-9]+", line.split(";")[1]))
     assert 1 <= len(batches) <= 2 and smaller_group < group
     for size in batches:
         statistics.check(size, shares)

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from support.errors import error_line
 from support.ilsvrc import write_tree
 
 import jaxddp
@@ -40,12 +41,6 @@ def resolve_in(name: str, file: Path) -> DatasetEntry:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(CATALOG_VARIABLE, str(file))
         return resolve(name)
-
-
-def error_line(name: str, file: Path) -> str:
-    with pytest.raises(InputError) as error:
-        resolve_in(name, file)
-    return str(error.value)
 
 
 def test_an_entry_has_a_path_and_may_have_solution_files_and_classes(catalog):
@@ -99,10 +94,12 @@ def test_the_environment_variable_takes_precedence_over_the_working_directory(ca
 def test_a_catalog_that_cannot_be_read_raises_a_one_line_error(catalog, tmp_path):
     missing = tmp_path / "no.toml"
     advice = "create it, name another by JAXDDP_DATASETS, or give --data.path"
-    assert error_line("x", missing) == f"{missing}: cannot be read (No such file or directory); {advice}"
-    assert f"cannot be read (a directory, not a regular file); {advice}" in error_line("x", tmp_path)
+    assert error_line(resolve_in, "x", missing) == f"{missing}: cannot be read (No such file or directory); {advice}"
+    assert f"cannot be read (a directory, not a regular file); {advice}" in error_line(resolve_in, "x", tmp_path)
     catalog.write_bytes(b"[a]\npath = '\xff'\n")
-    assert error_line("a", catalog).startswith(f"{catalog}: not TOML in UTF-8: 'utf-8' codec can't decode byte 0xff")
+    assert error_line(resolve_in, "a", catalog).startswith(
+        f"{catalog}: not TOML in UTF-8: 'utf-8' codec can't decode byte 0xff"
+    )
 
 
 @pytest.mark.parametrize(
@@ -117,6 +114,6 @@ def test_a_catalog_that_cannot_be_read_raises_a_one_line_error(catalog, tmp_path
 )
 def test_a_bad_entry_raises_a_one_line_error(catalog, content, expected):
     catalog.write_text(content)
-    line = error_line("a", catalog)
+    line = error_line(resolve_in, "a", catalog)
     assert line.startswith(f"{catalog}{expected}")
     assert "\n" not in line

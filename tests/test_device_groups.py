@@ -38,11 +38,7 @@ CHANGES = {"train": {"duration": f"{STEPS} steps"}, "log": {"every": "5 steps"},
 EACH_STEP = CHANGES | {"log": {"every": "1 step"}}
 PLAIN, MOMENTUM = sgd(0.3), sgd(0.1, momentum=0.9)
 
-
-@pytest.fixture(autouse=True)
-def float64():
-    with jax.enable_x64(True):
-        yield
+pytestmark = pytest.mark.usefixtures("float64")
 
 
 class Norm(nn.Module):

@@ -12,6 +12,7 @@ import pytest
 from PIL import Image
 from small_recipe import SmallNet
 from support.data import random_table, write_arrays, write_pictures
+from support.errors import error_line
 from support.networks import linear_model
 from support.runs import LEAN, train_words
 from support.trained import random_run
@@ -95,9 +96,7 @@ class ConvolutionalHead(nn.Module):
     ids=["similar", "unknown", "functions", "head"],
 )
 def test_a_layer_that_cannot_be_read_is_refused(model, layer, message):
-    with pytest.raises(InputError) as error:
-        find_layer(adapt(model), (8, 8, 3), layer)
-    assert message in str(error.value)
+    assert message in error_line(find_layer, adapt(model), (8, 8, 3), layer)
 
 
 def write(run: TrainedRun, out: Path, table: Any = TABLE, **options: Any) -> bytes:

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
+from support.errors import error_line
 
 from jaxddp.config import DataConfig
 from jaxddp.core.errors import InputError
@@ -59,10 +60,8 @@ def rows(table: ExampleTable) -> list[tuple[str, str]]:
 
 
 def error_message(root: Path, split: str = "train") -> str:
-    with pytest.raises(InputError) as raised:
-        read_folders(root, split)  # type: ignore[arg-type]
-    message = str(raised.value)
-    assert "\n" not in message and message.startswith(str(root))
+    message = error_line(read_folders, root, split)
+    assert message.startswith(str(root))
     return message
 
 

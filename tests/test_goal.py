@@ -7,6 +7,7 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.errors import error_line
 
 from jaxddp.config import Config
 from jaxddp.config.goal import Goal, by_split, flat, of_exported
@@ -111,9 +112,7 @@ def test_an_invalid_goal_raises_a_one_line_error(name):
 
 
 def test_an_unknown_metric_raises_an_error_with_the_known_metrics():
-    with pytest.raises(InputError) as raised:
-        EarlyStopping(Goal("val_ema f1")).check(["loss", "f1", "val_ema loss", "count"])
-    assert str(raised.value) == (
+    assert error_line(EarlyStopping(Goal("val_ema f1")).check, ["loss", "f1", "val_ema loss", "count"]) == (
         "checkpoint.best='val_ema f1' is not measured; did you mean 'val f1'? there are: val f1, val loss, val_ema loss"
     )
     # The default goal needs no top-1, unless the run may stop early.

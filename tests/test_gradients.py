@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from support.cases import essential_and_rare, rare_case
-from support.data import CLASSES, NO_AUGMENTATION, random_batch, random_table
-from support.networks import SmallNet, fresh_state, largest_difference, objective_of, randomized
+from support.data import NO_AUGMENTATION, random_batch, random_table
+from support.networks import SmallNet, drawing_model, fresh_state, largest_difference, objective_of, randomized
 from support.runs import changed, setup_of, train
 from support.shared import sgd, topology_of
 
@@ -129,16 +129,7 @@ def test_sync_batch_norm_of_microbatches_does_not_depend_on_the_number_of_device
 )
 def test_no_two_parts_of_a_batch_draw_the_same_numbers(devices, changes):
     """If two parts drew the same numbers, the mean of the squares of the draws would be the square of their mean."""
-
-    def init(key, example):
-        return {"weight": jnp.zeros((example[0].size, CLASSES))}, {"drawn": jnp.zeros(()), "squared": jnp.zeros(())}
-
-    def apply(params, state, images, *, train, key):
-        drawn = jax.random.normal(key, ()) if train else jnp.zeros(())
-        logits = images.reshape(len(images), -1) @ params["weight"]
-        return logits, {"drawn": drawn, "squared": jnp.square(drawn)}
-
-    setup = setup_of((init, apply), sgd(1.0), SMALL, devices=devices, batch_size=16, data=NO_AUGMENTATION)
+    setup = setup_of(drawing_model(), sgd(1.0), SMALL, devices=devices, batch_size=16, data=NO_AUGMENTATION)
     setup = changed(setup, changes)
     step, batch = setup.step(), next(setup.batches(0, 1))
     state, _ = step(setup.state, batch)

@@ -13,10 +13,10 @@ from jax.sharding import PartitionSpec as P
 from PIL import Image
 from small_recipe import SmallNet
 from support.data import random_table
+from support.errors import error_line
 from support.networks import linear_model, randomized
 from support.trained import random_run
 
-from jaxddp.core.errors import InputError
 from jaxddp.data.opening import open_inputs
 from jaxddp.engine.predictions import grad_cam
 from jaxddp.inference.output_files import heat_map_path, write_predictions
@@ -136,9 +136,7 @@ class Dense(nn.Module):
     ids=["functions", "dense"],
 )
 def test_a_network_without_maps_is_refused(model, message):
-    with pytest.raises(InputError) as error:
-        heat_map_layer(adapt(model), (8, 8, 3))
-    assert message in str(error.value)
+    assert message in error_line(heat_map_layer, adapt(model), (8, 8, 3))
 
 
 def test_a_heat_map_is_bright_where_it_is_large_and_dark_without_a_positive_value():

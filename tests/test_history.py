@@ -7,11 +7,12 @@ import sys
 import numpy as np
 import pytest
 from support.data import random_table
+from support.errors import error_line
 from support.networks import linear_model
 from support.shared import sgd
 
 import jaxddp
-from jaxddp import History, InputError
+from jaxddp import History
 
 
 @pytest.fixture(scope="module")
@@ -88,24 +89,13 @@ def test_the_history_of_a_run_that_has_ended_or_continues_has_its_earlier_rows(h
             assert np.array_equal(one.train[name], history.train[name])
 
 
-def error_message(call, *arguments) -> str:
-    with pytest.raises(InputError) as error:
-        call(*arguments)
-    assert "\n" not in str(error.value)
-    return str(error.value)
-
-
 def test_an_unreadable_history_raises_a_one_line_error(history, workdir, tmp_path, monkeypatch):
-    assert error_message(History.read, tmp_path) == (
+    assert error_line(History.read, tmp_path) == (
         f"{tmp_path}/metrics.jsonl: no such file; give the work directory of a run that was logged"
     )
-    assert error_message(History.read, 5) == "workdir=5: expected a path"
+    assert error_line(History.read, 5) == "workdir=5: expected a path"
     (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n')
-    assert error_message(History.read, tmp_path).startswith(
-        f"{tmp_path}/metrics.jsonl:1: not a JSON object with a step"
-    )
-    assert error_message(history.to_frame, "test") == "part='test': expected 'train' or 'epochs' or 'val' or 'val_ema'"
+    assert error_line(History.read, tmp_path).startswith(f"{tmp_path}/metrics.jsonl:1: not a JSON object with a step")
+    assert error_line(history.to_frame, "test") == "part='test': expected 'train' or 'epochs' or 'val' or 'val_ema'"
     monkeypatch.setitem(sys.modules, "pandas", None)
-    assert (
-        error_message(history.to_frame) == "history.to_frame(): pandas is not installed; pip install 'jaxddp[pandas]'"
-    )
+    assert error_line(history.to_frame) == "history.to_frame(): pandas is not installed; pip install 'jaxddp[pandas]'"

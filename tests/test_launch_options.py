@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.errors import error_line
 from support.launches import PRINT_ENVIRONMENT, LaunchResult, free_port, program
 
 from jaxddp.cluster.launcher import launch
@@ -110,9 +111,7 @@ BAD_OPTIONS = {
 @pytest.mark.parametrize("case", BAD_OPTIONS)
 def test_bad_options_are_an_error_before_the_log_folder_exists(case, tmp_path):
     options, expected = BAD_OPTIONS[case]
-    with pytest.raises(InputError) as error:
-        launch(Launch(**({"processes": 2, "logs": tmp_path / "logs"} | options)), ["true"])
-    assert expected in str(error.value)
+    assert expected in error_line(launch, Launch(**({"processes": 2, "logs": tmp_path / "logs"} | options)), ["true"])
     assert not (tmp_path / "logs").exists()
 
 

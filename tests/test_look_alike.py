@@ -9,10 +9,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from support.errors import error_line
 
 from jaxddp.config import DataConfig
 from jaxddp.config.registry import FORMATS as REGISTERED
-from jaxddp.core.errors import InputError, appearance, nearest, on_screen
+from jaxddp.core.errors import appearance, nearest, on_screen
 from jaxddp.data.arrays import ArrayTable
 from jaxddp.data.format import Place
 from jaxddp.data.formats.array_files import read_names
@@ -100,18 +101,12 @@ def catalog(root: Path, *names: str) -> tuple[Callable[[], Any], str]:
 FORMATS = (*(listing, folders, solutions, schema_of_parquet, packed, names_file), *(numpy_file, arrays, catalog))
 
 
-def error_message(call: Callable[[], Any]) -> str:
-    with pytest.raises(InputError) as caught:
-        call()
-    return str(caught.value)
-
-
 @pytest.mark.parametrize("write", FORMATS, ids=lambda write: write.__name__)
 def test_two_names_that_look_alike_raise_an_error_with_their_location(write, tmp_path: Path, monkeypatch):
     monkeypatch.setenv(CATALOG_VARIABLE, str(tmp_path / "datasets.toml"))
     one, other, points = ALIKE["NFC and NFD"]
     read, location = write(tmp_path, one, other)
-    line = error_message(read)
+    line = error_line(read)
     assert on_screen(location) in line and f"({points})" in line and " looks like " in line
     assert line.endswith("spell both the same, or rename one")
 
@@ -120,7 +115,7 @@ def test_two_names_that_look_alike_raise_an_error_with_their_location(write, tmp
 def test_names_that_differ_in_invisible_or_equivalent_characters_look_alike(kind: str, tmp_path: Path):
     one, other, points = ALIKE[kind]
     assert appearance(one) == appearance(other)
-    assert f"({points})" in error_message(names_file(tmp_path, one, other)[0])
+    assert f"({points})" in error_line(names_file(tmp_path, one, other)[0])
     assert f"did you mean {one!r} (" in nearest(other, [one])
 
 
@@ -132,7 +127,7 @@ def test_names_that_differ_in_visible_characters_look_different(one: str, other:
 def test_an_error_gives_the_code_points_of_a_validation_class_in_another_spelling(tmp_path: Path):
     (tmp_path / "train.csv").write_text("path,label\na.png,caf\u00e9\n")
     (tmp_path / "val.csv").write_text("path,label\nb.png,cafe\u0301\n")
-    line = error_message(lambda: CSV.open(Place(str(tmp_path / "train.csv"), DataConfig()), "val"))
+    line = error_line(lambda: CSV.open(Place(str(tmp_path / "train.csv"), DataConfig()), "val"))
     assert line.startswith(f"{tmp_path}/val.csv:2: no row of train.csv has the label ")
     assert "(U+0063 U+0061 U+0066 U+00E9, where this is U+0063 U+0061 U+0066 U+0065 U+0301)?" in line
 
@@ -148,7 +143,7 @@ def test_an_error_gives_the_code_points_of_a_validation_class_in_another_spellin
 def test_a_column_that_appears_twice_is_rejected(header: str, message: str, tmp_path: Path):
     (tmp_path / "train.csv").write_text(f"{header}\na.png,cat,dog\n")
     place = Place(str(tmp_path / "train.csv"), DataConfig())
-    assert error_message(lambda: CSV.open(place, "train")).startswith(f"{tmp_path}/train.csv:1: {message}")
+    assert error_line(lambda: CSV.open(place, "train")).startswith(f"{tmp_path}/train.csv:1: {message}")
 
 
 def test_a_column_of_parquet_that_appears_twice_is_rejected(tmp_path: Path):
@@ -156,15 +151,15 @@ def test_a_column_of_parquet_that_appears_twice_is_rejected(tmp_path: Path):
     table = pa.Table.from_arrays([pa.array([{"bytes": b""}], CELL), label, label], ["image", "label", "label"])
     pq.write_table(table, tmp_path / "train.parquet")
     message = f"{tmp_path}/train.parquet: columns 2 and 3 have the same name, 'label'"
-    assert error_message(lambda: open_parquet(tmp_path)).startswith(message)
+    assert error_line(lambda: open_parquet(tmp_path)).startswith(message)
 
 
 def test_a_class_name_that_appears_twice_in_a_file_is_rejected(tmp_path: Path):
-    assert "classes.txt:3: 'ant' is also the name in " in error_message(names_file(tmp_path, "ant", "bee", "ant")[0])
+    assert "classes.txt:3: 'ant' is also the name in " in error_line(names_file(tmp_path, "ant", "bee", "ant")[0])
     read, _ = numpy_file(tmp_path, "ant", "bee", "ant")
-    assert "a.npz: class_names[2]: 'ant' is also the name in " in error_message(read)
+    assert "a.npz: class_names[2]: 'ant' is also the name in " in error_line(read)
 
 
 def test_a_name_without_visible_characters_is_rejected(tmp_path: Path):
     message = f"{tmp_path}/train.csv:3: the name '\\u200b' has no visible character; write one that can be read"
-    assert error_message(listing(tmp_path, "ant", "\u200b")[0]) == message
+    assert error_line(listing(tmp_path, "ant", "\u200b")[0]) == message

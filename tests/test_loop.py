@@ -16,7 +16,7 @@ from support import runs
 from support.data import random_table
 from support.networks import SmallNet, largest_difference, linear_model
 from support.peers import Second
-from support.runs import Recorder, exploding, train
+from support.runs import Recorder, exploding, plan_of, train
 from support.shared import sgd
 
 import jaxddp.core.phases as phases
@@ -40,14 +40,6 @@ def setup_of(devices: int = 4, optimizer=None, net=None, table=TABLE) -> RunSetu
     net = net or SmallNet(batch_norm=True, sync="data")
     data = DataConfig(augment=AugmentConfig(pad=1))
     return runs.setup_of(net, optimizer, table, devices=devices, data=data, seed=5)
-
-
-def plan_of(steps: int = STEPS, **cadences: str) -> dict:
-    """Return changes to a config: the number of steps, and the cadences of its sections."""
-    every = {"log": "5 steps", "eval": "1 epoch", "checkpoint": "4 steps", **cadences}
-    sections = {name: {"every": value} for name, value in every.items()}
-    sections["eval"]["batch_size"] = 8
-    return {"train": {"duration": f"{steps} steps"}, **sections}
 
 
 def run(setup, plan, **settings):

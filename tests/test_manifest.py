@@ -16,6 +16,7 @@ from support import runs
 from support.cases import essential_and_ci, essential_and_rare
 from support.data import random_table, write_arrays
 from support.networks import largest_difference, linear_model
+from support.runs import fails
 from support.shared import sgd
 
 import jaxddp.core.files as files
@@ -228,14 +229,6 @@ def workdir(trained, tmp_path) -> Path:
     return shutil.copytree(trained, tmp_path / "run")
 
 
-def error_line(arguments: list[str], capfd) -> str:
-    """Run a command that ends with exit code 2, and return the last line of its standard error."""
-    assert main(arguments) == 2
-    error = capfd.readouterr().err
-    assert "Traceback" not in error
-    return error.rstrip("\n").split("\n")[-1]
-
-
 # Functions that damage the directory of a step, each with a text of the expected message.
 DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "a file is missing": (lambda step: largest_array_file(step).unlink(), " is missing"),
@@ -256,13 +249,13 @@ def test_a_damaged_checkpoint_raises_a_one_line_error(case, data, workdir, capfd
     folder = workdir / "checkpoints"
     damage(folder / "4")
     names_before = sorted(file.name for file in folder.iterdir())
-    line = error_line(["eval", *train_arguments(data, workdir)[1:6], "--step", "4"], capfd)
+    line = fails(["eval", *train_arguments(data, workdir)[1:6], "--step", "4"], capfd)
     assert line.startswith(f"jaxddp: {folder / '4'}: step 4 is damaged: ") and expected in line
     assert line.endswith("; undamaged steps: 2")
     assert sorted(file.name for file in folder.iterdir()) == names_before
     # Without step 2 no undamaged checkpoint is left.
     shutil.rmtree(folder / "2")
-    line = error_line(train_arguments(data, workdir, "--train.duration", "6 steps"), capfd)
+    line = fails(train_arguments(data, workdir, "--train.duration", "6 steps"), capfd)
     assert line.startswith(f"jaxddp: {folder / '4'}: step 4 is damaged: ") and expected in line
     assert line.endswith("; no checkpoint there is whole, so restore the files, or start in another --workdir")
 
@@ -325,12 +318,12 @@ def test_damaged_files_beside_the_checkpoints_raise_a_one_line_error(data, workd
     intact = config.read_bytes()
     for content, expected in DAMAGED_CONFIGS.items():
         config.write_bytes(content)
-        assert re.search(expected, error_line(train_arguments(data, workdir, "--train.duration", "6 steps"), capfd))
-        assert str(config) in error_line(["eval", str(config)], capfd)
+        assert re.search(expected, fails(train_arguments(data, workdir, "--train.duration", "6 steps"), capfd))
+        assert str(config) in fails(["eval", str(config)], capfd)
     config.write_bytes(intact)
     file = workdir / "checkpoints" / "validation.json"
     file.write_text('{"2": {"top1": "x"}}')
-    line = error_line(train_arguments(data, workdir, "--train.duration", "6 steps"), capfd)
+    line = fails(train_arguments(data, workdir, "--train.duration", "6 steps"), capfd)
     assert line.startswith(f"jaxddp: {file}: is damaged (") and line.endswith("so copy the best checkpoint first")
     # After the file is removed, as the message advises, the checkpoints open without the earlier metrics.
     file.unlink()

@@ -30,11 +30,7 @@ from jaxddp.training.plan import Plan
 
 PEAK = 0.8
 
-
-@pytest.fixture(autouse=True)
-def float64():
-    with jax.enable_x64(True):
-        yield
+pytestmark = pytest.mark.usefixtures("float64")
 
 
 # --- Schedules ---

@@ -23,12 +23,6 @@ from jaxddp.engine.parts.averages import ScheduleFreeAverage
 TABLE, VAL = random_table(50), random_table(23, seed=1)
 
 
-@pytest.fixture
-def float64():
-    with jax.enable_x64(True):
-        yield
-
-
 @pytest.mark.slow
 def test_muon_scales_updates_of_kernels_to_the_usual_size_of_adams_updates():
     """Muon scales updates of kernels to a root mean square of 0.2, a usual value for Adam after its first step."""

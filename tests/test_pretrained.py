@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 from flax.traverse_util import unflatten_dict
+from support.errors import error_line
 from support.images import encode, picture
 from support.runs import fails
 
@@ -100,9 +101,7 @@ def test_arrays_in_flax_layout_keep_it_and_attention_gets_its_axes():
 
 def test_a_missing_array_names_the_nearest_of_the_file_and_the_remedy(folder):
     model, _, found = mapped("none.py")
-    with pytest.raises(InputError) as error:
-        match(shapes_of(model, (16, 16, 3)), found.arrays, (dotted_path,), 1000)
-    assert str(error.value).startswith(
+    assert error_line(match, shapes_of(model, (16, 16, 3)), found.arrays, (dotted_path,), 1000).startswith(
         "3 of the network's 11 arrays missing: params.block_0_dw.kernel, params.stem.bias and 1 more (the nearest in "
         "the file is 'dw.weight', [4, 1, 3, 3]); give weights of this network for such images, define rename(name) in "
     )

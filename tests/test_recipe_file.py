@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from support.data import random_table, write_arrays
 from support.recipes import CONFIG, NETWORK, WHOLE
+from support.runs import fails
 
 from jaxddp.cli import main
 from jaxddp.command_line import parse
@@ -53,14 +54,6 @@ def lines(workdir: Path) -> list[dict]:
     return [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
 
 
-def error_of(arguments: list[str], capfd) -> str:
-    """Return the last line on stderr of a command that exits with code 2."""
-    assert main(arguments) == 2
-    error = capfd.readouterr().err
-    assert "Traceback" not in error
-    return error.splitlines()[-1]
-
-
 @pytest.mark.slow
 def test_a_recipe_provides_all_objects_and_the_run_keeps_a_copy(folder, data, capfd):
     write(folder)
@@ -92,10 +85,10 @@ def test_on_resume_a_changed_recipe_is_rejected_and_a_moved_one_is_accepted(fold
     assert main(["train", "mine.py", *words]) == 0
     whole = lines(folder / "w")
     (folder / "mine.py").write_text(WHOLE.replace("momentum=0.9", "momentum=0.8"))
-    assert "the recipe file mine.py has changed" in error_of(["train", "mine.py", *words], capfd)
+    assert "the recipe file mine.py has changed" in fails(["train", "mine.py", *words], capfd)
     write(folder)
     (folder / "network.py").write_text(NETWORK + "\n# Another line.\n")
-    assert "the recipe file network.py has changed" in error_of(["train", "mine.py", *words], capfd)
+    assert "the recipe file network.py has changed" in fails(["train", "mine.py", *words], capfd)
     (folder / "elsewhere").mkdir()
     write(folder / "elsewhere")
     forget(folder)
@@ -204,7 +197,7 @@ BAD = [
 @pytest.mark.parametrize(("source", "message"), BAD, ids=[message[:40] for _, message in BAD])
 def test_an_invalid_hook_raises_a_one_line_error(source, message, folder, data, capfd):
     write(folder, source=source)
-    line = error_of(["train", "mine.py", "--data.path", data], capfd)
+    line = fails(["train", "mine.py", "--data.path", data], capfd)
     assert re.search(message, line), line
     # Listeners may write to the work directory, so they are made after it; then the network is initialized.
     after_workdir = (

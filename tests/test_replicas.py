@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support import runs
 from support.data import NO_AUGMENTATION, random_table
+from support.errors import error_line
 from support.networks import SmallNet, linear_model
 from support.shared import sgd
 
@@ -82,9 +83,7 @@ def differing_devices(state: TrainState, topology: Topology = FOUR) -> list[int]
 
 
 def message(state: TrainState, topology: Topology = FOUR) -> str:
-    with pytest.raises(ReplicaError) as caught:
-        Replicas(Way(topology)).check(12, state)
-    return str(caught.value)
+    return error_line(Replicas(Way(topology)).check, 12, state, kind=ReplicaError)
 
 
 def test_equal_replicas_pass():

@@ -14,7 +14,7 @@ from jax.experimental import multihost_utils
 from support.data import random_table
 from support.ilsvrc import IMAGES, write_tree
 from support.networks import SmallNet, fresh_state, largest_difference, linear_model, objective_of, randomized
-from support.runs import LEAN, SMALL, Recorder, exploding, fails, setup_of, train
+from support.runs import LEAN, SMALL, Recorder, exploding, fails, plan_of, setup_of, train
 from support.shared import sgd
 
 from jaxddp.cli import main
@@ -91,14 +91,6 @@ def test_a_step_in_the_loop_has_one_collective():
 # --- The run ---
 
 
-def plan_of(steps: int = STEPS, **cadences: str) -> dict:
-    """Return config overrides with the length and the cadences of a run."""
-    every = {"log": "5 steps", "eval": "1 epoch", "checkpoint": "4 steps", **cadences}
-    sections = {name: {"every": value} for name, value in every.items()}
-    sections["eval"]["batch_size"] = 8
-    return {"train": {"duration": f"{steps} steps"}, **sections}
-
-
 LONG_CHUNKS = {"log": "1000 steps", "eval": "0 steps", "checkpoint": "0 steps"}
 """Cadences that give long chunks, because chunks end only at the ends of epochs (steps 7, 13, 19, 25, …)."""
 
@@ -117,8 +109,8 @@ SYNC = SmallNet(batch_norm=True, sync="data")
 @pytest.mark.slow
 @pytest.mark.parametrize(("net", "devices"), [(LINEAR, 4), (SYNC, 4)])
 def test_a_run_on_resident_data_equals_one_from_a_stream(net, devices):
-    state, recorder = run("device", plan_of(), devices=devices, net=net)
-    expected, streamed = run("none", plan_of(), devices=devices, net=net)
+    state, recorder = run("device", plan_of(STEPS), devices=devices, net=net)
+    expected, streamed = run("none", plan_of(STEPS), devices=devices, net=net)
     assert recorder.moments == streamed.moments
     assert largest_difference(state, expected) < 1e-5
     for ours, theirs in zip(recorder.steps + recorder.evaluations, streamed.steps + streamed.evaluations, strict=True):
@@ -167,13 +159,13 @@ def test_the_reported_speed_excludes_compilation(monkeypatch):
 
 @pytest.mark.slow
 def test_a_run_interrupted_and_resumed_equals_an_uninterrupted_run_bit_for_bit(tmp_path):
-    (expected, uninterrupted), stop = run("device", plan_of(**LONG_CHUNKS)), 39
+    (expected, uninterrupted), stop = run("device", plan_of(STEPS, **LONG_CHUNKS)), 39
     checkpoints = Checkpoints(tmp_path / "c")
     # Other cadences dispatch the same steps in other chunks.
-    plan = plan_of(log=f"{stop} steps", eval="0 steps", checkpoint="0 steps")
+    plan = plan_of(STEPS, log=f"{stop} steps", eval="0 steps", checkpoint="0 steps")
     with pytest.raises(Preempted, match=f"saved step {stop} of"):
         run("device", plan, checkpoints=checkpoints, should_stop=lambda step: step == stop)
-    resumed, recorder = run("device", plan_of(**LONG_CHUNKS), checkpoints=checkpoints, resume_step=stop)
+    resumed, recorder = run("device", plan_of(STEPS, **LONG_CHUNKS), checkpoints=checkpoints, resume_step=stop)
     assert largest_difference(resumed, expected) == 0
     records = {record.step: record for record in uninterrupted.steps}
     assert [record.step for record in recorder.steps] == [step for step in records if step > stop]
@@ -188,7 +180,7 @@ def test_a_run_interrupted_and_resumed_equals_an_uninterrupted_run_bit_for_bit(t
 def test_a_loss_that_is_not_finite_is_reported_with_its_step():
     # Update number 16 makes the parameters NaN, so the next step is the first to see them, within a chunk.
     with pytest.raises(NonFiniteError, match="^step 17: the loss is nan"):
-        run("device", plan_of(**LONG_CHUNKS), optimizer=exploding(16))
+        run("device", plan_of(STEPS, **LONG_CHUNKS), optimizer=exploding(16))
 
 
 def test_a_run_checks_for_a_stop_once_a_chunk_and_processes_count_the_checks(monkeypatch):

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
+from support.errors import error_line
 
 from jaxddp.api import resnet
-from jaxddp.core.errors import InputError
 from jaxddp.models.adapt import for_platform
 from jaxddp.models.resnet import BASIC, BOTTLENECK, WEIGHT_INITS, Architecture, ResidualBlock, ResNet
 
@@ -164,6 +164,4 @@ def test_kernels_are_initialized_by_the_config_and_the_head_always_in_the_same_w
     ],
 )
 def test_an_error_names_bad_settings(changes, message):
-    with pytest.raises(InputError) as caught:
-        resnet(**{"name": "resnet50", "num_classes": 10, **changes})
-    assert message in str(caught.value)
+    assert message in error_line(resnet, **{"name": "resnet50", "num_classes": 10, **changes})

@@ -5,6 +5,7 @@ import socket
 from unittest.mock import MagicMock
 
 import pytest
+from support.errors import error_line
 
 import jaxddp.job.schedulers as schedulers
 from jaxddp.core.errors import InputError
@@ -225,6 +226,4 @@ def test_a_count_of_one_is_a_single_process(environ):
     ],
 )
 def test_several_processes_without_a_needed_variable_raise_a_one_line_error(environ, expected):
-    with pytest.raises(InputError) as error:
-        find_job(environ)
-    assert str(error.value) == expected
+    assert error_line(find_job, environ) == expected

@@ -14,6 +14,7 @@ from jax import lax
 from support import runs
 from support.cases import essential_and_rare
 from support.data import CLASSES, NO_AUGMENTATION, random_table
+from support.errors import error_line
 from support.networks import SmallNet, linear_model
 from support.shared import sgd
 
@@ -50,9 +51,7 @@ def run_self_test(model, devices: int = 4, changes=ALWAYS, **settings) -> SelfTe
 
 
 def self_test_error(model=LINEAR, devices: int = 4, **settings) -> str:
-    with pytest.raises(GradientError) as caught:
-        run_self_test(model, devices, **settings)
-    return str(caught.value)
+    return error_line(run_self_test, model, devices, kind=GradientError, **settings)
 
 
 # The self-test only raises or passes; no public interface gives its results and tolerance.

@@ -15,7 +15,7 @@ from support.cases import ci_case, essential_and_ci, essential_and_rare, rare_ca
 from support.collectives import collectives
 from support.data import CLASSES, random_table
 from support.networks import largest_difference
-from support.optimizers import make_optimizer
+from support.optimizers import optimizer_of
 from support.runs import Recorder, setup_of, train
 
 from jaxddp.config import Config
@@ -26,20 +26,14 @@ from jaxddp.engine.parts.guard import GradientNorm, Guard, LossScale
 from jaxddp.engine.parts.part import Part
 from jaxddp.engine.replicas import checksums
 from jaxddp.engine.state import EVAL_MODEL_STATE
-from jaxddp.schedules import Steps, make_schedule
 from jaxddp.setup.identity import checksum
 from jaxddp.training.checkpoints.manager import Checkpoints
 
 STEPS = 20
 TABLE = random_table(50)
 CHANGES = {"train": {"duration": f"{STEPS} steps"}, "log": {"every": "5 steps"}, "eval": {"every": "0 steps"}}
-RATES = {"sgd": 0.3, "rmsprop": 0.01, "momentum": 0.05, "lars": 1.0}
 
-
-@pytest.fixture(autouse=True)
-def float64():
-    with jax.enable_x64(True):
-        yield
+pytestmark = pytest.mark.usefixtures("float64")
 
 
 class Net(nn.Module):
@@ -53,13 +47,6 @@ class Net(nn.Module):
         return nn.Dense(CLASSES, param_dtype=jnp.float64)(nn.tanh(x))
 
 
-@functools.cache
-def optimizer_of(name: str) -> optax.GradientTransformation:
-    words = {"name": name, "learning_rate": RATES.get(name, 0.02), "schedule": "constant", "weight_decay": 0.01}
-    config = Config().replace(optimizer=words)
-    return make_optimizer(config, make_schedule(config, Steps(STEPS, 3)))
-
-
 def config_of(sharded: bool, **sections: Any) -> Config:
     parallel = {"shard_optimizer": sharded, "self_test": "never", **sections.pop("parallel", {})}
     return Config().replace(parallel=parallel, **sections)
@@ -67,7 +54,7 @@ def config_of(sharded: bool, **sections: Any) -> Config:
 
 def make_setup(sharded: bool, devices: int = 4, optimizer: str = "adamw", *, parts: tuple = (), **sections: Any) -> Any:
     config = config_of(sharded, **sections)
-    return setup_of(Net(), optimizer_of(optimizer), TABLE, devices=devices, seed=5, config=config, parts=parts)
+    return setup_of(Net(), optimizer_of(optimizer, STEPS), TABLE, devices=devices, seed=5, config=config, parts=parts)
 
 
 @functools.cache
@@ -133,7 +120,7 @@ def lopsided_model():
 def test_a_step_in_which_one_number_of_the_gradient_is_not_finite_changes_nothing():
     """Only the first device has this number, and all devices skip the step."""
     words = {"devices": 4, "config": config_of(True), "parts": (Guard(),)}
-    setup = setup_of(lopsided_model(), optimizer_of("momentum"), TABLE, **words)
+    setup = setup_of(lopsided_model(), optimizer_of("momentum", STEPS), TABLE, **words)
     before = jax.device_get(setup.state.params)
     after = train(setup, CHANGES | {"train": {"duration": "3 steps"}})
     np.testing.assert_array_equal(after.params["weight"], before["weight"])

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.errors import error_line
 
 from jaxddp.cluster.launcher import sharing_problem
 from jaxddp.config import Config
@@ -107,11 +108,7 @@ def test_a_device_that_is_too_slow_for_an_example_gets_the_smallest_slice():
 
 
 def error_of(devices: int = 2, **sections) -> str:
-    with pytest.raises(InputError) as caught:
-        config = Config().replace(**sections)
-        choose_way(config, Topology.create(devices))
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
+    return error_line(lambda: choose_way(Config().replace(**sections), Topology.create(devices)))
 
 
 @pytest.mark.parametrize(

@@ -34,11 +34,7 @@ from jaxddp.models.resnet import BASIC, Architecture, ResNet
 PLAIN = SmallNet(dtype=jnp.float64)
 LINEAR = linear_model()
 
-
-@pytest.fixture(autouse=True)
-def float64():
-    with jax.enable_x64(True):
-        yield
+pytestmark = pytest.mark.usefixtures("float64")
 
 
 @functools.cache

@@ -9,10 +9,10 @@ import pytest
 import scipy.io
 from hypothesis import given
 from hypothesis import strategies as st
+from support.errors import error_line
 from support.ilsvrc import IMAGES, synset, write_csv, write_tree
 
 from jaxddp.config import DataConfig
-from jaxddp.core.errors import InputError
 from jaxddp.data.formats import ilsvrc
 from jaxddp.data.formats.ilsvrc import train_solutions, val_solutions
 from jaxddp.data.opening import open_splits
@@ -38,14 +38,6 @@ def read(root: Path, content: str | bytes, **kwargs) -> ExampleTable:
     data = content if isinstance(content, bytes) else content.encode()
     (root / "LOC_train_solution.csv").write_bytes(data)
     return train_solutions(root, **kwargs)
-
-
-def message(call, *args, **kwargs) -> str:
-    with pytest.raises(InputError) as error:
-        call(*args, **kwargs)
-    text = str(error.value)
-    assert "\n" not in text and len(text) < 700
-    return text
 
 
 def test_labels_follow_the_mapping_and_the_paths_of_all_splits_exist(tree):
@@ -86,7 +78,7 @@ def test_ids_tell_the_split_of_a_solution_file(tree, files):
     in_val = val_solutions(files, "LOC_train_solution.csv").path.tolist()
     assert [path.split(b"/")[3] for path in in_val] == [b"val", b"val", b"train"]
     twice = DataConfig(path=str(tree), val="LOC_train_solution.csv")
-    assert message(open_splits, twice).startswith("data.val='LOC_train_solution.csv': is also the training split")
+    assert error_line(open_splits, twice).startswith("data.val='LOC_train_solution.csv': is also the training split")
 
 
 def test_usual_variants_of_the_format_are_accepted(files):
@@ -156,7 +148,7 @@ def test_a_range_selects_as_python_does(tree):
     ],
 )
 def test_an_invalid_selection_raises_a_one_line_error(tree, classes, expected):
-    assert expected in message(train_solutions, tree, classes=classes)
+    assert expected in error_line(train_solutions, tree, classes=classes)
 
 
 @given(label=LABELS, data=st.data())
@@ -176,7 +168,7 @@ def test_take_stays_the_same_over_releases_and_refuses_to_take_nothing():
     rows = balanced_rows(np.arange(10_000) % 10, 100)
     golden = "558b82c47c6f5c3f02aaf34fca5503eca2cc603d26d32d1f453db9a432831b07"
     assert hashlib.sha256(rows.astype("<i8").tobytes()).hexdigest() == golden
-    assert "limit 0: selects no example" in message(small_table([0]).take, 0)
+    assert "limit 0: selects no example" in error_line(small_table([0]).take, 0)
 
 
 def test_the_fingerprint_depends_on_the_content_and_not_on_the_folder(tree, files, tmp_path):
@@ -191,21 +183,21 @@ def test_the_fingerprint_depends_on_the_content_and_not_on_the_folder(tree, file
 
 def test_a_missing_root_or_file_raises_a_one_line_error(tree, files):
     expected = f"{files}/no: no such directory; give the directory that holds LOC_synset_mapping.txt"
-    assert expected in message(train_solutions, files / "no")
-    assert "is not a directory" in message(train_solutions, tree / "LOC_train_solution.csv")
+    assert expected in error_line(train_solutions, files / "no")
+    assert "is not a directory" in error_line(train_solutions, tree / "LOC_train_solution.csv")
     csv_file = files / "LOC_train_solution.csv"
-    assert message(train_solutions, files) == f"{csv_file}: no such file; check the path"
+    assert error_line(train_solutions, files) == f"{csv_file}: no such file; check the path"
     write_csv(files / "LOC_train_solutions.csv", [])
-    assert message(train_solutions, files) == f"{csv_file}: no such file, did you mean 'LOC_train_solutions.csv'?"
+    assert error_line(train_solutions, files) == f"{csv_file}: no such file, did you mean 'LOC_train_solutions.csv'?"
     csv_file.mkdir()
-    assert "cannot be read (a directory, not a regular file); give" in message(train_solutions, files)
+    assert "cannot be read (a directory, not a regular file); give" in error_line(train_solutions, files)
     (files / "LOC_synset_mapping.txt").unlink()
-    assert message(val_solutions, files).startswith(f"{files}/LOC_synset_mapping.txt: no such file")
+    assert error_line(val_solutions, files).startswith(f"{files}/LOC_synset_mapping.txt: no such file")
     # A test listing reads no predictions, and needs no mapping.
     (files / "LOC_sample_submission.csv").write_text("ImageId\na\n\nb\n")
     assert ilsvrc.test_listing(files).id.tolist() == [b"a", b"b"]
     (files / "LOC_sample_submission.csv").write_text("ImageId,PredictionString\na,\n../b,\n")
-    assert "csv:3: ImageId '../b' cannot name a file" in message(ilsvrc.test_listing, files)
+    assert "csv:3: ImageId '../b' cannot name a file" in error_line(ilsvrc.test_listing, files)
 
 
 @pytest.mark.parametrize(
@@ -228,7 +220,7 @@ def test_an_invalid_mapping_or_solution_file_raises_a_one_line_error(files, cont
     if "txt" in expected:
         (files / "LOC_synset_mapping.txt").write_bytes(content)
         content = HEADER + "a,n01 1 2 3 4\n"
-    assert expected in message(read, files, content)
+    assert expected in error_line(read, files, content)
 
 
 @pytest.mark.parametrize(
@@ -248,7 +240,7 @@ def test_an_invalid_mapping_or_solution_file_raises_a_one_line_error(files, cont
     ],
 )
 def test_an_invalid_row_raises_a_one_line_error(files, row, expected):
-    text = message(read, files, f"{HEADER}\nok,n01 1 2 3 4\n{row}\n")
+    text = error_line(read, files, f"{HEADER}\nok,n01 1 2 3 4\n{row}\n")
     assert text.startswith(f"{files}/LOC_train_solution.csv:4: ") and expected in text
 
 
@@ -273,14 +265,14 @@ def test_links_within_a_linked_root_are_followed_and_a_link_out_is_refused(linke
     train_solutions(linked).check(DataConfig())
     val_solutions(linked).check(DataConfig())
     replace_by_link(linked / IMAGES / "train" / synset(1) / f"{synset(1)}_1.JPEG", linked.parent / "outside" / "secret")
-    text = message(train_solutions, linked)
+    text = error_line(train_solutions, linked)
     assert text.startswith(f"{linked}/LOC_train_solution.csv:5: a symbolic link leads out of the data set, to ")
     assert f"{linked.parent}/outside/secret'; put the file itself into the root, or remove the row" in text
     assert len(train_solutions(linked, classes="0:1")) == 2
     # So does a link to a folder whose name begins like the root.
     (linked.parent / "real2").mkdir()
     replace_by_link(linked / IMAGES / "val" / "ILSVRC2012_val_00000002.JPEG", linked.parent / "real2" / "x")
-    assert "leads out of the data set" in message(val_solutions, linked)
+    assert "leads out of the data set" in error_line(val_solutions, linked)
 
 
 def test_check_names_the_first_unusable_image_and_counts_all(linked):
@@ -294,7 +286,7 @@ def test_check_names_the_first_unusable_image_and_counts_all(linked):
         (first, lambda: (first.unlink(), first.symlink_to("/etc/passwd")), "a symbolic link leads out of the data set"),
     ):
         spoil()
-        assert f"{place}: {expected}" in message(table.check, DataConfig())
+        assert f"{place}: {expected}" in error_line(table.check, DataConfig())
 
 
 def test_imagenet_opens_as_people_have_it(tmp_path: Path):
@@ -327,4 +319,4 @@ def test_imagenet_opens_as_people_have_it(tmp_path: Path):
     shutil.rmtree(original / "train" / synset(0))
     assert open_splits(DataConfig(path=str(original)))["val"].labels.tolist() == [0, 1, 0, 1]
     (kit / "ILSVRC2012_validation_ground_truth.txt").write_text("3\n")
-    assert "1 label, but 6 images in" in message(open_splits, DataConfig(path=str(original)))
+    assert "1 label, but 6 images in" in error_line(open_splits, DataConfig(path=str(original)))

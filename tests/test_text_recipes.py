@@ -5,11 +5,11 @@ import json
 import re
 
 import pytest
+from support.errors import error_line
 from support.recipes import CONFIG
 
 from jaxddp.cli import main
 from jaxddp.config import Config, load
-from jaxddp.core.errors import InputError
 from jaxddp.recipe.file import read_recipe
 from jaxddp.recipe.sources import config_names
 from jaxddp.recipe.text import written
@@ -24,9 +24,7 @@ def config_of(text: str, folder, name: str = "recipe.yaml") -> Config:
 
 def message_of(text: str, folder, name: str = "recipe.yaml") -> str:
     """Return the message for a file, without the folder in its path."""
-    with pytest.raises(InputError) as caught:
-        config_of(text, folder, name)
-    return str(caught.value).removeprefix(f"{folder}/")
+    return error_line(config_of, text, folder, name).removeprefix(f"{folder}/")
 
 
 @pytest.mark.parametrize("form", ["yaml", pytest.param("json", marks=pytest.mark.ci)])

@@ -1,6 +1,7 @@
 """The variables of GKE and the metadata of TPU VMs give the place of a process in its job."""
 
 import pytest
+from support.errors import error_line
 from support.metadata import serving, write_chips
 
 from jaxddp.core.errors import InputError, Unreachable
@@ -141,9 +142,7 @@ def test_the_ids_of_libtpu_come_before_those_of_a_scheduler_of_hosts():
     ],
 )
 def test_values_that_contradict_each_other_are_an_error(environ, message):
-    with pytest.raises(InputError) as error:
-        find_job(environ)
-    assert str(error.value).startswith(message)
+    assert error_line(find_job, environ).startswith(message)
 
 
 # --- The metadata server of a TPU VM ---
@@ -235,14 +234,11 @@ def test_without_the_metadata_server_a_process_does_not_train_alone(fault, messa
     # The bound is the same for all faults. A hanging server would otherwise hold the process for a minute.
     monkeypatch.setattr(tpu, "METADATA_SECONDS", 0.5)
     vars(server).update(fault)
-    with pytest.raises(Unreachable) as error:
-        find_job(server.environ, machine)
-    assert str(error.value).startswith("the metadata server at 127.0.0.1:") and str(error.value).endswith(message)
+    line = error_line(find_job, server.environ, machine, kind=Unreachable)
+    assert line.startswith("the metadata server at 127.0.0.1:") and line.endswith(message)
     # Later questions do not wait again.
     count = len(server.asked)
-    with pytest.raises(Unreachable) as again:
-        find_job(server.environ, machine)
-    assert str(again.value) == str(error.value)
+    assert error_line(find_job, server.environ, machine, kind=Unreachable) == line
     assert len(server.asked) == count
 
 

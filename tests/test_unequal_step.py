@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from support.cases import ci_case, rare_case
 from support.data import CLASSES, NO_AUGMENTATION, random_batch, random_table
 from support.faults import poisoned, spoil
-from support.networks import SmallNet, fresh_state, largest_difference, linear_model, objective_of
+from support.networks import SmallNet, drawing_model, fresh_state, largest_difference, linear_model, objective_of
 from support.runs import Recorder, setup_of, train
 from support.shared import sgd, shared, topology_of
 
@@ -37,12 +37,6 @@ from jaxddp.setup.run_training import describe_non_finite
 STEPS, BATCH = 20, 16
 TABLE = random_table(50)
 CHANGES = {"train": {"duration": f"{STEPS} steps"}, "log": {"every": "5 steps"}, "eval": {"every": "0 steps"}}
-
-
-@pytest.fixture
-def float64():
-    with jax.enable_x64(True):
-        yield
 
 
 def weighted(logits, labels):
@@ -164,17 +158,8 @@ def test_model_states_are_averaged_with_the_sizes_as_weights():
 @pytest.mark.slow
 def test_no_two_devices_draw_the_same_numbers():
     """If two devices drew the same numbers, the mean of the squares of the draws would be the square of their mean."""
-
-    def init(key, example):
-        return {"weight": jnp.zeros((example[0].size, CLASSES))}, {"drawn": jnp.zeros(()), "squared": jnp.zeros(())}
-
-    def apply(params, state, images, *, train, key):
-        drawn = jax.random.normal(key, ()) if train else jnp.zeros(())
-        logits = images.reshape(len(images), -1) @ params["weight"]
-        return logits, {"drawn": drawn, "squared": jnp.square(drawn)}
-
     # Two of the devices share a program.
-    setup = make_setup("1,1,2", 3, (init, apply))
+    setup = make_setup("1,1,2", 3, drawing_model())
     state, _ = setup.step()(setup.state, next(setup.batches(0, 1)))
     first = jax.device_get(state.model_state)
     assert first["squared"] - np.square(first["drawn"]) > 1e-3

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.errors import error_line
 from support.forms import CLASSES, FORMS, add_to_tar, example_tables, pictures
 
 from jaxddp.config import DataConfig
@@ -57,10 +58,7 @@ def open_both(path: object, **more: Any) -> tuple[ExampleTable, ExampleTable]:
 
 
 def message_of(path: object, **more: Any) -> str:
-    with pytest.raises(InputError) as caught:
-        open_splits(config_of(path, **more))
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
+    return error_line(open_splits, config_of(path, **more))
 
 
 @pytest.fixture(autouse=True)

@@ -25,7 +25,7 @@ from support.optimizers import (
     by_hand,
     by_optax,
     config_of,
-    make_optimizer,
+    optimizer_of,
     parameters,
     rate,
     rates,
@@ -33,7 +33,6 @@ from support.optimizers import (
 )
 from support.runs import setup_of, train
 
-from jaxddp.config import Config
 from jaxddp.config.layers import Layers
 from jaxddp.config.registry import OPTIMIZERS, SCHEDULES
 from jaxddp.core.errors import Preempted
@@ -42,11 +41,7 @@ from jaxddp.kernels import BY_NAME
 from jaxddp.schedules import Steps, make_schedule
 from jaxddp.training.checkpoints.manager import Checkpoints
 
-
-@pytest.fixture(autouse=True)
-def float64():
-    with jax.enable_x64(True):
-        yield
+pytestmark = pytest.mark.usefixtures("float64")
 
 
 # --- Optimizers in NumPy ---
@@ -188,7 +183,6 @@ def test_every_optimizer_supports_frozen_layers_and_rates_of_layers(name):
 STEPS = 8
 TABLE = random_table(50)
 CHANGES = {"train": {"duration": f"{STEPS} steps"}, "log": {"every": "4 steps"}, "eval": {"every": "0 steps"}}
-RATES = {"sgd": 0.3, "rmsprop": 0.01, "momentum": 0.05, "lars": 1.0}
 """The learning rates of optimizers for which 0.02 is too high or too low."""
 
 
@@ -201,15 +195,8 @@ class TwoLayers(nn.Module):
         return nn.Dense(CLASSES, param_dtype=jnp.float64)(nn.tanh(x))
 
 
-@functools.cache
-def optimizer_of(name: str) -> optax.GradientTransformation:
-    words = {"name": name, "learning_rate": RATES.get(name, 0.02), "schedule": "constant", "weight_decay": 0.01}
-    config = Config().replace(optimizer=words)
-    return make_optimizer(config, make_schedule(config, Steps(STEPS, 3)))
-
-
 def make_setup(name: str, devices: int) -> Any:
-    return setup_of(TwoLayers(), optimizer_of(name), TABLE, devices=devices, seed=5)
+    return setup_of(TwoLayers(), optimizer_of(name, STEPS), TABLE, devices=devices, seed=5)
 
 
 @functools.cache

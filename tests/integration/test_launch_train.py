@@ -17,10 +17,7 @@ def by_two(words, tmp_path_factory) -> Path:
     """The work directory of a run of two processes with two devices each, with a checkpoint half-way."""
     workdir = tmp_path_factory.mktemp("two")
     run = Launched(workdir, 2, words(workdir, "--parallel.cpu-devices", "2", "--checkpoint.every", "3 steps"))
-    try:
-        run.ends_well()
-    finally:
-        run.close()
+    run.ends_well()
     return workdir
 
 

@@ -84,10 +84,7 @@ def job(tables, tmp_path_factory) -> Path:
         write_arrays(folder / f"host-{host}.npz", tables["train"][host], tables["val"][host])
     (folder / "script.py").write_text(SCRIPT)
     run = Launched(folder, 2, ["env", "-C", str(folder), sys.executable, "script.py"], *THREADS)
-    try:
-        run.ends_well()
-    finally:
-        run.close()
+    run.ends_well()
     return folder
 
 

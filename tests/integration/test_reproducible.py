@@ -47,10 +47,7 @@ def train_words(tmp_path_factory) -> list[str]:
 def train(train_words: list[str], workdir: Path, processes: int, devices: int) -> Path:
     train_words = [*train_words, "--workdir", str(workdir), "--parallel.cpu-devices", str(devices)]
     run = Launched(workdir, processes, train_words)
-    try:
-        run.ends_well()
-    finally:
-        run.close()
+    run.ends_well()
     return workdir
 
 

@@ -39,6 +39,20 @@ def linear_model(classes: int = CLASSES):
     return init, apply
 
 
+def drawing_model():
+    """Return a linear model whose state has a random number of the last step, and its square."""
+
+    def init(key, example):
+        return {"weight": jnp.zeros((example[0].size, CLASSES))}, {"drawn": jnp.zeros(()), "squared": jnp.zeros(())}
+
+    def apply(params, state, images, *, train, key):
+        drawn = jax.random.normal(key, ()) if train else jnp.zeros(())
+        logits = images.reshape(len(images), -1) @ params["weight"]
+        return logits, {"drawn": drawn, "squared": jnp.square(drawn)}
+
+    return init, apply
+
+
 def make_shallow(monkeypatch: pytest.MonkeyPatch, stages: tuple[int, ...] = (1,)) -> None:
     """Make every network that a config can name shallow, so that it compiles fast. `stages` are a ResNet's blocks."""
     for name, architecture in resnet.ARCHITECTURES.items():

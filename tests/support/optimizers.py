@@ -1,5 +1,7 @@
 """Apply an optimizer to a few parameters, from its config and in NumPy."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -21,6 +23,14 @@ def config_of(**optimizer) -> Config:
 
 def make_optimizer(config: Config, learning_rate) -> optax.GradientTransformation:
     return OPTIMIZERS.get(config.optimizer.name)(config, learning_rate)
+
+
+@functools.cache
+def optimizer_of(name: str, steps: int) -> optax.GradientTransformation:
+    """Return an optimizer with a constant rate, after a warmup of 3 steps, at which a small network learns."""
+    rate = {"sgd": 0.3, "rmsprop": 0.01, "momentum": 0.05, "lars": 1.0}.get(name, 0.02)
+    config = config_of(name=name, learning_rate=rate, schedule="constant", weight_decay=0.01)
+    return make_optimizer(config, make_schedule(config, Steps(steps, 3)))
 
 
 def parameters() -> dict:

@@ -92,7 +92,11 @@ class Program:
             pytest.fail(f"still running after {within:g} s:\n{self.out}{self.err}")
 
     def ends_well(self) -> None:
-        assert self.end() == 0, self.out + self.err
+        """Wait for a successful end. A program that fails or hangs is ended."""
+        try:
+            assert self.end() == 0, self.out + self.err
+        finally:
+            self.close()
 
     def close(self) -> None:
         """End the program if it still runs. SIGTERM comes first, so that a launcher ends its processes."""
@@ -171,11 +175,11 @@ def series(workdir: Path) -> dict[str, dict[int, float]]:
     return {split: losses(workdir, split) for split in ("train", "val")}
 
 
-def is_whole(workdir: Path, *, processes: int) -> bool:
-    """Return whether a brief run on four devices made every step and validated every image."""
+def is_whole(workdir: Path, *, processes: int, devices: int = 4) -> bool:
+    """Return whether a brief run made every step and validated every image."""
     end = result(workdir)
     return (
-        (end["status"], end["step"], end["devices"], end["processes"]) == ("done", STEPS, 4, processes)
+        (end["status"], end["step"], end["devices"], end["processes"]) == ("done", STEPS, devices, processes)
         and list(losses(workdir)) == list(range(1, STEPS + 1))
         and {line["count"] for line in lines(workdir, "val")} == {11}
     )

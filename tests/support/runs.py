@@ -140,6 +140,14 @@ def train_words(data: Path, workdir: Path, *more: str) -> list[str]:
     return ["train", RECIPE, "--data.path", str(data), "--workdir", str(workdir), *smoothing, *more]
 
 
+def plan_of(steps: int = 20, **cadences: str) -> dict:
+    """Return changes to a config: the number of steps, and the cadences of its sections."""
+    every = {"log": "5 steps", "eval": "1 epoch", "checkpoint": "4 steps", **cadences}
+    sections = {name: {"every": value} for name, value in every.items()}
+    sections["eval"]["batch_size"] = 8
+    return {"train": {"duration": f"{steps} steps"}, **sections}
+
+
 def fails(arguments: list[str], capfd, code: int = 2) -> str:
     """Return the one line that a command writes to stderr."""
     assert main(arguments) == code
