@@ -152,7 +152,7 @@ def some(names: Sequence[str], most: int = 3) -> str:
 def listed(names: Iterable[str], between: str = ", ", most: int = 6) -> str:
     """List the first `most` names, and the number of the others: `cat, dog and 4 more`."""
     names = list(names)
-    more = f" and {len(names) - most} more" if len(names) > most else ""
+    more = f" and {len(names) - most:,} more" if len(names) > most else ""
     return between.join(names[:most]) + more
 
 

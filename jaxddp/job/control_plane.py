@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import jaxddp.job.messages as messages
-from jaxddp.core.errors import InputError, JaxddpError, Key, Preempted, Unreachable, about, plural
+from jaxddp.core.errors import InputError, JaxddpError, Key, Preempted, Unreachable, about, listed, plural
 from jaxddp.core.peers import Peers, Spent, answer_of, result_of
 from jaxddp.core.phases import phase
 from jaxddp.core.process_exit import end_now
@@ -344,14 +344,12 @@ def absence(count: int, hosts: Mapping[int, str], timeout: float, listening: str
         listening: the address where process 0 listens.
         strangers: the number of clients that were refused because of another run id or key.
     """
-    absent = count - len(hosts)
-    first = (str(process) for process in range(count) if process not in hosts)
-    names = f"{plural(absent, 'process')} {', '.join(itertools.islice(first, _MOST_NAMED))}"
-    more = f" and {absent - _MOST_NAMED:,} more" if absent > _MOST_NAMED else ""
+    absent = [str(process) for process in range(count) if process not in hosts]
+    names = f"{plural(len(absent), 'process')} {listed(absent, most=_MOST_NAMED)}"
     others = f"; refused {strangers}, of another job or with another {messages.KEY}" if strangers else ""
     place = f" (process 0 listens on {listening}{others})"
     advice = "start all of them, or raise ", Key("parallel.start_timeout"), place
-    return Unreachable(f"{names}{more} of {count} did not join in {timeout:g} s", advice=advice)
+    return Unreachable(f"{names} of {count} did not join in {timeout:g} s", advice=advice)
 
 
 async def _listen_once_resolved(host: str, port: int, deadline: float) -> socket.socket:
