@@ -404,6 +404,13 @@ class PackOptions:
     """The pixels to which the shorter side of an image is reduced; a smaller image keeps its size."""
     quality: Annotated[int, Range(1, 100)] = 90
     """The quality of the JPEG images, 1 to 100. A small RGB JPEG is copied unchanged."""
+    pixels: bool = False
+    """Write PPM files, which hold the pixels, in place of JPEG: they take more space, and less time to read."""
+
+    @property
+    def kind(self) -> str:
+        """The kind of the files, as Pillow names it."""
+        return "PPM" if self.pixels else "JPEG"
 
 
 def pack(
@@ -439,7 +446,7 @@ def pack(
         manifest = {
             "classes": {"ids": first.class_ids, "names": first.class_names},
             "short_side": packing.short_side,
-            "quality": packing.quality,
+            "quality": None if packing.pixels else packing.quality,
             "splits": {
                 split: _pack_split(source, split, unfinished, packing, lambda: progress(next(done), 0))
                 for split, source in sources.items()
@@ -460,32 +467,32 @@ def _check_classes(sources: Mapping[str, Table]) -> None:
 
 
 def packed_image(data: bytes, packing: PackOptions) -> bytes:
-    """Return an image as JPEG, with its shorter side reduced to `packing.short_side` by an antialiasing filter.
+    """Return an image as JPEG or PPM, its shorter side reduced to `packing.short_side` by an antialiasing filter.
 
     Raises: InputError if the image cannot be used.
     """
     header, _ = sound_image(data)
     with open_sound(data) as image:
         scale = min(packing.short_side / min(image.size), 1)
-        if scale == 1 and header.kind == "jpeg" and image.mode == "RGB":
+        if scale == 1 and header.kind == "jpeg" and image.mode == "RGB" and not packing.pixels:
             return data
         try:
-            return _resized(image, scale, packing.quality)
+            return _resized(image, scale, packing)
         # Pillow also raises these errors if it cannot decode the image, or cannot encode it as JPEG.
         except (OSError, ValueError, SyntaxError) as error:
             reason = first_line(error)
-    raise InputError(f"cannot be converted to JPEG ({reason}); convert or shrink it, or leave it out")
+    raise InputError(f"cannot be converted to {packing.kind} ({reason}); convert or shrink it, or leave it out")
 
 
-def _resized(image: Image.Image, scale: float, quality: int) -> bytes:
-    """Return a scaled image as JPEG. Raises: an error of Pillow."""
+def _resized(image: Image.Image, scale: float, packing: PackOptions) -> bytes:
+    """Return a scaled image as JPEG or PPM. Raises: an error of Pillow."""
     image = _eight_bits(image)
     width, height = (round(side * scale) for side in image.size)
     # Decoding at a half or a quarter of the size is faster. The filter needs no more than twice the final size.
     image.draft(None, (2 * width, 2 * height))
-    jpeg = io.BytesIO()
-    image.convert("RGB").resize((width, height), Image.Resampling.LANCZOS).save(jpeg, "JPEG", quality=quality)
-    return jpeg.getvalue()
+    packed, small = io.BytesIO(), image.convert("RGB").resize((width, height), Image.Resampling.LANCZOS)
+    small.save(packed, packing.kind, quality=packing.quality)
+    return packed.getvalue()
 
 
 def _pack_split(

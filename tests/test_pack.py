@@ -19,6 +19,7 @@ from jaxddp.curate import PackOptions, pack, packed_image
 from jaxddp.data.formats.folders import read_folders
 from jaxddp.data.formats.ilsvrc import train_solutions, val_solutions
 from jaxddp.data.formats.packed_records import holds_packed, read_packed
+from jaxddp.data.stream.decode import Pixels
 from jaxddp.data.table import ExampleTable
 
 
@@ -61,10 +62,13 @@ def test_each_packed_image_is_the_resized_original(tables, packed: Path):
         assert np.abs(small - np.asarray(large.convert("L"), float)).mean() < 2
 
 
-def test_small_rgb_jpegs_are_copied_and_other_images_are_reencoded():
+def test_small_rgb_jpegs_or_their_pixels_are_copied_and_other_images_are_reencoded():
     color = Image.fromarray(np.random.default_rng(0).integers(0, 256, (30, 40, 3), np.uint8))
     jpeg = encode(color, "JPEG", quality=77)
     assert packed_image(jpeg, PackOptions(short_side=30)) == jpeg
+    ppm, pixels = packed_image(jpeg, PackOptions(short_side=30, pixels=True)), Pixels(20, resize=30)
+    assert ppm.startswith(b"P6")
+    np.testing.assert_array_equal(pixels(ppm), pixels(jpeg))
     for other in (encode(color, "PNG"), encode(color.convert("CMYK"), "JPEG"), encode(color.convert("L"), "JPEG")):
         packed = Image.open(io.BytesIO(packed_image(other, PackOptions(short_side=64))))
         assert (packed.format, packed.mode, packed.size) == ("JPEG", "RGB", (40, 30))

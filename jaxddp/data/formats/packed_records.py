@@ -1,7 +1,7 @@
 """Reads a packed data set: resized images in a few TFRecord files, and an index of their offsets.
 
     DIR/packed.json            the classes, the options of packing, and the size of every file
-    DIR/train-00000.tfrecord   records of features `image` (JPEG), `label` and `id`
+    DIR/train-00000.tfrecord   records of features `image` (JPEG or PPM), `label` and `id`
     DIR/train.npz              id bytes 'S'[N], label int32[N], shard int32[N] (the number of the file), offset int64[N]
 
 Rows, ids, labels and classes equal those of the original data set, so training uses the same order.

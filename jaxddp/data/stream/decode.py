@@ -14,6 +14,7 @@ published weights expect these pixels. Pillow resizes, as in torchvision. Bicubi
 import hashlib
 import logging
 import math
+import re
 import struct
 import threading
 from contextlib import suppress
@@ -54,6 +55,8 @@ _LUMA = (19595, 38470, 7471)
 
 # A JPEG can be decoded at 1/2, 1/4 or 1/8 of its size in less time.
 _SCALES = (8, 4, 2)
+_PPM = re.compile(rb"P6\n(\d{1,5}) (\d{1,5})\n255\n")
+"""The header of the files of `jaxddp data pack --pixels`."""
 CROP_TRIES = 10
 ASPECT = (3 / 4, 4 / 3)
 """The bounds of width / height of a crop of random area."""
@@ -171,7 +174,8 @@ def quick_header(data: bytes) -> ImageHeader:
             height, width, *_ = simplejpeg.decode_jpeg_header(data, strict=False)
             if int(height) * int(width) <= MAX_PIXELS:
                 return ImageHeader("jpeg", int(height), int(width))
-    return parse_header(data)
+    ppm = _pixels_of_ppm(data)
+    return parse_header(data) if ppm is None else ImageHeader("ppm", *ppm.shape[:2])
 
 
 def decode(
@@ -208,6 +212,8 @@ def decode(
         image = _decode_jpeg(data if rows is None else first_rows(data, rows), scale, exact)
     elif header.kind == "png" and header.bits == pixels.bits == 16:
         image = _decode_png16(_without_metadata(data, pixels))
+    elif header.kind == "ppm":
+        image = _pixels_of_ppm(data)
     if image is None:
         channels = 4 if pixels.channels == 4 else 3
         try:
@@ -248,6 +254,15 @@ def _decode_jpeg(data: bytes, scale: int, exact: bool) -> np.ndarray | None:
             raise InputError(f"damaged: {first_line(error)}; {DOWNLOAD_AGAIN}") from None
         # These are the data after the first rows of an image, or stray bytes.
         return image if "extraneous bytes" in str(error) else None
+
+
+def _pixels_of_ppm(data: bytes) -> np.ndarray | None:
+    """Return the pixels of a PPM of 8 bits, uint8[H, W, 3], without a copy; None for other data."""
+    if header := _PPM.match(data):
+        width, height = map(int, header.groups())
+        if len(data) - header.end() == 3 * height * width > 0:
+            return np.frombuffer(data, np.uint8, offset=header.end()).reshape(height, width, 3)
+    return None
 
 
 def _without_metadata(data: bytes, pixels: PixelFormat) -> bytes:
