@@ -259,7 +259,7 @@ def _decode_jpeg(data: bytes, scale: int, exact: bool) -> np.ndarray | None:
 def _pixels_of_ppm(data: bytes) -> np.ndarray | None:
     """Return the pixels of a PPM of 8 bits, uint8[H, W, 3], without a copy; None for other data."""
     if header := _PPM.match(data):
-        width, height = map(int, header.groups())
+        width, height = int(header[1]), int(header[2])
         if len(data) - header.end() == 3 * height * width > 0:
             return np.frombuffer(data, np.uint8, offset=header.end()).reshape(height, width, 3)
     return None
