@@ -334,8 +334,7 @@ def doctor(file: RecipeFile | None, workdir: Path | None) -> list[CheckRow]:
     report = functools.partial(add, rows)
     parallel = file.config.parallel if file else ParallelConfig()
     job = report("environment", environment)
-    is_described = rows[0].verdict != "fail"
-    peers = report("coordinator", coordinator, job, parallel, is_described) or joined()
+    peers = report("coordinator", coordinator, job, parallel, rows[0].verdict != "fail") or joined()
 
     def all_are_ready(*needed: object) -> bool:
         """Return whether every process has what a collective check needs. The exchange uses no devices."""

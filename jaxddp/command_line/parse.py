@@ -144,8 +144,7 @@ def _overridden(
     default: Any = command(**own)
     if {*HELP} & {*rest}:
         chosen = {key: name for key in registry.NAMES if (name := option(rest, format_option(key)))}
-        shown = file.config.replace(**chosen)
-        parse(*page_of_config(replace(default, config=shown), file.hooks), prog, rest)
+        parse(*page_of_config(replace(default, config=file.config.replace(**chosen)), file.hooks), prog, rest)
     parsed: Any = parse(command, default, prog, rest)
     registry.check_names(parsed.config, file.hooks)
     before, config = file.config, registry.reset_unread(parsed.config, set_keys, file.hooks)

@@ -44,8 +44,7 @@ class Peers:
             InputError: a value differs. The message contains the name of the first value that differs, and both values.
         """
         text = json.dumps(dict(values))
-        digest = hashlib.sha256(text.encode()).hexdigest()
-        if other := int(self.decide("digests", digest, _first_that_differs)):
+        if other := int(self.decide("digests", hashlib.sha256(text.encode()).hexdigest(), _first_that_differs)):
             shown = text if self.process_index in (0, other) else ""
             name, problem = json.loads(self.decide("values", shown, lambda texts: _difference(texts, other)))
             raise InputError(Key(name), problem, advice="start every process with the same value")

@@ -66,8 +66,7 @@ class Shard(NamedTuple):
         lengths = size // unit * np.array(self._sizes)[self._own]
         width = self.slots(size) // len(ends)
         slots = [values[end - length : end] for end, length in zip(ends, lengths, strict=True)]
-        padded = [np.pad(slot, (0, width - len(slot)), constant_values=padding) for slot in slots]
-        return np.concatenate(padded)
+        return np.concatenate([np.pad(slot, (0, width - len(slot)), constant_values=padding) for slot in slots])
 
     def slots(self, batch_size: int) -> int:
         """Return the length of the result of `of` for a batch of this size, with padding."""

@@ -119,8 +119,7 @@ class Plan:
         They come after the first step, which compiles, and, if enough steps are left, after two more steps, which fill
         the queue of dispatched steps.
         """
-        left = self.total_steps - done
-        begin = done + 1 + max(1, min(3, left - self.profile))
+        begin = done + 1 + max(1, min(3, self.total_steps - done - self.profile))
         return range(begin, min(begin + self.profile, self.total_steps + 1))
 
     def is_last(self, step: int) -> bool:
