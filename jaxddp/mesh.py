@@ -86,16 +86,6 @@ class Topology:
         return self.mesh.size
 
     @property
-    def process_index(self) -> int:
-        """The number of this process, from 0."""
-        return self.peers.process_index
-
-    @property
-    def process_count(self) -> int:
-        """The number of processes."""
-        return self.peers.process_count
-
-    @property
     def device_kind(self) -> str:
         """The model of the devices, such as "cpu" or "NVIDIA H200"."""
         return self.mesh.devices.flat[0].device_kind
@@ -131,7 +121,7 @@ class Topology:
         gloo waits only 30 s for the other processes in the first collective. A process that finds its program in the
         compilation cache may be minutes ahead of one that compiles it.
         """
-        if self.process_count > 1:
+        if not self.peers.is_alone:
             ones = self.place(np.ones(len(self.mesh.local_devices), np.float32))
             jax.block_until_ready(jax.jit(jnp.sum, out_shardings=self.replicated)(ones))
 

@@ -127,7 +127,7 @@ except JaxddpError as error:
 ADD = """
     topology = Topology.create(peers=peers)
     total = jax.jit(lambda x: x.sum())
-    placed = topology.place(np.full(1, 10.0 ** topology.process_index))
+    placed = topology.place(np.full(1, 10.0 ** topology.peers.process_index))
     print("sum", float(total(placed)), flush=True)
 """
 FOREVER = ADD + "    while True: total(placed).block_until_ready(); time.sleep(0.01)\n"
@@ -212,7 +212,7 @@ def test_a_surplus_process_is_rejected_and_all_others_name_a_killed_process(tmp_
 @pytest.mark.slow
 def test_an_exception_in_process_0_prints_one_line_in_a_process_that_does_not_wait(tmp_path):
     """If JAX noticed the end first, it would end the other process by SIGABRT, with other lines."""
-    fails = "    if topology.process_index == 0: raise RuntimeError('disk on fire')\n"
+    fails = "    if topology.peers.process_index == 0: raise RuntimeError('disk on fire')\n"
     group = Group(tmp_path, f"{ADD}{fails}    time.sleep(600)\n")
     raised = f"{tmp_path}/program.py:{line_of('disk on fire', tmp_path)}: RuntimeError: disk on fire"
     first, other = group.processes
@@ -224,7 +224,7 @@ def test_an_exception_in_process_0_prints_one_line_in_a_process_that_does_not_wa
 @pytest.mark.slow
 def test_an_error_names_a_process_killed_while_all_leave(tmp_path):
     """When all leave, JAX waits for the killed process, and would end the other process by SIGABRT."""
-    dies = "    if topology.process_index == 0: jax.distributed.shutdown = lambda: os.kill(os.getpid(), 9)\n"
+    dies = "    if topology.peers.process_index == 0: jax.distributed.shutdown = lambda: os.kill(os.getpid(), 9)\n"
     group = Group(tmp_path, ADD + dies)
     errors = [process.communicate(timeout=60)[1] for process in group.processes]
     assert [process.returncode for process in group.processes] == [-9, 1], errors

@@ -242,7 +242,7 @@ def measure(photographs: Path, local_batch: int, rounds: int, steps: int) -> Fig
         "full": functools.partial(full_turn, step, setup, steps),
         "resident": functools.partial(turn, step, setup.state, placed, steps),
     }
-    if setup.topology.process_count > 1:
+    if not setup.topology.peers.is_alone:
         contenders["local"] = functools.partial(turn, *setup_alone(setup, placed), steps)
     for contender in contenders.values():
         contender()

@@ -108,7 +108,9 @@ class Comparison:
 
     def eval(self, interpolation: str, *before: str) -> Figures:
         output = run_jaxddp(*before, "eval", *self.words(interpolation, "--eval.metrics", "top1"))
-        values = dict(line.split(": ", 1) for line in output.splitlines() if ": " in line)
+        # A launcher puts the number of the process before each line.
+        lines = [line.removeprefix("[0] ") for line in output.splitlines()]
+        values = dict(line.split(": ", 1) for line in lines if ": " in line)
         return {"right": round(float(values["top1"]) * int(values["count"]))}
 
     def predict(self, interpolation: str, *more: str, before: tuple[str, ...] = ()) -> Figures:

@@ -96,7 +96,7 @@ def devices(parallel: ParallelConfig, peers: Peers) -> Finding:
     topology = Topology.create(parallel.devices, peers)
     memory = (topology.mesh.local_devices[0].memory_stats() or {}).get("bytes_limit")
     each = f", {size(memory)} of memory each" if memory else ""
-    over = f" in {topology.process_count} processes" if topology.process_count > 1 else ""
+    over = f" in {topology.peers.process_count} processes" if topology.peers.process_count > 1 else ""
     text = f"{topology.num_devices} x {topology.device_kind}{over}{each}"
     if topology.platform == "cpu":
         for number, noun, extra in ((len(local_gpus()), "GPU", "cuda12"), (len(tpu.local_chips()), "TPU chip", "tpu")):
@@ -110,7 +110,7 @@ def devices(parallel: ParallelConfig, peers: Peers) -> Finding:
 def tpu_slices(topology: Topology) -> str:
     """Describe the slices of a job on TPUs: "4 TPU chips on each of 4 hosts in 1 slice"."""
     num_slices = len({getattr(device, "slice_index", 0) for device in topology.mesh.devices.flat})
-    hosts = counted(topology.process_count, "host")
+    hosts = counted(topology.peers.process_count, "host")
     return f"{counted(len(tpu.local_chips()), 'TPU chip')} on each of {hosts} in {counted(num_slices, 'slice')}"
 
 

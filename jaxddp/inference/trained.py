@@ -110,7 +110,7 @@ def output_batches(
     order = EvalOrder(len(source), at_once * topology.num_devices)
     # In place of an image that cannot be used, the next one is classified, and its result is dropped.
     omissions = Substitutes(Labels(np.zeros(len(source), np.int32), (), ()))
-    arguments = order, run.data_of(source), Shard(topology.process_index, topology.process_count)
+    arguments = order, run.data_of(source), Shard(topology.peers.process_index, topology.peers.process_count)
     verified = getattr(source, "verified", None)
     if verified is None:
         batches = source.eval_batches(*arguments)

@@ -71,11 +71,11 @@ class Feed:
     @property
     def shard(self) -> Shard:
         """The part of every training batch that this process loads."""
-        return self.whole._replace(index=self.topology.process_index, count=self.topology.process_count)
+        return self.whole._replace(index=self.topology.peers.process_index, count=self.topology.peers.process_count)
 
     @property
     def _equal_shard(self) -> Shard:
-        return Shard(self.topology.process_index, self.topology.process_count)
+        return Shard(self.topology.peers.process_index, self.topology.peers.process_count)
 
     def batches(self, start: int, stop: int) -> Iterator[Batch]:
         """Iterate over the batches of steps `start` to `stop - 1`, on the devices. Earlier batches are not read."""
@@ -246,7 +246,7 @@ def _bytes_of(feeds: Mapping[str, Feed]) -> dict[str, int]:
 
 def eval_batches(source: Source, data: DataConfig, batch_size: int, topology: Topology) -> Iterator[Batch]:
     """Iterate over a source on the devices, each example once. The last batch is padded and masked."""
-    order, shard = EvalOrder(len(source), batch_size), Shard(topology.process_index, topology.process_count)
+    order, shard = EvalOrder(len(source), batch_size), Shard(topology.peers.process_index, topology.peers.process_count)
     return _placed(source.eval_batches(order, data.of_evaluation, shard), topology)
 
 

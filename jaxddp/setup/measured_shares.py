@@ -43,7 +43,7 @@ def measure_shares(setup: RunSetup) -> tuple[float, ...]:
     """
     topology, config = setup.topology, setup.config
     unit = setup.layout.division.unit_of_slice
-    counts = Shares().lengths(config.train.batch_size, topology.num_devices, topology.process_count, unit)
+    counts = Shares().lengths(config.train.batch_size, topology.num_devices, topology.peers.process_count, unit)
     with phase("compile", "measuring the speed of each device"):
         # Images that grow have their last size.
         batch = next(replace(setup.feed.divided(counts), growth=None).batches(0, 1))
@@ -113,7 +113,7 @@ def settle_shares(setup: RunSetup, workdir: Path | None = None, run_id: str = ""
     if shares == AUTO and topology.num_devices > 1:
         file = None if workdir is None else workdir / SHARES_FILE
         kinds = [device.device_kind for device in topology.mesh.devices.flat]
-        content = {RUN_ID: run_id, "shares": "", "processes": topology.process_count, "devices": kinds}
+        content = {RUN_ID: run_id, "shares": "", "processes": topology.peers.process_count, "devices": kinds}
         # Process 0 reads the file, because other hosts may not see its last write yet.
         read = lambda: _saved(file, content) if file is not None and resumes else ""  # noqa: E731
         shares = peers.from_first("saved shares", read)

@@ -248,7 +248,7 @@ def make_order(source: Source, config: Config, topology: Topology, division: Div
     cannot be balanced.
     """
     if isinstance(source, UnitedSource):
-        unit = 1 if division is None else division.smallest.batch_size // topology.process_count
+        unit = 1 if division is None else division.smallest.batch_size // topology.peers.process_count
         return source.order(config.train.batch_size, config.seed, unit, topology.peers)
     repeats = config.data.repeats
     check_repeats(repeats, config.train.batch_size)

@@ -204,7 +204,7 @@ def _data_of_process(config: Config, topology: Topology, *, measures: bool = Tru
     check_placement(config)
     if measures:
         topology.check_batch_size(config.eval.batch_size, "eval.batch_size")
-    return config.data.of_process(topology.process_index)
+    return config.data.of_process(topology.peers.process_index)
 
 
 def _united(train: Any, val: Any, config: Config, topology: Topology) -> tuple[Any, Any]:

@@ -121,7 +121,7 @@ class Run:
         done, plan, topology = int(self.state.step), self.plan, self.topology
         return RunStart(
             *(done, plan.total_steps, plan.batch_size, plan.num_examples),
-            *(topology.num_devices, topology.process_count, topology.device_kind),
+            *(topology.num_devices, topology.peers.process_count, topology.device_kind),
             params=shapes_of_one(self.state).params,
             traced=plan.traced(done) if plan.profile and self.profile else None,
             workdir=self.checkpoints.directory.parent if self.checkpoints else None,

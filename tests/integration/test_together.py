@@ -45,7 +45,7 @@ told("read", jaxddp.History.read("histories"))
 history = train("again")
 
 # More rows than one message has.
-mine = history._rows * 500 if setup.topology.process_index == 0 else []
+mine = history._rows * 500 if setup.topology.peers.process_index == 0 else []
 history._rows = mine
 history.share(setup.topology.peers)
 told("long", history)

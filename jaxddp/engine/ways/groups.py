@@ -103,10 +103,10 @@ class Groups(Way):
         """Return the groups of a config, by default one for each process."""
         train, devices = config.train, topology.num_devices
         subject, key = Key("train.sync_every", train.sync_every, f'"{train.sync_every}"'), Key("parallel.groups")
-        if config.parallel.groups is None and topology.process_count == 1:
+        if config.parallel.groups is None and topology.peers.is_alone:
             problem = ": a single process is a single group of devices"
             raise InputError(subject, problem, advice=("give ", key, ", or leave it out"))
-        count = config.parallel.groups or topology.process_count
+        count = config.parallel.groups or topology.peers.process_count
         if devices % count:
             fitting = ", ".join(str(each) for each in range(2, devices + 1) if devices % each == 0)
             advice = f"{fitting} would do" if fitting else "use more devices"
@@ -307,7 +307,7 @@ class Groups(Way):
 
         The arrays are exchanged by one program, so the groups wait for each other only once.
         """
-        if self.topology.process_count == 1:
+        if self.topology.peers.is_alone:
             return jax.device_get(list(arrays))
         # Few numbers of arrays mean few programs to compile.
         more = (1 << (len(arrays) - 1).bit_length()) - len(arrays)
@@ -320,7 +320,7 @@ class Groups(Way):
     def connect(self) -> None:
         """Run the first collectives: over all processes, between the groups, and within each group."""
         super().connect()
-        if self.topology.process_count == 1:
+        if self.topology.peers.is_alone:
             return
         ones = self.topology.place(np.ones(len(self.topology.mesh.local_devices), np.float32))
         for axis, other in ((GROUP, AXIS), (AXIS, GROUP)):

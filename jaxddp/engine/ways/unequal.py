@@ -61,7 +61,7 @@ class Unequal(Way):
         shares: Any = config.parallel.division
         devices = topology.num_devices
         unit = Division.of(config, devices).unit_of_slice
-        counts = shares.lengths(config.train.batch_size, devices, topology.process_count, unit)
+        counts = shares.lengths(config.train.batch_size, devices, topology.peers.process_count, unit)
         return cls.with_counts(Way.of(config, topology), counts)
 
     @classmethod
