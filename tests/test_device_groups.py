@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from support.cases import essential_and_rare, rare_case
 from support.collectives import collectives
@@ -189,6 +189,7 @@ def test_an_outer_step_gives_all_groups_the_same_parameters_and_statistics():
 
 
 @given(st.integers(1, 60), st.integers(1, 40), st.integers(1, 12), st.integers(1, 9))
+@example(60, 3, 4, 1)
 def test_a_chunk_of_steps_ends_at_each_average(steps, every, length, done):
     words = {"train": {"duration": f"{steps} steps", "sync_every": f"{every} steps"}, "parallel": {"groups": 2}}
     plan = Plan.of(Config().replace(**words), 1000)
