@@ -33,9 +33,11 @@ demo: setup
 # in ~/.cache/jaxddp-tests.
 FILES := --dist loadfile --no-loadscope-reorder
 POOL := -n 3 $(FILES)
+# This folder has only tests for `test-ci`.
+WITHOUT_CI := --ignore tests/benchmarks
 
 test: setup
-	$(BIN)/python -m pytest $(POOL) -m "not ci and not exhaustive"
+	$(BIN)/python -m pytest $(POOL) -m "not ci and not exhaustive" $(WITHOUT_CI)
 
 test-ci: setup
 	$(BIN)/python -m pytest $(POOL) -m "ci and not exhaustive"
@@ -59,7 +61,7 @@ test-newest: newest
 # The tests of `test` without tests that start processes and without slow tests; the target is two minutes on two cores.
 # These tests do not wait, so there is one worker for each core.
 test-quick: setup
-	$(BIN)/python -m pytest -n 2 $(FILES) -m "not slow and not processes and not ci and not exhaustive"
+	$(BIN)/python -m pytest -n 2 $(FILES) -m "not slow and not processes and not ci and not exhaustive" $(WITHOUT_CI)
 
 lint: setup
 	$(BIN)/ruff check

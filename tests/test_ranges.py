@@ -37,7 +37,7 @@ def keys(tree: type, prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield prefix + name, hint
 
 
-HINTS = dict(keys(Config))
+HINTS, DEFAULTS = dict(keys(Config)), Config()
 NEEDS = needs(Config)
 
 
@@ -64,7 +64,7 @@ def config_with(key: str, value: Any) -> Config:
     change: Any = {name: value}
     for section in reversed(sections):
         change = {section: change}
-    return Config().replace(**change)
+    return DEFAULTS.replace(**change)
 
 
 @pytest.mark.parametrize("key", HINTS)

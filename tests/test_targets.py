@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
-from sklearn.metrics import cohen_kappa_score, r2_score
 from support.data import CLASSES, NO_AUGMENTATION, random_batch
 from support.networks import largest_difference, linear_model
 from support.runs import LEAN, fails
@@ -117,6 +116,8 @@ def test_arrays_hold_numbers_shares_and_weights():
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=2, max_size=40))
 def test_kappa_equals_scikit_learns(pairs):
+    from sklearn.metrics import cohen_kappa_score  # Its import takes more than a second.
+
     actual, predicted = np.array(pairs).T
     logits = jnp.eye(5)[predicted]
     measured = QuadraticKappa().finish(QuadraticKappa().examples(logits, jnp.asarray(actual)))
@@ -128,6 +129,8 @@ def test_kappa_equals_scikit_learns(pairs):
 
 
 def test_r2_equals_scikit_learns_and_huber_its_definition():
+    from sklearn.metrics import r2_score
+
     targets = RNG.normal(size=(30, 2)).astype(np.float32)
     predictions = targets + RNG.normal(size=(30, 2)).astype(np.float32)
     measured = R2().finish({"predictions": predictions, "targets": targets})
