@@ -35,7 +35,7 @@ from jaxddp.schedules import Steps, make_schedule
 from jaxddp.training.checkpoints.integrity import RunIdentity
 from jaxddp.workdir.claim import Claim, claim
 
-HINTS = dict(keys_of(Config))
+HINTS, DEFAULTS = dict(keys_of(Config)), Config()
 NEEDS = registry.needs(Config)
 OTHER_TEXTS = {
     "model.batch_norm": "sync",
@@ -51,12 +51,11 @@ def config_with(kind, name: str, *pairs: tuple[str, typing.Any]) -> Config:
     """Return a config with a choice, the keys that the choice needs to read all of its settings, and more keys."""
     needed = {"distillation": ("objective.teacher", "runs/other"), "sgd": ("optimizer.momentum", 0.5)}
     needed["rmsprop"] = needed["sgd"]
-    return Config().replace(**dict([(kind.key, name), *([needed[name]] if name in needed else []), *pairs]))
+    return DEFAULTS.replace(**dict([(kind.key, name), *([needed[name]] if name in needed else []), *pairs]))
 
 
-def other_value(kind, name: str, key: str) -> typing.Any:
+def other_value(key: str, default: typing.Any) -> typing.Any:
     """Return a value of a key that is not the default of a choice."""
-    default = registry.resolved(Config().replace(**{kind.key: name}).flat())[key]
     if key in OTHER_TEXTS:
         return OTHER_TEXTS[key]
     if bare(HINTS[key]) is bool:
@@ -70,8 +69,9 @@ ENTRIES = [(kind, name) for kind in registry.CHOICES for name in kind.names()]
 @pytest.mark.parametrize(("kind", "name"), ENTRIES, ids=[f"{kind.key}={name}" for kind, name in ENTRIES])
 def test_a_key_is_read_or_rejected_with_the_choices_that_read_it(kind, name):
     default = built(kind, config_with(kind, name))
+    settings = registry.resolved(DEFAULTS.replace(**{kind.key: name}).flat())
     for key, readers in kind.readers().items():
-        value = other_value(kind, name, key)
+        value = other_value(key, settings[key])
         config = config_with(kind, name, (key, value))
         if name in readers:
             registry.check_read(config)

@@ -117,7 +117,7 @@ class Registry:
 
     def keys_read(self, name: str) -> dict[str, Field[Any]]:
         """Return the settings of a choice, by dotted key; none for an unknown name."""
-        choice = self._added.get(name) if name in self.names() else None
+        choice = self._added.get(name) or (self.names() and self._added.get(name))
         return {f"{self.section}.{field.name}": field for field in fields(choice)} if is_dataclass(choice) else {}
 
     def readers(self) -> dict[str, list[str]]:
@@ -228,9 +228,14 @@ def unmet(tree: type, settings: Mapping[str, Any], hooks: Collection[str] = ()) 
     return {key: need for key, need in found.items() if key not in by_hooks}
 
 
+@functools.cache
+def _defaults(tree: type) -> Mapping[str, Any]:
+    return tree().flat()
+
+
 def without_effect(config: Any, hooks: Collection[str] = ()) -> dict[str, Requires]:
     """Return the keys of `unmet` that have another value than the default."""
-    values, default = config.flat(), type(config)().flat()
+    values, default = config.flat(), _defaults(type(config))
     lost = unmet(type(config), resolved(values), hooks)
     # Without a default, a False or 0 needs no other key, only a choice that reads it.
     is_set = {key: values[key] or default[key] is not None or need.key in NAMES for key, need in lost.items()}
@@ -242,9 +247,9 @@ def reset_unread(config: Any, set_keys: Collection[str], hooks: Collection[str] 
 
     `set_keys`, which one file, call or command sets, are not reset.
     """
-    default, needs_of = type(config)().flat(), without_effect(config, hooks)
-    lost = [key for key, need in needs_of.items() if key not in set_keys and need.key in set_keys]
-    return replaced(config, nested({key: default[key] for key in lost}))
+    needs_of = without_effect(config, hooks).items()
+    lost = [key for key, need in needs_of if key not in set_keys and need.key in set_keys]
+    return replaced(config, nested({key: _defaults(type(config))[key] for key in lost}))
 
 
 def check_read(config: Any, hooks: Collection[str] = (), advise: Callable[[Sequence[str]], str] | None = None) -> None:
