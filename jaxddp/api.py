@@ -48,7 +48,7 @@ from jaxddp.mesh import Device, Topology
 from jaxddp.metrics import DEFAULT_METRICS, TopK
 from jaxddp.models.adapt import adapt, without_adapters
 from jaxddp.models.families import ResNetSettings
-from jaxddp.models.interface import by_path
+from jaxddp.models.interface import own_arrays
 from jaxddp.models.resnet import ResNet, build
 from jaxddp.objectives.distillation import distillation
 from jaxddp.setup.identity import shared_settings
@@ -333,7 +333,7 @@ def export_weights(state: TrainState, setup: RunSetup, out: str | Path) -> None:
     """
     check_state(state, setup)
     params, place = without_adapters(setup.network, state.eval_params), Path(files.check_path(out, "out"))
-    arrays = by_path(params, state.eval_model_state)
+    arrays = own_arrays(params, state.eval_model_state)
     write_weights(place, setup.model, {path: np.asarray(leaf) for path, leaf in arrays.items()}, setup.topology.peers)
 
 

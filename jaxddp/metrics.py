@@ -14,6 +14,8 @@ import numpy as np
 from jaxddp.calibration import BINS, reliability
 from jaxddp.config.registry import METRICS
 
+TEMPERATURE, _AT_ONCE, _SHORTEST = 0.07, 1024, 1e-12
+"""The temperature of the votes of neighbours, and the number of images whose similarities are computed at once."""
 DEFAULT_METRICS = {"several labels": ("map",), "shares": ("top1",), "numbers": ("mae",)}
 """The metrics that Python's functions measure by default for forms of labels other than one label."""
 
@@ -215,6 +217,47 @@ class QuadraticKappa:
         predicted, actual = (np.asarray(found[key], np.float64) for key in ("predicted", "actual"))
         independent = predicted.var() + actual.var() + (predicted.mean() - actual.mean()) ** 2
         return {"kappa": float(1 - np.square(predicted - actual).mean() / independent) if independent else float("nan")}
+
+
+def vote_of_neighbours(features: np.ndarray, references: np.ndarray, labels: np.ndarray, neighbours: int) -> np.ndarray:
+    """Return the class of each row of features, float[N, D], by the vote of its nearest references, float[M, D].
+
+    The nearest references have the largest cosine similarities s. The vote of each is exp(s / `TEMPERATURE`).
+    Source: Wu et al. 2018 (arXiv:1805.01978).
+    """
+    lengths = [np.maximum(np.linalg.norm(each, axis=1, keepdims=True), _SHORTEST) for each in (features, references)]
+    features, references = features / lengths[0], references / lengths[1]
+    predictions, rows = list[np.ndarray](), np.arange(_AT_ONCE)[:, None]
+    for start in range(0, len(features), _AT_ONCE):
+        similarities = features[start : start + _AT_ONCE] @ references.T
+        nearest = np.argpartition(-similarities, neighbours - 1)[:, :neighbours]
+        weights = np.exp(np.take_along_axis(similarities, nearest, 1) / TEMPERATURE)
+        votes = np.zeros((len(similarities), labels.max() + 1))
+        np.add.at(votes, (rows[: len(votes)], labels[nearest]), weights)
+        predictions.append(votes.argmax(1))
+    return np.concatenate(predictions)
+
+
+@dataclass(frozen=True)
+class NearestNeighbours:
+    """The accuracy of `vote_of_neighbours` among `references`, by default the images of the set itself.
+
+    The features take the place of the logits. The metric is NaN if a feature is not finite.
+    """
+
+    neighbours: int = 200
+    takes = ("one label",)
+
+    def examples(self, features: jax.Array, labels: jax.Array) -> dict[str, jax.Array]:
+        """Return both; see `ExamplesMetric`."""
+        return {"features": features, "labels": labels}
+
+    def finish(self, found: Any) -> Mapping[str, float]:
+        references = found.get("references", found)
+        if not all(np.isfinite(each["features"]).all() for each in (found, references)):
+            return {"knn_accuracy": float("nan")}
+        arguments = references["features"], references["labels"], min(self.neighbours, len(references["labels"]))
+        return {"knn_accuracy": float((vote_of_neighbours(found["features"], *arguments) == found["labels"]).mean())}
 
 
 class ConfusionMatrix:

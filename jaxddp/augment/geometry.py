@@ -71,6 +71,23 @@ def padded_crop(key: jax.Array, image: jax.Array, settings: AugmentConfig) -> ja
     return jax.lax.dynamic_slice(padded, (top, left, 0), image.shape)
 
 
+def area_crop(key: jax.Array, image: jax.Array) -> jax.Array:
+    """Resize a random area of an image [H, W, C], 20% to 100% of its own, to its size, bilinearly.
+
+    The aspect ratio, relative to the image's, is log-uniform from 3/4 to 4/3 (as in SimSiam, arXiv:2011.10566).
+    """
+    area, aspect, *place = jax.random.uniform(key, (4,), jnp.float32)
+    ratio = (3 / 4) ** (2 * aspect - 1)
+    sides = jnp.minimum(jnp.sqrt((0.2 + 0.8 * area) * jnp.stack([ratio, 1 / ratio])), 1)
+    starts = jnp.stack(place) * (1 - sides) * jnp.array(image.shape[:2])
+    arguments = image.astype(jnp.float32), image.shape, (0, 1), 1 / sides, -starts / sides
+    means = jax.image.scale_and_translate(*arguments, "linear", antialias=False)
+    return _levels(means, image.dtype)
+
+
+AUGMENTATIONS.add("area_crop")(lambda settings: area_crop)
+
+
 ASPECT = (0.3, 1 / 0.3)
 TRIES = 10
 
@@ -152,10 +169,12 @@ def resized(images: jax.Array, side: Side, dtype: Any) -> jax.Array:
     """
     shape = (len(images), side.pixels, side.pixels, images.shape[-1])
     means = jax.image.resize(images.astype(dtype), shape, side.interpolation, antialias=True)
-    if jnp.issubdtype(images.dtype, jnp.floating):
-        return means.astype(images.dtype)
-    levels = jnp.floor(means + (0.5 + _UPWARD_BIAS))
-    if side.interpolation == "bicubic":
+    if side.interpolation == "bicubic" and not jnp.issubdtype(images.dtype, jnp.floating):
         # Some weights are negative.
-        levels = jnp.clip(levels, 0, jnp.iinfo(images.dtype).max)
-    return levels.astype(images.dtype)
+        means = jnp.clip(means, 0, jnp.iinfo(images.dtype).max)
+    return _levels(means, images.dtype)
+
+
+def _levels(means: jax.Array, dtype: Any) -> jax.Array:
+    """Return means as pixels of a dtype. Levels are rounded."""
+    return (means if jnp.issubdtype(dtype, jnp.floating) else jnp.floor(means + (0.5 + _UPWARD_BIAS))).astype(dtype)

@@ -34,6 +34,14 @@ def check_mixing(augment: AugmentConfig, batch_size: int, parts: int) -> None:
         raise InputError(Key(f"data.augment.{key}", alpha), why, odd, advice=f"a batch of {batches} would do")
 
 
+def check_unmixed(augment: AugmentConfig, subject: Key) -> None:
+    """Raise `InputError` about a key that does not support mixed images if images are mixed."""
+    if augment.mixup or augment.cutmix:
+        name = "mixup" if augment.mixup else "cutmix"
+        key = Key(f"data.augment.{name}", getattr(augment, name))
+        raise InputError(subject, " does not mix images, and ", key, " is set", advice="leave it out")
+
+
 def mix(
     keys: jax.Array, images: jax.Array, labels: jax.Array, mask: jax.Array, *, mixup: float, cutmix: float
 ) -> tuple[jax.Array, Mixing]:

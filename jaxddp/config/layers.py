@@ -15,6 +15,10 @@ HEADS = ("head", "fc")
 """The names of the heads of built-in networks."""
 ADAPTERS = "lora"
 """The first part of the names of the adapters of `model.lora`, such as "lora/blocks_0/mlp/fc1/kernel/a"."""
+SIMSIAM = "simsiam"
+"""The first part of the names of SimSiam's projector and predictor, and the name of the objective."""
+ADDED = (ADAPTERS, SIMSIAM)
+"""The entries that training adds to the parameters of a network."""
 _SEPARATOR = re.compile("[/._]")
 
 

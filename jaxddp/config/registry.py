@@ -158,7 +158,7 @@ _METRICS = ("top1", "top5", "top10", "exact_match", "mean_class_accuracy", "f1",
 _METRICS += ("r2", "kappa")
 METRICS = Registry("eval.metrics", "jaxddp", dict.fromkeys(_METRICS, "metrics"))
 """`(logits float[B, K], labels int32[B]) -> float[B]`, or a metric over a set; see `jaxddp.engine.objective`."""
-_AUGMENTATIONS = {"grayscale": "operations", "vertical_flip": "geometry"}
+_AUGMENTATIONS = {"area_crop": "geometry", "grayscale": "operations", "vertical_flip": "geometry"}
 AUGMENTATIONS = Registry("data.augment.then", "jaxddp.augment", _AUGMENTATIONS)
 """`(settings: AugmentConfig) -> (key, image) -> image`, a function of the pixels of one image; see
 `jaxddp.augment.preprocess`."""

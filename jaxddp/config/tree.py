@@ -119,7 +119,8 @@ class ObjectiveConfig(SectionOfChoices):
     """The function that a training step minimizes. It includes the loss."""
 
     name: str = "supervised"
-    """Name of an objective: "supervised" (the loss on the labels), "distillation", "fixmatch" or "jensen_shannon"."""
+    """Name of an objective: "supervised" (the loss on the labels), "distillation", "fixmatch", "jensen_shannon" or
+    "simsiam" (no labels)."""
 
 
 BatchSize = Annotated[int, ranges.Range(1, 2**24)]

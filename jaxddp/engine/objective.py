@@ -344,15 +344,19 @@ class Objective:
         Args:
             views: the batches that the images were made of, each with the key of its examples.
         """
+        logits, model_state = self.outputs(params, model_state, images, views, train=train, key=key)
+        return wide_logits(logits, (len(images), self.loss.labels.num_classes)), model_state
+
+    def outputs(
+        self, params: Any, model_state: Any, images: jax.Array, views: Sequence[Any], *, train: bool, key: Any
+    ) -> tuple[jax.Array, Any]:
+        """Return what the model returns for preprocessed images, and the new model state; see `logits`."""
         if train:
             # The program computes the keys only for models that take them.
             parts = [example_keys(*view) for view in views] if takes_example_keys(self.model) else []
             keys = {"example_keys": jnp.concatenate(parts) if len(parts) > 1 else parts[0]} if parts else {}
-            apply = rematerialized(self.model, self.remat)
-            logits, model_state = apply(params, model_state, images, key=key, **keys)
-        else:
-            logits = self.predict(params, model_state, images)
-        return wide_logits(logits, (len(images), self.loss.labels.num_classes)), model_state
+            return rematerialized(self.model, self.remat)(params, model_state, images, key=key, **keys)
+        return self.predict(params, model_state, images), model_state
 
     def columns(self, logits: jax.Array, batch: Batch, mixing: "Mixing | None") -> list[tuple[jax.Array, jax.Array]]:
         """Return the value and the weight of each example, float[B] each, for the loss and then for each metric."""
@@ -360,13 +364,13 @@ class Objective:
         if mixing is not None:
             mixed_columns, share = self._columns(logits, mixing.label), mixing.weight.astype(logits.dtype)
             columns = jax.tree.map(lambda one, other: share * one + (1 - share) * other, columns, mixed_columns)
-        if batch.weight is not None:
-            columns[0] = jax.tree.map(lambda column: column * batch.weight, columns[0])
         return columns
 
     def sums(self, columns: Sequence[tuple[jax.Array, jax.Array]], batch: Batch) -> MetricSums:
-        """Sum the result of `columns` over a batch's unmasked examples."""
+        """Sum the result of `columns` over a batch's unmasked examples, with their weights for the loss."""
         dtype = columns[0][0].dtype
+        if batch.weight is not None:
+            columns = [jax.tree.map(lambda column: column * batch.weight, columns[0]), *columns[1:]]
         names, ones = ("loss", *self._example_metrics), jnp.ones(batch.mask.shape, dtype)
         if batch.substituted is not None:
             columns, names = [*columns, (batch.substituted.astype(dtype), ones)], (*names, SUBSTITUTED)

@@ -1,7 +1,6 @@
 """Classifiers of features, which measure how well the features separate classes.
 
-- `knn`: the weighted vote of the k nearest training images by cosine similarity. The vote of a neighbour with the
-  similarity s is exp(s / temperature). Source: Wu et al. 2018 (arXiv:1805.01978), with k = 20 as in Caron et al. 2021
+- `knn`: the vote of the k nearest training images (`vote_of_neighbours`), with k = 20 as in Caron et al. 2021
   (arXiv:2104.14294).
 - `linear`: logistic regression on standardized features. Its inverse regularization strength C is chosen on a tenth of
   the training images, similar to Radford et al. 2021 (arXiv:2103.00020), but from fewer values; the regression is then
@@ -15,8 +14,9 @@ import numpy as np
 
 from jaxddp.core.errors import InputError, counted, requires
 from jaxddp.inference.predictions import LabelledFeatures
+from jaxddp.metrics import TEMPERATURE, vote_of_neighbours
 
-NEIGHBOURS, TEMPERATURE = 20, 0.07
+NEIGHBOURS = 20
 STRENGTHS = tuple(10.0**power for power in range(-5, 6))
 """The values of C, from strong to weak regularization."""
 _HELD_OUT, _SEED = 0.1, 0
@@ -41,20 +41,13 @@ def knn(train: LabelledFeatures, val: LabelledFeatures, neighbours: int = NEIGHB
     """Classify validation images by the weighted vote of their nearest training images.
 
     Raises:
-        InputError: there are fewer training images than neighbours, scikit-learn is not installed, or the files have
-            different networks, layers or classes.
+        InputError: there are fewer training images than neighbours, or the files have different networks, layers or
+            classes.
     """
     _check_comparable(train, val)
     if neighbours > len(train.labels):
         raise InputError(f"--neighbours {neighbours}: {train.path} has {counted(len(train.labels), 'usable image')}")
-    sklearn = _sklearn()
-
-    def votes(distances: np.ndarray) -> np.ndarray:
-        # The cosine distance of scikit-learn is 1 minus the similarity.
-        return np.exp((1 - distances) / TEMPERATURE)
-
-    classifier = sklearn.neighbors.KNeighborsClassifier(neighbours, metric="cosine", algorithm="brute", weights=votes)
-    predictions = classifier.fit(train.features, train.labels).predict(val.features)
+    predictions = vote_of_neighbours(val.features, train.features, train.labels, neighbours)
     return _probe(predictions, val, f"k {neighbours}, temperature {TEMPERATURE}")
 
 
@@ -62,7 +55,8 @@ def linear(train: LabelledFeatures, val: LabelledFeatures) -> Probe:
     """Classify validation images by logistic regression.
 
     Raises:
-        InputError: the training images are all of one class, or fewer than ten; see also `knn`.
+        InputError: the training images are all of one class, or fewer than ten, or scikit-learn is not installed; see
+            also `knn`.
     """
     _check_comparable(train, val)
     if len(np.unique(train.labels)) < 2 or len(train.labels) < 1 / _HELD_OUT:

@@ -22,10 +22,11 @@ import jaxddp.losses as losses
 from jaxddp.augment.preprocess import Preprocess
 from jaxddp.config import Config, DataConfig
 from jaxddp.config.goal import flat
+from jaxddp.config.layers import SIMSIAM
 from jaxddp.config.tree import Precision
 from jaxddp.config.values import checked
 from jaxddp.core import files
-from jaxddp.core.errors import InputError, counted, show, some
+from jaxddp.core.errors import InputError, Key, counted, show, some
 from jaxddp.core.phases import doing, phase
 from jaxddp.data.arrays import ArrayTable
 from jaxddp.data.opening import chosen_images, open_inputs
@@ -40,7 +41,7 @@ from jaxddp.inference.predictions import Outcome, Predictions
 from jaxddp.mesh import Topology
 from jaxddp.models.activations import find_layer, heat_map_layer
 from jaxddp.models.adapt import adapt, for_platform
-from jaxddp.models.interface import Model, by_path, trees_of
+from jaxddp.models.interface import Model, by_path, own_arrays, trees_of
 from jaxddp.recipe.file import RecipeFile
 from jaxddp.setup import feed, network_checks, run_setup
 from jaxddp.setup.identity import checksums
@@ -363,7 +364,11 @@ class TrainedRun:
         return data.of_evaluation if source.pixel_shape is not None else self.signature.data(data)
 
     def objective(self, model: Model) -> Objective:
-        """Return the objective of evaluation of a model, with the default loss for the labels."""
+        """Return the objective of evaluation of a model, with the default loss for the labels.
+
+        Raises: see `check_head`.
+        """
+        check_head(self.config, self.directory)
         labels = LabelKind(len(self.class_ids), self.signature.label_form)
         loss = example_loss(losses.DEFAULT_LOSSES[labels.form], labels)
         return Objective(model, loss, self.preprocess, views=self.config.eval.views)
@@ -404,8 +409,9 @@ class TrainedRun:
         Raises: see `find_layer`.
         """
         if (name, pool) not in self._feature_programs:
-            layer = find_layer(self._measured.model, self.signature.image_shape, name)
-            program = make_features(self._measured.model, self.preprocess, layer, pool, self.topology)
+            network = for_platform(self.model, self.topology.platform)
+            layer = find_layer(network, self.signature.image_shape, name)
+            program = make_features(network, self.preprocess, layer, pool, self.topology)
             shape = layer.shape[-1:] if pool == "mean" else layer.shape
             self._feature_programs[name, pool] = program, jax.ShapeDtypeStruct(shape, jnp.float32)
         return self._feature_programs[name, pool]
@@ -506,6 +512,13 @@ def restore_run(
     return TrainedRun(place, int(saved.step), config, network, state, Preprocess.of(config), signature, topology)
 
 
+def check_head(config: Config, place: Path) -> None:
+    """Raise `InputError` if the objective of a run trains no head."""
+    if config.objective.name == SIMSIAM:
+        advice = f"take `jaxddp features`, or train a head with --model.weights {place}"
+        raise InputError(f"{place}: ", Key.plain("objective.name", SIMSIAM), " trains no head", advice=advice)
+
+
 def fitted(
     network: Model, saved: TrainState, image_shape: tuple[int, int, int], place: Path | str, kind: str = "checkpoint"
 ) -> TrainState:
@@ -517,7 +530,7 @@ def fitted(
     Raises: InputError if the arrays do not fit the network.
     """
     trees = trees_of(network, image_shape)
-    arrays, expected_arrays = by_path(saved.eval_params, saved.eval_model_state), by_path(*trees)
+    arrays, expected_arrays = own_arrays(saved.eval_params, saved.eval_model_state), by_path(*trees)
     for path in sorted(arrays.keys() | expected_arrays.keys()):
         found, expected = (list(tree[path].shape) if path in tree else "absent" for tree in (arrays, expected_arrays))
         if found != expected:
@@ -543,6 +556,7 @@ def evaluate_checkpoint(
             the images differ from the run's.
     """
     file.check_copy()
+    check_head(file.config, directory)
     file.check_network("evaluate it with jaxddp.evaluate, or with a config that names the network")
     topology, config = join_and_resolve(file)
     check_evaluation(directory, config)
@@ -585,7 +599,8 @@ def evaluator_of(
     topology.peers.agree(run_setup.settings())
     topology.connect()
     objective = Objective(network, loss, Preprocess.of(config), metrics, config.eval.views)
-    batches = lambda: zip(feed.eval_batches(val, config.data, size, topology))  # noqa: E731
+    order = EvalOrder(len(val), size)
+    batches = lambda: zip(feed.eval_batches(val, config.data, order, topology))  # noqa: E731
     step = programs.make_eval_step(objective, topology)
     evaluator = evaluation.Evaluator(step, batches, len(val), metrics=metrics)
 

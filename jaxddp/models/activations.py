@@ -68,6 +68,20 @@ def activation(
     return logits, values[-1]
 
 
+def without_head(model: Model, image_shape: tuple[int, int, int]) -> Any:
+    """Return a context in which a network for images [H, W, C] returns the input of its head in place of the logits.
+
+    Raises: see `find_layer`.
+    """
+    head = find_layer(model, image_shape)
+
+    def call(function: Callable[..., Any], args: Any, kwargs: Any, context: nn.module.InterceptorContext) -> Any:
+        is_head = context.method_name == "__call__" and "/".join(context.module.path) == head.path
+        return args[0] if is_head else function(*args, **kwargs)
+
+    return nn.intercept_methods(call)
+
+
 def find_layer(model: Model, image_shape: tuple[int, int, int], name: str | None = None) -> LayerCall:
     """Return the layer of a name, or by default the input of the head, for images [H, W, C].
 

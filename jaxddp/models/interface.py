@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from jaxddp.config.layers import Layers
+from jaxddp.config.layers import ADDED, Layers
 from jaxddp.core.errors import InputError
 
 Tree = Any  # a pytree of arrays
@@ -159,6 +159,12 @@ def by_path(params: Any, model_state: Any) -> dict[str, Any]:
         for prefix, tree in ((PARAMS, params), ("", model_state))
         for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
     }
+
+
+def own_arrays(params: Any, model_state: Any) -> dict[str, Any]:
+    """Return the arrays of a network by path, without the entries `ADDED` of a training."""
+    arrays = by_path(params, model_state).items()
+    return {path: leaf for path, leaf in arrays if path.removeprefix(PARAMS).partition("/")[0] not in ADDED}
 
 
 def parameter_names(paths: Iterable[str]) -> list[str]:

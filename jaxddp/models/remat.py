@@ -14,7 +14,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from jaxddp.config.layers import ADAPTERS
+from jaxddp.config.layers import ADDED
 from jaxddp.core.errors import InputError, Key
 from jaxddp.models.interface import Model
 
@@ -74,7 +74,7 @@ def block_names(params: Mapping[str, Any]) -> list[str]:
 
     If there is only one such module, the blocks of this module are returned.
     """
-    modules = {name: tree for name, tree in params.items() if isinstance(tree, Mapping) and name != ADAPTERS}
+    modules = {name: tree for name, tree in params.items() if isinstance(tree, Mapping) and name not in ADDED}
     inner = [name for name, tree in modules.items() if any(isinstance(each, Mapping) for each in tree.values())]
     if len(inner) != 1:
         return inner

@@ -5,7 +5,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 from jaxddp.config.data_section import UNLABELLED_RATIO, RandAugment, RandMagnitude
+from jaxddp.config.layers import SIMSIAM
 from jaxddp.config.registry import OBJECTIVES, Requires
+from jaxddp.core.errors import InputError, Key
 from jaxddp.core.ranges import Factor, Range, Share
 
 if TYPE_CHECKING:
@@ -68,6 +70,30 @@ class FixMatchSettings:
         from jaxddp.objectives.fixmatch import FixMatch
 
         return FixMatch(self)
+
+
+@OBJECTIVES.add(SIMSIAM)
+@dataclass(frozen=True)
+class SimSiamSettings:
+    """Two augmented copies of an image should have similar features. Labels are not used.
+
+    The defaults are the paper's.
+    """
+
+    projector_layers: Annotated[int, Range(1, 16)] = 3
+    """SimSiam: number of dense layers of the projector."""
+    projector_width: Annotated[int, Range(1, 65_536)] = 2048
+    """SimSiam: width of each layer of the projector, and of the outputs that are compared."""
+    predictor_width: Annotated[int, Range(1, 65_536)] = 512
+    """SimSiam: width of the hidden layer of the predictor."""
+
+    def make(self, config: "Config", topology: Any) -> Made:
+        from jaxddp.objectives.simsiam import Projection, SimSiam
+
+        if config.data.placement == "local":
+            both = Key.plain("objective.name", SIMSIAM), " with ", Key.plain("data.placement", "local")
+            raise InputError(*both, ": a validation compares the images of all processes", advice="share them")
+        return SimSiam(Projection(self), config.model.batch_statistics.axis_name)
 
 
 @OBJECTIVES.add("jensen_shannon")

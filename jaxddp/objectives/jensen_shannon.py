@@ -14,6 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxddp.augment.mixing import check_unmixed
 from jaxddp.augment.preprocess import Preprocess
 from jaxddp.core.errors import InputError, Key
 from jaxddp.data.batch import Batch
@@ -45,10 +46,7 @@ class JensenShannon:
         augment = supervised.preprocess.augment
         if not augment.policy:
             raise InputError(_NAME, " compares an image with augmented copies; give ", Key("data.augment.policy"))
-        if augment.mixup or augment.cutmix:
-            name = "mixup" if augment.mixup else "cutmix"
-            key = Key(f"data.augment.{name}", getattr(augment, name))
-            raise InputError(_NAME, " does not mix images, and ", key, " is set", advice="leave it out")
+        check_unmixed(augment, _NAME)
         check_one_label(supervised.loss.labels, _NAME)
 
     def __call__(self, supervised: Objective) -> TrainObjective:

@@ -244,9 +244,9 @@ def _bytes_of(feeds: Mapping[str, Feed]) -> dict[str, int]:
     return {use: each.size * each.dtype.itemsize for use, each in images.items()}
 
 
-def eval_batches(source: Source, data: DataConfig, batch_size: int, topology: Topology) -> Iterator[Batch]:
+def eval_batches(source: Source, data: DataConfig, order: EvalOrder, topology: Topology) -> Iterator[Batch]:
     """Iterate over a source on the devices, each example once. The last batch is padded and masked."""
-    order, shard = EvalOrder(len(source), batch_size), Shard(topology.peers.process_index, topology.peers.process_count)
+    shard = Shard(topology.peers.process_index, topology.peers.process_count)
     return _placed(source.eval_batches(order, data.of_evaluation, shard), topology)
 
 

@@ -20,11 +20,10 @@ from jaxddp.engine.parts.guard import GradientNorm
 from jaxddp.kernels import Kernels
 from jaxddp.mesh import Topology
 from jaxddp.models.adapt import Adapted, with_frozen_norms
-from jaxddp.models.interface import PARAMS, Model, by_path, name_of, parameter_names, shapes_of, trees_of
+from jaxddp.models.interface import PARAMS, ImageShape, Model, by_path, name_of, parameter_names, shapes_of, trees_of
 from jaxddp.models.network import Naming
 from jaxddp.recipe.sources import CONFIG_FILE
-from jaxddp.setup.recipe import Recipe
-from jaxddp.setup.resources import ImageShape
+from jaxddp.setup.recipe import Recipe, method_of
 from jaxddp.weights.foreign import Foreign, Rename, in_terms_of, renamed
 from jaxddp.weights.match import ImageArrays, Shapes, dotted_path, has_published_names, match, namings_of
 from jaxddp.weights.places import WEIGHTS_FILE
@@ -165,11 +164,15 @@ def fine_tuned(recipe: Recipe, shapes: Shapes) -> Recipe:
     return replace(recipe, optimizer=optimizer, model=model, parts=tuple(parts))
 
 
-def with_adapters(model: Model, config: Config, kernels: Kernels, image_shape: ImageShape) -> Model:
-    """Return a network with adapters for its frozen dense kernels, if `model.lora` is set; otherwise the network.
+def as_trained(model: Model, recipe: Recipe) -> Model:
+    """Return a network with the layers that the recipe's objective adds, and adapters if `model.lora` is set.
 
-    Raises: InputError if no such kernel is chosen, or one is smaller than the rank.
+    The adapters are those of its frozen dense kernels. Raises: InputError if no such kernel is chosen, one is smaller
+    than the rank, or the objective does not accept the network.
     """
+    config, kernels, image_shape = recipe.config, recipe.kernels, recipe.layout.training_data.image_shape
+    if (extend := method_of(recipe.objective, "network")) is not None:
+        model = extend(model, image_shape)
     if (rank := config.model.lora) is None:
         return model
     key, layers, (params, _) = Key("model.lora", rank), config.model.adapted, trees_of(model, image_shape)

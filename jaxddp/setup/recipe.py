@@ -92,8 +92,7 @@ class Recipe:
             check_augmentation(preprocess, shape, data.dtype)
         known = {"config": config, "topology": topology, "resources": resources, "layout": layout}
         recipe = cls(**known, feed=feed, preprocess=preprocess, **objects)
-        # `unwrap` undoes the wrapper that adds the line of the recipe file to errors.
-        if (check := getattr(inspect.unwrap(recipe.objective), "check", None)) is not None:
+        if (check := method_of(recipe.objective, "check")) is not None:
             objective = Objective(recipe.model, recipe.loss, preprocess, recipe.metrics)
             image = jax.ShapeDtypeStruct(data.image_shape, data.dtype)
             check(objective, image, unlabelled=resources.unlabelled is not None)
@@ -148,6 +147,12 @@ class Recipe:
         return early_stopping
 
 
+def method_of(objective: Callable[..., Any], name: str) -> Any:
+    """Return an optional method of an objective, see `jaxddp.config.registry.OBJECTIVES`, or None."""
+    # `unwrap` undoes the wrapper that adds the line of the recipe file to errors.
+    return getattr(inspect.unwrap(objective), name, None)
+
+
 def minimized(make_objective: Callable[[Objective], TrainObjective], supervised: Objective) -> TrainObjective:
     """Return the function that a step minimizes. Raises: InputError if a recipe's objective returned no function."""
     if not callable(objective := make_objective(supervised)):
@@ -187,10 +192,11 @@ def make_objects(
     else:
         takes = "(objective)" if custom.hook else "the supervised objective, or a name"
         objective = custom.function(takes, "supervised")
+    metrics = method_of(objective, "metrics") or functools.partial(metrics_of, config, user_object=objects)
     initialize, augmentation = objects("initialize", config, data.images), objects("augmentation", config)
     return {
         **{"model": model, "kernels": kernels, "optimizer": optimizer, "loss": loss, "eval_loss": eval_loss},
-        **{"objective": objective, "metrics": metrics_of(config, data.labels, objects)},
+        **{"objective": objective, "metrics": metrics(data.labels)},
         "parts": parts_of(config, steps, objects),
         "augmentation": augmentation and augmentation.function("(key, image)", "key, image"),
         "initialize": initialize and initialize.function("(params, model_state)", "params, model_state"),

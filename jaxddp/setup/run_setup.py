@@ -19,6 +19,7 @@ from jaxddp.config.registry import CHOICES, OBJECTIVES, OPTIMIZERS, SCHEDULES
 from jaxddp.core.errors import InputError, Key, Words, counted, joined, refused
 from jaxddp.core.phases import doing, phase
 from jaxddp.data.batch import Batch
+from jaxddp.data.order import ChosenOrder, EvalOrder
 from jaxddp.data.source import VALIDATION, LabelKind, Source, check_comparable, check_labelled, labels_of
 from jaxddp.data.united import UnitedSource, own_part, unite
 from jaxddp.engine import predictions, replicas, statistics
@@ -36,9 +37,9 @@ from jaxddp.models.interface import Model, by_path, trees_of
 from jaxddp.recipe.file import CALLED, RecipeFile
 from jaxddp.recipe.sources import is_built_in
 from jaxddp.setup.feed import LONGEST_CHUNK, eval_batches, limit_batch_size
-from jaxddp.setup.initial_weights import WeightsTarget, fine_tuned, initial_weights, with_adapters
+from jaxddp.setup.initial_weights import WeightsTarget, as_trained, fine_tuned, initial_weights
 from jaxddp.setup.network_checks import OWN_WEIGHTS, brings_weights, check_frozen_state
-from jaxddp.setup.recipe import Recipe, make_recipe, minimized
+from jaxddp.setup.recipe import Recipe, make_recipe, method_of, minimized
 from jaxddp.setup.resources import join_and_resolve, open_resources
 from jaxddp.setup.user_objects import objects_of_hooks
 from jaxddp.training.evaluation import Evaluator, ImagePredictor
@@ -134,9 +135,15 @@ class RunSetup(Recipe):
         return Objective(self.network, self.loss, self.preprocess, self.metrics, remat=self.config.train.remat)
 
     @cached_property
-    def measured(self) -> Objective:
+    def measured(self) -> TrainObjective:
         """The loss and the metrics of evaluation as one function of the parameters."""
-        return Objective(self.network, self.eval_loss, self.preprocess, self.metrics, self.config.eval.views)
+        labelled = Objective(self.network, self.eval_loss, self.preprocess, self.metrics, self.config.eval.views)
+        return labelled if self._num_references is None else self.programs(minimized, self.objective, labelled)
+
+    @property
+    def _num_references(self) -> int | None:
+        """The number of training images to which a validation compares; None for a validation by labels."""
+        return method_of(self.objective, "num_references")
 
     @cached_property
     def phases(self) -> Phases:
@@ -252,16 +259,25 @@ class RunSetup(Recipe):
         def batches() -> Iterator[tuple[Any, ...]]:
             if resident:
                 return self.feed.resident_eval(source, size, self._longest_chunk)
-            return zip(eval_batches(source, self.config.data, size, self.topology))
+            return zip(eval_batches(source, self.config.data, EvalOrder(len(source), size), self.topology))
 
         step = self.programs(make_eval_step, self.measured, self.topology, resident=resident)
-        return Evaluator(step, batches, len(source), metrics=self.metrics)
+        evaluator = Evaluator(step, batches, len(source), metrics=self.metrics)
+        if not (count := self.metrics and self._num_references):
+            return evaluator
+        train = self.resources.train
+        rows = labels_of(train).share(count)
+        order = ChosenOrder(len(train), limit_batch_size(size, train, self.topology), chosen=tuple(rows.tolist()))
+        step = self.programs(make_eval_step, self.measured, self.topology)
+        chosen = partial(eval_batches, train, self.config.data, order, self.topology)
+        return dataclasses.replace(evaluator, references=Evaluator(step, lambda: zip(chosen()), len(rows)))
 
     def predictor(self, count: int) -> ImagePredictor | None:
         """Return a predictor of `count` validation images in the proportions of the classes; None for no images."""
         val, form = self.validated, self.layout.training_data.labels.form
         # A picture shows one label and one prediction. Each process would have to send its images to process 0.
-        if val is None or not count or form != "one label" or isinstance(val, UnitedSource):
+        is_drawn = form == "one label" and self._num_references is None
+        if val is None or not count or not is_drawn or isinstance(val, UnitedSource):
             return None
         program = self.programs(predictions.make_classify, self.measured, self.topology)
         rows = labels_of(val).share(count)
@@ -363,7 +379,7 @@ def initialize(recipe: Recipe, *, fresh: bool = True, programs: CompiledPrograms
     layout.way.connect()
     recipe = complete_recipe(recipe)
     network, shape = for_platform(recipe.model, topology.platform), layout.training_data.image_shape
-    network = with_adapters(network, recipe.config, recipe.kernels, shape)
+    network = as_trained(network, recipe)
     weights, config = dict[str, np.ndarray](), recipe.config.model
     if not fresh:
         recipe = dataclasses.replace(recipe, initialize=None)
@@ -403,7 +419,7 @@ def _check_seed_of_hooks(setup: RunSetup, file: RecipeFile, params: Any) -> None
 def complete_recipe(recipe: Recipe) -> Recipe:
     """Return the recipe with what depends on the network: the settings of single layers, and averaging."""
     shape = recipe.layout.training_data.image_shape
-    params, model_state = trees_of(with_adapters(recipe.model, recipe.config, recipe.kernels, shape), shape)
+    params, model_state = trees_of(as_trained(recipe.model, recipe), shape)
     recipe = fine_tuned(recipe, {path: leaf.shape for path, leaf in by_path(params, model_state).items()})
     check_frozen_state(recipe.model, recipe.config.frozen_norms, (params, model_state), shape)
     opt_state = jax.eval_shape(recipe.optimizer.init, params)

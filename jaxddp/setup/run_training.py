@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import inspect
 import json
 import os
 from collections.abc import Callable, Sequence
@@ -36,7 +35,7 @@ from jaxddp.setup.feed import Feed
 from jaxddp.setup.identity import checksums, identity
 from jaxddp.setup.measured_shares import settle_shares
 from jaxddp.setup.network_checks import dtypes_of_products
-from jaxddp.setup.recipe import Recipe
+from jaxddp.setup.recipe import Recipe, method_of
 from jaxddp.setup.run_setup import RunSetup, check_state, initialize
 from jaxddp.setup.user_objects import check_listeners, check_requested_metrics, objects_of_hooks
 from jaxddp.training.checkpoints.integrity import RunIdentity
@@ -132,8 +131,8 @@ def _claim(recipe: Recipe, directory: Path | None) -> Claim:
     resources, settings = recipe.resources, recipe.config.to_dict()
     splits = {"train": resources.train, "val": resources.val, "unlabelled": resources.unlabelled}
     fingerprints = {split: source.fingerprint for split, source in splits.items() if source is not None}
-    # An objective may load objects, such as a teacher. `unwrap` undoes the wrapper that adds a recipe's line to errors.
-    if (method := getattr(inspect.unwrap(recipe.objective), "fingerprints", None)) is not None:
+    # An objective may load objects, such as a teacher.
+    if (method := method_of(recipe.objective, "fingerprints")) is not None:
         loaded = method(recipe)
         recipe.topology.peers.agree({f"objective's {name}": value for name, value in loaded.items()})
         fingerprints |= loaded

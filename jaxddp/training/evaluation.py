@@ -50,6 +50,7 @@ class Evaluator:
             devices.
         extra: further functions of the state, whose metrics are added.
         metrics: the metrics by name; those over the whole set are computed after the last batch.
+        references: the evaluator of other images, whose arrays a metric over the set finds as `references`.
     """
 
     step: Callable[..., MetricSums]
@@ -57,6 +58,7 @@ class Evaluator:
     num_examples: int
     extra: Sequence[Measure] = ()
     metrics: Mapping[str, Any] = field(default_factory=dict)
+    references: "Evaluator | None" = None
 
     def __call__(self, state: TrainState) -> dict[str, float]:
         """Return the metrics of a state over the split."""
@@ -113,6 +115,9 @@ class Evaluator:
             for _, contributions in in_flight:
                 set_sums.add(contributions)
             sets = set_sums.results()
+            if self.references is not None:
+                of_others = self.references.measure(state, between=between)[1]
+                sets = {name: {**found, "references": of_others[name]} for name, found in sets.items()}
             metrics = {**totals.means(), **finish_metrics(self.metrics, sets), "count": seen}
             for measure in self.extra:
                 metrics |= measure(state)

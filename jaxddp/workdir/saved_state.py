@@ -11,7 +11,7 @@ from jaxddp.core.errors import InputError
 from jaxddp.engine.state import TrainState, merged_state
 from jaxddp.mesh import Topology
 from jaxddp.models.adapt import merged
-from jaxddp.models.interface import by_path
+from jaxddp.models.interface import own_arrays
 from jaxddp.recipe.file import RecipeFile, read_config, read_recipe
 from jaxddp.recipe.sources import CONFIG_FILE
 from jaxddp.training.checkpoints.integrity import CHECKPOINTS
@@ -55,7 +55,7 @@ def restore_state(directory: Path, which: str, topology: Topology, advice: str =
 def read_run(directory: Path, which: str, topology: Topology) -> tuple[int, dict[str, np.ndarray]]:
     """Return the step of a run's checkpoint, and the arrays for evaluation by path; see `restore_state`."""
     state = restore_state(directory, which, topology, f"give {FORMS}")
-    arrays = by_path(state.eval_params, state.eval_model_state)
+    arrays = own_arrays(state.eval_params, state.eval_model_state)
     return int(state.step), {path: np.asarray(leaf) for path, leaf in arrays.items()}
 
 

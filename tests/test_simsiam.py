@@ -1,0 +1,195 @@
+"""SimSiam: its loss is the paper's on any number of devices, and its features are measured and used later."""
+
+import functools
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from support.data import random_batch, random_table, write_arrays
+from support.networks import SmallNet, fresh_state, largest_difference, objective_of
+from support.runs import fails, metrics
+from support.shared import sgd, topology_of
+
+import jaxddp
+from jaxddp.augment.geometry import area_crop
+from jaxddp.cli import main
+from jaxddp.config import AugmentConfig
+from jaxddp.engine.step import Phases
+from jaxddp.engine.ways.way import Way
+from jaxddp.metrics import vote_of_neighbours
+from jaxddp.objectives.choices import SimSiamSettings
+from jaxddp.objectives.simsiam import OUTPUT_STD, Projection, SimSiam, _folded
+from jaxddp.workdir.saved_state import restore_state
+
+SETTINGS = SimSiamSettings(projector_layers=2, projector_width=6, predictor_width=4)
+RECIPE = str(Path(__file__).parent / "recipes" / "small_recipe.py")
+TABLE, VAL = random_table(50, image=16), random_table(20, seed=1, image=16)
+FLIPPED = AugmentConfig(pad=1)
+
+
+def made(net, axis_name=None):
+    """Return SimSiam's objective for a network in float64, and the supervised one."""
+    simsiam = SimSiam(Projection(SETTINGS), axis_name)
+    supervised = objective_of(net, augment=FLIPPED)
+    network = simsiam.network(supervised.model, (6, 6, 3))
+    supervised = type(supervised)(network, supervised.loss, supervised.preprocess)
+    return simsiam(supervised), supervised
+
+
+def by_hand(params, outputs, targets=None):
+    """Return the loss and the z of two views from their features in plain NumPy or JAX. With targets, z is constant."""
+
+    def normed(x, kernel, name=""):
+        x = x @ kernel
+        x = (x - x.mean(0)) / jnp.sqrt(x.var(0) + 1e-5)
+        return jnp.maximum(x * params[f"{name}_scale"] + params[f"{name}_bias"], 0) if name else x
+
+    kernels, units = [params[f"Dense_{number}"]["kernel"] for number in range(4)], []
+    for x in outputs:
+        z = normed(normed(x, kernels[0], "projector_0"), kernels[1])
+        p = normed(z, kernels[2], "predictor") @ kernels[3] + params["Dense_3"]["bias"]
+        units.append([each / jnp.linalg.norm(each, axis=1, keepdims=True) for each in (z, p)])
+    (z1, p1), (z2, p2) = units
+    of_first, of_second = targets or (z1, z2)
+    return -((p1 * of_second).sum(1) + (p2 * of_first).sum(1)).mean() / 2, (z1, z2)
+
+
+@pytest.mark.parametrize("masked", [0, 5])
+def test_the_loss_and_its_gradient_equal_the_papers(masked):
+    """Padding has no influence, and z has no gradient."""
+    batch, key = random_batch(16, masked=masked), jax.random.key(3)
+    with jax.enable_x64(True):
+        objective, supervised = made(SmallNet(dtype=jnp.float64))
+        state = fresh_state(supervised, sgd(0.1), topology_of(1))
+        params = jax.device_get(state.params)
+        keys = [_folded(key, view) for view in range(2)]
+        views = [supervised.preprocess(batch, train=True, key=each).images[: 16 - masked] for each in keys]
+        assert (np.asarray(views[0]) != np.asarray(views[1])).any((1, 2, 3)).mean() > 0.5
+
+        def loss(params):
+            sums, _ = objective(params, state.model_state, batch, train=True, image_key=key)
+            return sums.values[0, 0] / sums.values[0, 1], sums
+
+        def features(params, images):
+            conv = params["Conv_0"]
+            x = jax.lax.conv(images.transpose(0, 3, 1, 2), conv["kernel"].transpose(3, 2, 0, 1), (1, 1), "SAME")
+            return jnp.maximum(x + conv["bias"][:, None, None], 0).mean((2, 3))
+
+        def expected(params, targets=None):
+            return by_hand(params["simsiam"], [features(params, images) for images in views], targets)
+
+        (value, sums), gradient = jax.value_and_grad(loss, has_aux=True)(params)
+        exact, targets = expected(params)
+        own = {name: params[name] for name in ("Conv_0", "simsiam")}
+        exact_gradient = jax.grad(lambda params: expected(params, targets)[0])(own)
+        std = (targets[0].std(0) * 6**0.5).mean()
+    assert value == pytest.approx(float(exact), abs=1e-9) and sums.count() == 16 - masked
+    assert sums.means()[OUTPUT_STD] == pytest.approx(float(std), abs=1e-9)
+    assert largest_difference({name: gradient[name] for name in own}, exact_gradient) < 1e-9
+    assert not any(leaf.any() for leaf in jax.tree.leaves(gradient["Dense_0"]))
+    assert min(np.abs(leaf).max() for leaf in jax.tree.leaves(gradient["Conv_0"])) > 1e-4
+
+
+@functools.cache
+def three_steps(devices):
+    """Return the trees and the means of three steps of plain SGD in float64. The last examples are padding."""
+    with jax.enable_x64(True):
+        objective, supervised = made(SmallNet(batch_norm=True, sync="data", dtype=jnp.float64), "data")
+        topology, optimizer, means = topology_of(devices), sgd(0.1), []
+        state, key = fresh_state(supervised, optimizer, topology), jax.random.key(4)
+        step = Way(topology).step(Phases(objective, optimizer))
+        for number in range(3):
+            state, sums = step(state, topology.place(random_batch(16, seed=number, masked=5)), key)
+            means.append(sums.means())
+        return jax.device_get((state.params, state.model_state)), means
+
+
+@pytest.mark.slow
+def test_simsiam_gives_the_same_result_on_any_number_of_devices():
+    (one, means), (four, others) = three_steps(1), three_steps(4)
+    assert largest_difference(one, four) < 1e-9 and largest_difference(means, others) < 1e-9
+
+
+def words_of(folder, *more):
+    words = [
+        RECIPE,
+        "--data.path",
+        str(folder / "set.npz"),
+        "--parallel.devices",
+        "2",
+        "--workdir",
+        str(folder / "run"),
+    ]
+    return [*words, "--objective.name", "simsiam", "--objective.projector-width", "8", *more]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """Return the folder of a run of eight steps, which was interrupted after four, and of a whole run."""
+    folder = tmp_path_factory.mktemp("simsiam")
+    write_arrays(folder / "set.npz", TABLE, VAL)
+    for workdir, steps in (("whole", 8), ("run", 4), ("run", 8)):
+        words = words_of(folder, "--train.duration", f"{steps} steps", "--optimizer.schedule", "constant")
+        assert main(["train", *words, "--workdir", str(folder / workdir), "--checkpoint.best", "val knn_accuracy"]) == 0
+    return folder
+
+
+def test_a_resumed_run_ends_with_the_same_bits(run):
+    whole, resumed = (restore_state(run / name, "latest", topology_of(1)) for name in ("whole", "run"))
+    assert int(resumed.step) == 8 and largest_difference(whole, resumed) == 0 and "simsiam" in whole.params
+
+
+def test_a_validation_is_the_vote_of_the_features_of_training_images(run):
+    """The loss of the validation is exact on any number of devices."""
+    trained = jaxddp.load_run(run / "run", "latest", devices=1)
+    train, val = (trained.features(table.images) for table in (TABLE, VAL))
+    votes = vote_of_neighbours(val, train, TABLE.labels, 50)
+    *_, last = metrics(run / "run")
+    assert last["split"] == "val" and last["count"] == 20 and last["knn_accuracy"] == (votes == VAL.labels).mean() > 0.3
+    assert last.keys() >= {"loss", "step"} and not last.keys() & {"top1", "top5", OUTPUT_STD}
+
+
+def test_the_network_of_a_run_initializes_a_supervised_run(run, capfd):
+    words = [*words_of(run)[:5], "--workdir", str(run / "tuned"), "--model.weights", str(run / "run")]
+    words += ["--train.duration", "1 step", "--optimizer.learning-rate", "1e-9", "--optimizer.warmup", "0 steps"]
+    assert main(["train", *words]) == 0
+    before, after = (jaxddp.load_run(run / name, "best", devices=1).state.params for name in ("run", "tuned"))
+    assert largest_difference(before["Conv_0"], after["Conv_0"]) < 1e-6
+    own = str(run / "run")
+    for command in (
+        ["eval", *words_of(run)[:3], "--workdir", own],
+        ["predict", own, str(run / "set.npz"), "--out", str(run / "p.csv")],
+    ):
+        assert "trains no head; take `jaxddp features`, or train a head with --model.weights" in fails(command, capfd)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ["--data.augment.mixup", "0.2"],
+            "--objective.name simsiam does not mix images, and --data.augment.mixup 0.2 is set",
+        ),
+        (["--data.placement", "local"], "--objective.name simsiam with --data.placement local: a validation compares"),
+    ],
+)
+def test_a_wrong_setting_is_refused(run, words, message, capfd):
+    assert message in fails(["train", *words_of(run), "--workdir", str(run / "refused"), *words], capfd)
+
+
+def test_a_crop_shows_a_part_of_the_image_of_the_drawn_size():
+    """A ramp from left to right and a ramp from top to bottom show the position and the size of each area."""
+    rows, columns = np.mgrid[:64, :64].astype(np.float32)
+    image = np.stack([rows, columns, 0 * rows], -1)
+    keys = jax.random.split(jax.random.key(0), 200)
+    crops = np.asarray(jax.jit(jax.vmap(lambda key: area_crop(key, image)))(keys))
+    steps = np.stack(
+        [np.diff(crops[:, :, 32, 0], axis=1)[:, 16:48].mean(1), np.diff(crops[:, 32, :, 1])[:, 16:48].mean(1)]
+    )
+    areas = steps.prod(0)
+    assert 0.2 <= areas.min() < 0.25 and 0.9 < areas.max() <= 1 and 0.74 < (steps[0] / steps[1]).min() < 0.85
+    assert crops.min() >= 0 and crops.max() <= 63 and np.std(crops[:, 0, 0, 0]) > 5
+    pixels = np.asarray(jax.jit(jax.vmap(lambda key: area_crop(key, image.astype(np.uint8))))(keys))
+    assert pixels.dtype == np.uint8 and np.abs(pixels - crops).max() <= 0.55
