@@ -18,6 +18,7 @@ from jaxddp.core.ranges import Range
 from jaxddp.core.user_code import describing_errors
 from jaxddp.data.source import Source, check_source, labels_of
 from jaxddp.engine.state import TrainState
+from jaxddp.setup.network_checks import check_head
 from jaxddp.setup.run_setup import RunSetup, check_state
 from jaxddp.setup.user_objects import UserObject, check_name
 from jaxddp.training.evaluation import Measure
@@ -231,3 +232,5 @@ def check_evaluation(state: TrainState, setup: RunSetup, table: Source, *, one_l
     if one_label and (form := labels_of(table).form) != "one label":
         problem = f"table: its images have {form}, and this function takes one label"
         raise InputError(problem, advice="use the metrics of evaluate")
+    if one_label:
+        check_head(setup.config, "setup")

@@ -19,8 +19,9 @@ from jaxddp.config import AugmentConfig
 from jaxddp.engine.step import Phases
 from jaxddp.engine.ways.way import Way
 from jaxddp.metrics import vote_of_neighbours
+from jaxddp.models.projection import Projection
 from jaxddp.objectives.choices import SimSiamSettings
-from jaxddp.objectives.simsiam import OUTPUT_STD, Projection, SimSiam, _folded
+from jaxddp.objectives.simsiam import OUTPUT_STD, SimSiam, _folded
 from jaxddp.workdir.saved_state import restore_state
 
 SETTINGS = SimSiamSettings(projector_layers=2, projector_width=6, predictor_width=4)
@@ -182,7 +183,7 @@ def test_a_wrong_setting_is_refused(run, words, message, capfd):
 def test_a_crop_shows_a_part_of_the_image_of_the_drawn_size():
     """A ramp from left to right and a ramp from top to bottom show the position and the size of each area."""
     rows, columns = np.mgrid[:64, :64].astype(np.float32)
-    image = np.stack([rows, columns, 0 * rows], -1)
+    image = jnp.stack([rows, columns, 0 * rows], -1)
     keys = jax.random.split(jax.random.key(0), 200)
     crops = np.asarray(jax.jit(jax.vmap(lambda key: area_crop(key, image)))(keys))
     steps = np.stack(
@@ -191,5 +192,5 @@ def test_a_crop_shows_a_part_of_the_image_of_the_drawn_size():
     areas = steps.prod(0)
     assert 0.2 <= areas.min() < 0.25 and 0.9 < areas.max() <= 1 and 0.74 < (steps[0] / steps[1]).min() < 0.85
     assert crops.min() >= 0 and crops.max() <= 63 and np.std(crops[:, 0, 0, 0]) > 5
-    pixels = np.asarray(jax.jit(jax.vmap(lambda key: area_crop(key, image.astype(np.uint8))))(keys))
+    pixels = np.asarray(jax.jit(jax.vmap(lambda key: area_crop(key, image.astype(jnp.uint8))))(keys))
     assert pixels.dtype == np.uint8 and np.abs(pixels - crops).max() <= 0.55

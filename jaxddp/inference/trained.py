@@ -22,11 +22,10 @@ import jaxddp.losses as losses
 from jaxddp.augment.preprocess import Preprocess
 from jaxddp.config import Config, DataConfig
 from jaxddp.config.goal import flat
-from jaxddp.config.layers import SIMSIAM
 from jaxddp.config.tree import Precision
 from jaxddp.config.values import checked
 from jaxddp.core import files
-from jaxddp.core.errors import InputError, Key, counted, show, some
+from jaxddp.core.errors import InputError, counted, show, some
 from jaxddp.core.phases import doing, phase
 from jaxddp.data.arrays import ArrayTable
 from jaxddp.data.opening import chosen_images, open_inputs
@@ -59,8 +58,6 @@ if TYPE_CHECKING:
 
 
 Images = np.ndarray | Source | str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
-
-
 OnClasses = Callable[[Sequence[str], np.ndarray], None]
 """A function that receives the names of the K classes, and the number of examples by label (row) and prediction
 (column), int[K, K]."""
@@ -364,11 +361,8 @@ class TrainedRun:
         return data.of_evaluation if source.pixel_shape is not None else self.signature.data(data)
 
     def objective(self, model: Model) -> Objective:
-        """Return the objective of evaluation of a model, with the default loss for the labels.
-
-        Raises: see `check_head`.
-        """
-        check_head(self.config, self.directory)
+        """Return the objective of evaluation, with the default loss for the labels. Raises: see `check_head`."""
+        network_checks.check_head(self.config, self.directory)
         labels = LabelKind(len(self.class_ids), self.signature.label_form)
         loss = example_loss(losses.DEFAULT_LOSSES[labels.form], labels)
         return Objective(model, loss, self.preprocess, views=self.config.eval.views)
@@ -512,13 +506,6 @@ def restore_run(
     return TrainedRun(place, int(saved.step), config, network, state, Preprocess.of(config), signature, topology)
 
 
-def check_head(config: Config, place: Path) -> None:
-    """Raise `InputError` if the objective of a run trains no head."""
-    if config.objective.name == SIMSIAM:
-        advice = f"take `jaxddp features`, or train a head with --model.weights {place}"
-        raise InputError(f"{place}: ", Key.plain("objective.name", SIMSIAM), " trains no head", advice=advice)
-
-
 def fitted(
     network: Model, saved: TrainState, image_shape: tuple[int, int, int], place: Path | str, kind: str = "checkpoint"
 ) -> TrainState:
@@ -556,7 +543,7 @@ def evaluate_checkpoint(
             the images differ from the run's.
     """
     file.check_copy()
-    check_head(file.config, directory)
+    network_checks.check_head(file.config, directory)
     file.check_network("evaluate it with jaxddp.evaluate, or with a config that names the network")
     topology, config = join_and_resolve(file)
     check_evaluation(directory, config)
@@ -599,10 +586,8 @@ def evaluator_of(
     topology.peers.agree(run_setup.settings())
     topology.connect()
     objective = Objective(network, loss, Preprocess.of(config), metrics, config.eval.views)
-    order = EvalOrder(len(val), size)
-    batches = lambda: zip(feed.eval_batches(val, config.data, order, topology))  # noqa: E731
-    step = programs.make_eval_step(objective, topology)
-    evaluator = evaluation.Evaluator(step, batches, len(val), metrics=metrics)
+    batches = lambda: zip(feed.eval_batches(val, config.data, EvalOrder(len(val), size), topology))  # noqa: E731
+    evaluator = evaluation.Evaluator(programs.make_eval_step(objective, topology), batches, len(val), metrics=metrics)
 
     def measure(state: TrainState) -> dict[str, float]:
         measured, sets = evaluator.measure(state)

@@ -88,7 +88,8 @@ class SimSiamSettings:
     """SimSiam: width of the hidden layer of the predictor."""
 
     def make(self, config: "Config", topology: Any) -> Made:
-        from jaxddp.objectives.simsiam import Projection, SimSiam
+        from jaxddp.models.projection import Projection
+        from jaxddp.objectives.simsiam import SimSiam
 
         if config.data.placement == "local":
             both = Key.plain("objective.name", SIMSIAM), " with ", Key.plain("data.placement", "local")

@@ -11,7 +11,6 @@ The features are the input of the network's head. The head itself, which needs l
 from dataclasses import dataclass, replace
 from typing import Any
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -25,8 +24,8 @@ from jaxddp.engine.objective import MetricSums, Objective, TrainObjective, compu
 from jaxddp.mesh import AXIS
 from jaxddp.metrics import NearestNeighbours
 from jaxddp.models.activations import find_layer, without_head
-from jaxddp.models.adapt import LinenModel
-from jaxddp.models.interface import ImageShape, Model, Tree
+from jaxddp.models.interface import ImageShape, Model
+from jaxddp.models.projection import Projected, Projection, moments
 
 OUTPUT_STD = "output_std"
 """The name of the metric of collapse: the standard deviation of z / |z| over the images of a batch, times the square
@@ -35,63 +34,6 @@ root of its width. It is 0 if all outputs are equal, and 1 if they are distribut
 _NAME = Key.plain("objective.name", SIMSIAM)
 # Folded into a key for the random numbers of each view.
 _VIEW, _VIEWS = 0x7373, 2
-_EPSILON = 1e-5
-
-
-def moments(x: jax.Array, mask: jax.Array, axis_name: str | None) -> tuple[jax.Array, jax.Array]:
-    """Return the mean and the variance, float[D] each, of the unmasked rows of x, float[B, D], of all devices."""
-    real = mask[:, None] > 0
-
-    def mean(values: jax.Array) -> jax.Array:
-        sums = jnp.where(real, values, 0).sum(0), real.sum().astype(x.dtype)
-        total, count = sums if axis_name is None else lax.psum(sums, axis_name)
-        return total / jnp.maximum(count, 1)
-
-    center = mean(x)
-    return center, mean(jnp.square(x - center))
-
-
-class Projection(nn.Module):
-    """The projector and the predictor: features float[B, D] -> (z, p), float[B, settings.projector_width] each.
-
-    Their batch norms always use the statistics of the batch, which are those of its unmasked images.
-
-    Attributes:
-        settings: a `jaxddp.objectives.choices.SimSiamSettings`.
-    """
-
-    settings: Any
-
-    @nn.compact
-    def __call__(self, x: jax.Array, mask: jax.Array, axis_name: str | None) -> tuple[jax.Array, jax.Array]:
-        def normed(x: jax.Array, width: int) -> jax.Array:
-            x = nn.Dense(width, use_bias=False)(x)
-            mean, var = moments(x, mask, axis_name)
-            return (x - mean) * lax.rsqrt(var + _EPSILON)
-
-        def hidden(x: jax.Array, width: int, name: str) -> jax.Array:
-            scale, bias = self.param(f"{name}_scale", ones, width), self.param(f"{name}_bias", zeros, width)
-            return nn.relu(normed(x, width) * scale + bias)
-
-        width, ones, zeros = self.settings.projector_width, nn.initializers.ones, nn.initializers.zeros
-        for number in range(self.settings.projector_layers - 1):
-            x = hidden(x, width, f"projector_{number}")
-        z = normed(x, width)
-        x = hidden(z, self.settings.predictor_width, "predictor")
-        return z, nn.Dense(width)(x)
-
-
-@dataclass(frozen=True, eq=False)
-class Projected(LinenModel):
-    """A network whose parameters include those of a `Projection`, as the entry `SIMSIAM`, which `apply` ignores."""
-
-    projection: Projection | None = None
-    features: int = 0
-
-    def init(self, key: jax.Array, example: jax.Array) -> tuple[Tree, Tree]:
-        params, model_state = super().init(key, example)
-        arguments = jax.random.fold_in(key, _VIEW), jnp.zeros((1, self.features)), jnp.ones(1), None
-        return {**params, SIMSIAM: self.projection.init(*arguments)["params"]}, model_state
 
 
 @dataclass(frozen=True)

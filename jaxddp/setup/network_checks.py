@@ -3,13 +3,14 @@
 import dataclasses
 import logging
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from jaxddp.config import Config, DataConfig
-from jaxddp.config.layers import NO_LAYERS, Layers
+from jaxddp.config.layers import NO_LAYERS, SIMSIAM, Layers
 from jaxddp.core.errors import InputError, Key, counted, first_line, kind_of, listed
 from jaxddp.engine.objective import wide_logits
 from jaxddp.measure.cost import flops_by_dtype, operations_in, origins
@@ -38,6 +39,13 @@ def check_sizes(config: DataConfig, model: Model, data: TrainingData, shapes: Se
             problem = f": the network that is made for {size} pixels does not take {other} ({reason})"
             advice = "leave ", Key(f"data.{key}"), " out, or choose another network"
             raise InputError(Key(f"data.{key}", getattr(config, key)), problem, advice=advice)
+
+
+def check_head(config: Config, place: Path | str) -> None:
+    """Raise `InputError` if the objective of a run trains no head."""
+    if config.objective.name == SIMSIAM:
+        advice = f"take `jaxddp features`, or train a head with --model.weights {place}"
+        raise InputError(f"{place}: ", Key.plain("objective.name", SIMSIAM), " trains no head", advice=advice)
 
 
 def reason_of_rejection(model: Model, trees: Any, made_for: ImageShape, shape: ImageShape) -> str:

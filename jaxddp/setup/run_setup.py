@@ -263,13 +263,13 @@ class RunSetup(Recipe):
 
         step = self.programs(make_eval_step, self.measured, self.topology, resident=resident)
         evaluator = Evaluator(step, batches, len(source), metrics=self.metrics)
-        if not (count := self.metrics and self._num_references):
+        count = self._num_references
+        if count is None or not self.metrics:
             return evaluator
-        train = self.resources.train
-        rows = labels_of(train).share(count)
+        train, rows = self.resources.train, labels_of(self.resources.train).share(count)
         order = ChosenOrder(len(train), limit_batch_size(size, train, self.topology), chosen=tuple(rows.tolist()))
-        step = self.programs(make_eval_step, self.measured, self.topology)
         chosen = partial(eval_batches, train, self.config.data, order, self.topology)
+        step = self.programs(make_eval_step, self.measured, self.topology)
         return dataclasses.replace(evaluator, references=Evaluator(step, lambda: zip(chosen()), len(rows)))
 
     def predictor(self, count: int) -> ImagePredictor | None:
