@@ -150,7 +150,8 @@ OBJECTIVES = Registry("objective.name", "jaxddp.objectives.choices", {}, "get_ob
 """`(config, topology) -> (supervised Objective) -> TrainObjective`; see `jaxddp.engine.objective`. The function
 that takes the supervised objective may have a method `check(supervised, image, *, unlabelled)`, which is called before
 anything is compiled. `image` is the shape and dtype of an image, and `unlabelled` is whether there is a second,
-unlabelled source."""
+unlabelled source. An objective without labels has `network(model, image_shape)`, which returns the network as it is
+trained, `metrics(labels)`, and `num_references`, the number of training images to which a validation compares."""
 _OF_RATE = ("optimizer.learning_rate", "optimizer.reference_batch", "optimizer.scaling")
 SCHEDULES = Registry("optimizer.schedule", "jaxddp.schedules", {}, "get_optimizer", _OF_RATE)
 """`(config, steps) -> optax.Schedule`, for the steps after the warm-up; `steps` is a `schedules.Steps`."""

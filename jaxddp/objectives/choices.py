@@ -88,13 +88,16 @@ class SimSiamSettings:
     """SimSiam: width of the hidden layer of the predictor."""
 
     def make(self, config: "Config", topology: Any) -> Made:
+        from jaxddp.mesh import AXIS
         from jaxddp.models.projection import Projection
         from jaxddp.objectives.simsiam import SimSiam
 
         if config.data.placement == "local":
             both = Key.plain("objective.name", SIMSIAM), " with ", Key.plain("data.placement", "local")
             raise InputError(*both, ": a validation compares the images of all processes", advice="share them")
-        return SimSiam(Projection(self), config.model.batch_statistics.axis_name)
+        # The shards of a reproducible step, and unequal slices, are computed separately.
+        separate = config.parallel.reproducible or config.parallel.shares is not None
+        return SimSiam(Projection(self), None if separate else AXIS)
 
 
 @OBJECTIVES.add("jensen_shannon")

@@ -42,8 +42,8 @@ class SimSiam:
 
     Attributes:
         projection: the projector and the predictor.
-        axis_name: the mesh axis over which batch norm averages its statistics in training; None for those of each
-            device.
+        axis_name: the mesh axis over which batch norms of the projection average their statistics in training; None
+            for the statistics of each part of a batch.
     """
 
     projection: Projection
