@@ -1,6 +1,5 @@
 """SimSiam: its loss is the paper's on any number of devices, and its features are measured and used later."""
 
-import functools
 from pathlib import Path
 
 import jax
@@ -27,13 +26,13 @@ from jaxddp.workdir.saved_state import restore_state
 SETTINGS = SimSiamSettings(projector_layers=2, projector_width=6, predictor_width=4)
 RECIPE = str(Path(__file__).parent / "recipes" / "small_recipe.py")
 TABLE, VAL = random_table(50, image=16), random_table(20, seed=1, image=16)
-FLIPPED = AugmentConfig(pad=1)
+OBJECTIVE = ["--objective.name", "simsiam", "--objective.projector-width", "8"]
 
 
 def made(net, axis_name=None):
     """Return SimSiam's objective for a network in float64, and the supervised one."""
     simsiam = SimSiam(Projection(SETTINGS), axis_name)
-    supervised = objective_of(net, augment=FLIPPED)
+    supervised = objective_of(net, augment=AugmentConfig(pad=1))
     network = simsiam.network(supervised.model, (6, 6, 3))
     supervised = type(supervised)(network, supervised.loss, supervised.preprocess)
     return simsiam(supervised), supervised
@@ -93,37 +92,25 @@ def test_the_loss_and_its_gradient_equal_the_papers(masked):
     assert min(np.abs(leaf).max() for leaf in jax.tree.leaves(gradient["Conv_0"])) > 1e-4
 
 
-@functools.cache
-def three_steps(devices):
-    """Return the trees and the means of three steps of plain SGD in float64. The last examples are padding."""
-    with jax.enable_x64(True):
-        objective, supervised = made(SmallNet(batch_norm=True, sync="data", dtype=jnp.float64), "data")
-        topology, optimizer, means = topology_of(devices), sgd(0.1), []
-        state, key = fresh_state(supervised, optimizer, topology), jax.random.key(4)
-        step = Way(topology).step(Phases(objective, optimizer))
-        for number in range(3):
-            state, sums = step(state, topology.place(random_batch(16, seed=number, masked=5)), key)
-            means.append(sums.means())
-        return jax.device_get((state.params, state.model_state)), means
-
-
 @pytest.mark.slow
 def test_simsiam_gives_the_same_result_on_any_number_of_devices():
-    (one, means), (four, others) = three_steps(1), three_steps(4)
-    assert largest_difference(one, four) < 1e-9 and largest_difference(means, others) < 1e-9
+    """Train three steps of plain SGD in float64. The last examples of each batch are padding."""
+    results, optimizer, key = [], sgd(0.1), jax.random.key(4)
+    with jax.enable_x64(True):
+        objective, supervised = made(SmallNet(batch_norm=True, sync="data", dtype=jnp.float64), "data")
+        for topology in map(topology_of, (1, 4)):
+            state, means = fresh_state(supervised, optimizer, topology), []
+            step = Way(topology).step(Phases(objective, optimizer))
+            for number in range(3):
+                state, sums = step(state, topology.place(random_batch(16, seed=number, masked=5)), key)
+                means.append(sums.means())
+            results.append((*jax.device_get((state.params, state.model_state)), means))
+    assert largest_difference(*results) < 1e-9
 
 
-def words_of(folder, *more):
-    words = [
-        RECIPE,
-        "--data.path",
-        str(folder / "set.npz"),
-        "--parallel.devices",
-        "2",
-        "--workdir",
-        str(folder / "run"),
-    ]
-    return [*words, "--objective.name", "simsiam", "--objective.projector-width", "8", *more]
+def words_of(folder, workdir, *more):
+    words = [RECIPE, "--data.path", str(folder / "set.npz"), "--parallel.devices", "2", *more]
+    return [*words, "--workdir", str(folder / workdir)]
 
 
 @pytest.fixture(scope="module")
@@ -132,8 +119,8 @@ def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("simsiam")
     write_arrays(folder / "set.npz", TABLE, VAL)
     for workdir, steps in (("whole", 8), ("run", 4), ("run", 8)):
-        words = words_of(folder, "--train.duration", f"{steps} steps", "--optimizer.schedule", "constant")
-        assert main(["train", *words, "--workdir", str(folder / workdir), "--checkpoint.best", "val knn_accuracy"]) == 0
+        more = ["--optimizer.schedule", "constant", "--checkpoint.best", "val knn_accuracy"]
+        assert main(["train", *words_of(folder, workdir, *OBJECTIVE, *more, "--train.duration", f"{steps} steps")]) == 0
     return folder
 
 
@@ -153,31 +140,25 @@ def test_a_validation_is_the_vote_of_the_features_of_training_images(run):
 
 
 def test_the_network_of_a_run_initializes_a_supervised_run(run, capfd):
-    words = [*words_of(run)[:5], "--workdir", str(run / "tuned"), "--model.weights", str(run / "run")]
-    words += ["--train.duration", "1 step", "--optimizer.learning-rate", "1e-9", "--optimizer.warmup", "0 steps"]
-    assert main(["train", *words]) == 0
+    more = ["--train.duration", "1 step", "--optimizer.learning-rate", "1e-9", "--optimizer.warmup", "0 steps"]
+    assert main(["train", *words_of(run, "tuned", "--model.weights", str(run / "run"), *more)]) == 0
     before, after = (jaxddp.load_run(run / name, "best", devices=1).state.params for name in ("run", "tuned"))
     assert largest_difference(before["Conv_0"], after["Conv_0"]) < 1e-6
-    own = str(run / "run")
-    for command in (
-        ["eval", *words_of(run)[:3], "--workdir", own],
-        ["predict", own, str(run / "set.npz"), "--out", str(run / "p.csv")],
-    ):
+    predict = ["predict", str(run / "run"), str(run / "set.npz"), "--out", str(run / "p.csv")]
+    for command in (["eval", *words_of(run, "run")], predict):
         assert "trains no head; take `jaxddp features`, or train a head with --model.weights" in fails(command, capfd)
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("word", "message"),
     [
-        (
-            ["--data.augment.mixup", "0.2"],
-            "--objective.name simsiam does not mix images, and --data.augment.mixup 0.2 is set",
-        ),
-        (["--data.placement", "local"], "--objective.name simsiam with --data.placement local: a validation compares"),
+        ("augment.mixup=0.2", "does not mix images, and --data.augment.mixup 0.2 is set; leave it out"),
+        ("placement=local", "with --data.placement local: a validation compares the images of all processes"),
     ],
 )
-def test_a_wrong_setting_is_refused(run, words, message, capfd):
-    assert message in fails(["train", *words_of(run), "--workdir", str(run / "refused"), *words], capfd)
+def test_a_wrong_setting_is_refused(run, word, message, capfd):
+    words = ["train", *words_of(run, "refused", *OBJECTIVE), f"--data.{word}"]
+    assert f"--objective.name simsiam {message}" in fails(words, capfd)
 
 
 def test_a_crop_shows_a_part_of_the_image_of_the_drawn_size():
@@ -186,11 +167,9 @@ def test_a_crop_shows_a_part_of_the_image_of_the_drawn_size():
     image = jnp.stack([rows, columns, 0 * rows], -1)
     keys = jax.random.split(jax.random.key(0), 200)
     crops = np.asarray(jax.jit(jax.vmap(lambda key: area_crop(key, image)))(keys))
-    steps = np.stack(
-        [np.diff(crops[:, :, 32, 0], axis=1)[:, 16:48].mean(1), np.diff(crops[:, 32, :, 1])[:, 16:48].mean(1)]
-    )
-    areas = steps.prod(0)
-    assert 0.2 <= areas.min() < 0.25 and 0.9 < areas.max() <= 1 and 0.74 < (steps[0] / steps[1]).min() < 0.85
+    height, width = (np.diff(ramp)[:, 16:48].mean(1) for ramp in (crops[:, :, 32, 0], crops[:, 32, :, 1]))
+    areas = height * width
+    assert 0.2 <= areas.min() < 0.25 and 0.9 < areas.max() <= 1 and 0.74 < (height / width).min() < 0.85
     assert crops.min() >= 0 and crops.max() <= 63 and np.std(crops[:, 0, 0, 0]) > 5
     pixels = np.asarray(jax.jit(jax.vmap(lambda key: area_crop(key, image.astype(jnp.uint8))))(keys))
     assert pixels.dtype == np.uint8 and np.abs(pixels - crops).max() <= 0.55
