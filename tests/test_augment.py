@@ -246,8 +246,8 @@ def test_an_unusable_augmentation_function_raises_a_one_line_error(extra, messag
         ({"cutout": 7}, "cutout=7: expected 0 to 6"),
         ({"erase": float("nan")}, "erase=nan: expected 0 to 1"),
         ({"then": ("grayscal",)}, "then='grayscal' is unknown; did you mean 'grayscale'. there"),
-        ({"then": ("grayscale", "cutout")}, "then='cutout' is unknown; .*there are: grayscale"),
-        ({"then": ("grayscale", "mixup")}, "then='mixup' is unknown; .*there are: grayscale"),
+        ({"then": ("grayscale", "cutout")}, "then='cutout' is unknown; .*there are: area_crop"),
+        ({"then": ("grayscale", "mixup")}, "then='mixup' is unknown; .*there are: area_crop"),
     ],
 )
 def test_an_error_names_an_unusable_value(augment, message):

@@ -322,7 +322,7 @@ def test_evaluation_and_training_have_separate_image_sizes(tree):
     setup, val = setup_of(table=train_solutions(tree), **keys), val_solutions(tree)
     assert next(setup.batches(0, 1)).image.shape[1:] == (12, 12, 3)
     expected = next(iter(val.eval_batches(EvalOrder(7, 8), DataConfig(image_size=20, resize=20))))
-    batch = next(eval_batches(val, setup.config.data, 8, setup.topology))
+    batch = next(eval_batches(val, setup.config.data, EvalOrder(7, 8), setup.topology))
     np.testing.assert_array_equal(batch.image, expected.image)
     assert setup.evaluator(val)(setup.state)["count"] == 7
     data = dataclasses.replace(setup.config.data, cache="device", crop="whole")

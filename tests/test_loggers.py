@@ -21,8 +21,8 @@ import jaxddp
 from jaxddp.config import Config
 from jaxddp.config.registry import check_read
 from jaxddp.core.errors import InputError
+from jaxddp.data.order import EvalOrder
 from jaxddp.engine.predictions import make_predict
-from jaxddp.setup.feed import eval_batches
 from jaxddp.training.evaluation import predicted
 from jaxddp.training.events import RunStart
 from jaxddp.training.listeners import trackers
@@ -141,7 +141,8 @@ def test_all_evaluations_have_predictions_of_the_same_images(devices):
         assert tuple(record.predictions.class_names) == VAL.class_names
     # All listeners receive the same record.
     assert [record.predictions for record in three.evaluations] == [record.predictions for record in records]
-    batch = setup.topology.place(next(iter(eval_batches(shown, setup.config.data, 16, setup.topology))))
+    order, data = EvalOrder(len(shown), 16), setup.config.data.of_evaluation
+    batch = setup.topology.place(next(shown.eval_batches(order, data)))
     logits = make_predict(setup.measured, setup.topology)(state, batch)
     expected = np.asarray(jax.nn.softmax(logits))[:11]
     np.testing.assert_array_equal(records[-1].predictions.predicted, expected.argmax(-1))
