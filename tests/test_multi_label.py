@@ -151,10 +151,7 @@ def test_python_objects_for_one_label_raise_a_one_line_error():
 def test_config_names_for_one_label_raise_a_one_line_error():
     config = Config().replace(loss={"name": "cross_entropy"})
     data: Any = SimpleNamespace(labels=SEVERAL, class_counts=np.ones(5), num_examples=5)
-    with pytest.raises(
-        InputError,
-        match="loss.name=cross_entropy takes one label or shares per image, but .* to bce",
-    ):
+    with pytest.raises(InputError, match="loss.name=cross_entropy takes one label or shares per image, but .* to bce"):
         losses_of(config, data, objects_of_arguments())
     assert losses_of(config.replace(loss={"name": "bce"}), data, objects_of_arguments())[0].labels == SEVERAL
     with pytest.raises(InputError, match="eval.metrics: top1 takes one label or shares per image, but .* f1 or map"):

@@ -109,8 +109,8 @@ def test_simsiam_gives_the_same_result_on_any_number_of_devices():
 
 
 def words_of(folder, workdir, *more):
-    words = [RECIPE, "--data.path", str(folder / "set.npz"), "--parallel.devices", "2", *more]
-    return [*words, "--workdir", str(folder / workdir)]
+    data = ["--data.path", str(folder / "set.npz"), "--parallel.devices", "2"]
+    return [RECIPE, *data, "--workdir", str(folder / workdir), *more]
 
 
 @pytest.fixture(scope="module")
@@ -149,16 +149,12 @@ def test_the_network_of_a_run_initializes_a_supervised_run(run, capfd):
         assert "trains no head; take `jaxddp features`, or train a head with --model.weights" in fails(command, capfd)
 
 
-@pytest.mark.parametrize(
-    ("word", "message"),
-    [
-        ("augment.mixup=0.2", "does not mix images, and --data.augment.mixup 0.2 is set; leave it out"),
-        ("placement=local", "with --data.placement local: a validation compares the images of all processes"),
-    ],
-)
-def test_a_wrong_setting_is_refused(run, word, message, capfd):
-    words = ["train", *words_of(run, "refused", *OBJECTIVE), f"--data.{word}"]
-    assert f"--objective.name simsiam {message}" in fails(words, capfd)
+def test_mixed_images_and_images_of_each_process_are_refused(run, capfd):
+    mixed = "does not mix images, and --data.augment.mixup 0.2 is set; leave it out"
+    local = "with --data.placement local: a validation compares the images of all processes"
+    for word, message in (("augment.mixup=0.2", mixed), ("placement=local", local)):
+        words = ["train", *words_of(run, "refused", *OBJECTIVE), f"--data.{word}"]
+        assert f"--objective.name simsiam {message}" in fails(words, capfd)
 
 
 def test_a_crop_shows_a_part_of_the_image_of_the_drawn_size():

@@ -50,12 +50,10 @@ def test_only_the_process_that_makes_the_others_wait_is_named():
     assert [(finding.process, finding.phase) for finding in step_seconds(slow, FAST).slow()] == [(0, "input")]
 
 
-def test_a_difference_below_a_half_or_below_a_tenth_of_a_step_is_not_slow():
+def test_small_differences_and_processes_without_a_step_are_not_reported():
+    # Below a half of the median, or below a tenth of a step.
     for changed in ({"input": 0.0149}, {"dispatch": 0.009}):
         assert step_seconds(FAST, {**FAST, **changed}).slow() == []
-
-
-def test_processes_without_a_step_are_not_reported():
     assert StepSeconds.between(spent_until(FAST, FAST), spent_until(FAST, FAST)) is None
     assert StepSeconds.between({}, spent_until(FAST)) is None
 

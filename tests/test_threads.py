@@ -25,7 +25,4 @@ def test_an_error_is_raised_after_the_values_before_it():
     assert [next(ahead), next(ahead)] == [1, -1]
     with pytest.raises(ZeroDivisionError):
         next(ahead)
-
-
-def test_no_values():
     assert list(map_in_threads(str, [])) == []

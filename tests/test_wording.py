@@ -16,18 +16,11 @@ def test_the_noun_after_a_count_is_singular_or_plural():
     assert plural(0.5, "epoch") == "epochs"
 
 
-def test_a_span_of_equal_ends_is_a_number():
+def test_spans_lists_of_names_and_speeds_are_short_and_a_speed_is_not_rounded_to_zero():
     assert (span(4, 4), span(4, 1200)) == ("4", "4 to 1,200")
-
-
-def test_only_a_few_of_many_names_are_printed():
     assert [some(["a", "b", "c", "d"][:count]) for count in (0, 1, 3, 4)] == ["", "a", "a, b, c", "a, b, c, ..."]
-
-
-def test_a_speed_is_not_rounded_to_zero():
-    assert [speed(value) for value in (0, 0.0321, 0.32, 9.94, 9.96, 1234.5)] == [
-        *("0", "0.032", "0.32", "9.9", "10", "1,234")
-    ]
+    speeds = [*map(speed, (0, 0.0321, 0.32, 9.94, 9.96, 1234.5))]
+    assert speeds == ["0", "0.032", "0.32", "9.9", "10", "1,234"]
 
 
 def test_figures_have_their_significant_digits():

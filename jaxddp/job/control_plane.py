@@ -25,7 +25,6 @@ from jaxddp.core.phases import phase
 from jaxddp.core.process_exit import end_now
 from jaxddp.job.connection import Admission, Client, Connection, NetworkThread, raise_file_limit
 from jaxddp.job.environment import INHERITED_SOCKET, Job, inherited
-from jaxddp.job.messages import Hello, Message, Number
 from jaxddp.job.watchdog import Done, Left, Lost, Timeouts, Watchdog, end_process
 
 _PROXY = Path(__file__).with_name("coordinator_proxy.py")
@@ -39,10 +38,10 @@ _MOST_NAMED = 8
 
 
 @dataclass(frozen=True)
-class Value(Message):
+class Value(messages.Message):
     """The text of the sender in the exchange with this number; from process 0 an answer, see `core.peers.answer_of`."""
 
-    number: Number
+    number: messages.Number
     name: str
     text: str
 
@@ -145,7 +144,7 @@ class ControlPlane(Peers):
         self._send_last(Left())
         self._network.close()
 
-    def _send_last(self, message: Message) -> None:
+    def _send_last(self, message: messages.Message) -> None:
         async def send() -> None:
             # This process ends now, so the end of another process is not a loss.
             self.watchdog.close()
@@ -220,7 +219,7 @@ class Member:
         if not self._job.process_id:
             self.send(Done())
 
-    def send(self, message: Message) -> None:
+    def send(self, message: messages.Message) -> None:
         """Send a message to all connected processes."""
         for connection in self.connections.values():
             connection.send(message)
@@ -231,7 +230,7 @@ class Leader(Member):
 
     def __init__(self, job: Job, facts: Mapping[str, str]):
         super().__init__(job, facts)
-        self._admission, self._hellos = Admission(job, facts, "process", job.num_processes), dict[int, Hello]()
+        self._admission, self._hellos = Admission(job, facts, "process", job.num_processes), dict[int, messages.Hello]()
         self._is_decided = asyncio.Event()
         self._problem: JaxddpError | None = None
         self.hosts[0] = socket.gethostname()
@@ -261,7 +260,7 @@ class Leader(Member):
             self.connections[process].send(messages.make_welcome(hello, self._job.key, self.jax_address))
         return watchdog
 
-    async def _serve(self, connection: Connection, hello: Hello) -> None:
+    async def _serve(self, connection: Connection, hello: messages.Hello) -> None:
         problem = self._admit(connection, hello)
         if problem is not None:
             connection.send(messages.Refusal(str(problem), problem.exit_code))
@@ -271,7 +270,7 @@ class Leader(Member):
             # Until all have joined, the process may be started again.
             del self.connections[hello.process], self.hosts[hello.process], self._hellos[hello.process]
 
-    def _admit(self, connection: Connection, hello: Hello) -> JaxddpError | None:
+    def _admit(self, connection: Connection, hello: messages.Hello) -> JaxddpError | None:
         """Admit a process, or return the reason for its refusal. After a conflict, every process is refused."""
         process, count = hello.process, self._job.num_processes
         if self._is_decided.is_set():
@@ -316,7 +315,7 @@ class Follower(Member):
         return watchdog
 
 
-def conflict(hello: Hello, count: int, hosts: Mapping[int, str]) -> str | None:
+def conflict(hello: messages.Hello, count: int, hosts: Mapping[int, str]) -> str | None:
     """Return the reason why the sender of a hello cannot join; None if it can.
 
     Args:

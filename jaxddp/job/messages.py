@@ -11,7 +11,6 @@ A port is bound before its number is sent to other processes. Otherwise another 
 meantime. JAX's coordinator is an exception, because it takes an address instead of a socket (`free_address`).
 """
 
-import dataclasses
 import errno
 import functools
 import hashlib
@@ -21,7 +20,7 @@ import os
 import re
 import secrets
 import socket
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 from jaxddp.core.errors import InputError, on_screen
@@ -135,7 +134,7 @@ _types = functools.cache(functools.partial(get_type_hints, include_extras=True))
 
 def encode(message: Any) -> bytes:
     """Return the bytes of a message. The first four bytes are the number of bytes that follow."""
-    content = json.dumps({"kind": type(message).__name__, **dataclasses.asdict(message)}).encode()
+    content = json.dumps({"kind": type(message).__name__, **asdict(message)}).encode()
     return len(content).to_bytes(LENGTH, "big") + content
 
 

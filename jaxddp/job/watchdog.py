@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import jaxddp.core.phases as phases
-from jaxddp.core.phases import OUTSIDE, Progress
 from jaxddp.core.process_exit import STALL_ADVICE, end_now, show_stacks
 from jaxddp.job.connection import Connection
 from jaxddp.job.messages import Elapsed, ExitCode, Message, Number, Shown
@@ -31,7 +30,7 @@ GRACE_SECONDS = 2.0
 class Alive(Message):
     """A heartbeat, with the progress of the sender and its seconds in each phase; see `jaxddp.core.phases`."""
 
-    phase: Shown = OUTSIDE
+    phase: Shown = phases.OUTSIDE
     step: Number = 0
     idle: Elapsed = 0.0
     spent: dict[str, Elapsed] = field(default_factory=dict)
@@ -188,12 +187,12 @@ class Watchdog:
                 self.report(Lost(process, f"gave no sign of life for {silence:g} s (on {self.hosts[process]})", 1))
 
     def _report_stuck(self) -> None:
-        processes = {process: Progress(one.phase, one.step, one.idle) for process, one in self.heartbeats().items()}
-        process = phases.stuck(processes, self.timeouts.stall)
+        found = {process: phases.Progress(one.phase, one.step, one.idle) for process, one in self.heartbeats().items()}
+        process = phases.stuck(found, self.timeouts.stall)
         if process is not None:
-            stuck = processes[process]
+            stuck = found[process]
             # If several processes are not waiting for others, each of them may be the cause.
-            is_alone = not stuck.waits and all(one.waits for other, one in processes.items() if other != process)
+            is_alone = not stuck.waits and all(one.waits for other, one in found.items() if other != process)
             stacks, logs = ("own", "its log has") if is_alone else ("all", "the log of each process has")
             reason = f"{stuck} (on {self.hosts[process]}); {logs} the stacks of its threads; {STALL_ADVICE}"
             self.report(Lost(process, reason, 1, stacks))

@@ -15,7 +15,6 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jax.typing import DTypeLike
 
 from jaxddp.core.errors import InputError, Key
@@ -98,7 +97,7 @@ def global_max(images: jax.Array) -> jax.Array:
     image each, it was.
     """
     pixels = images.reshape(images.shape[0], -1, images.shape[-1])
-    first = lax.stop_gradient(pixels).argmax(1, keepdims=True)
+    first = jax.lax.stop_gradient(pixels).argmax(1, keepdims=True)
     return jnp.where(jnp.arange(pixels.shape[1])[:, None] == first, pixels, 0).sum(1)
 
 
@@ -162,7 +161,7 @@ class Airbench(RunNetwork):
 
 
 def _convolve_fixed_kernel(images: jax.Array, kernel: jax.Array, *settings: Any, **more: Any) -> jax.Array:
-    return lax.conv_general_dilated(images, lax.stop_gradient(kernel), *settings, **more)
+    return jax.lax.conv_general_dilated(images, jax.lax.stop_gradient(kernel), *settings, **more)
 
 
 EPSILON = 5e-4

@@ -6,7 +6,6 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from jaxddp.config.layers import SIMSIAM
 from jaxddp.models.adapt import LinenModel
@@ -23,7 +22,7 @@ def moments(x: jax.Array, mask: jax.Array, axis_name: str | None) -> tuple[jax.A
 
     def mean(values: jax.Array) -> jax.Array:
         sums = jnp.where(real, values, 0).sum(0), real.sum().astype(x.dtype)
-        total, count = sums if axis_name is None else lax.psum(sums, axis_name)
+        total, count = sums if axis_name is None else jax.lax.psum(sums, axis_name)
         return total / jnp.maximum(count, 1)
 
     center = mean(x)
@@ -46,7 +45,7 @@ class Projection(nn.Module):
         def normed(x: jax.Array, width: int) -> jax.Array:
             x = nn.Dense(width, use_bias=False)(x)
             mean, var = moments(x, mask, axis_name)
-            return (x - mean) * lax.rsqrt(var + _EPSILON)
+            return (x - mean) * jax.lax.rsqrt(var + _EPSILON)
 
         def hidden(x: jax.Array, width: int, name: str) -> jax.Array:
             scale, bias = self.param(f"{name}_scale", ones, width), self.param(f"{name}_bias", zeros, width)

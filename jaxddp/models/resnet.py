@@ -19,7 +19,6 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jax.typing import DTypeLike
 
 import jaxddp.models.ops.layers as ops
@@ -56,7 +55,7 @@ def _blur_backward(stride: int, shape: tuple[int, ...], grads: jax.Array) -> tup
     # A symmetric filter is its own transpose. The gradient that JAX derives would add nine images, one by one.
     sides = zip(shape[1:3], grads.shape[1:3], strict=True)
     margins = [(0, side - (outputs - 1) * stride - 1, stride - 1) for side, outputs in sides]
-    spread = lax.pad(grads, jnp.zeros((), grads.dtype), [(0, 0, 0), *margins, (0, 0, 0)])
+    spread = jax.lax.pad(grads, jnp.zeros((), grads.dtype), [(0, 0, 0), *margins, (0, 0, 0)])
     return (blur(spread),)
 
 

@@ -13,7 +13,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from jaxddp.augment.mixing import check_unmixed
 from jaxddp.config.layers import SIMSIAM
@@ -95,7 +94,7 @@ class SimSiam:
                 x, model_state = features(params, model_state, *arguments, train=train, key=own_key)
                 outputs.append(self.projection.apply({"params": params[SIMSIAM]}, x, batch.mask, axis_name))
             (z1, p1), (z2, p2) = (map(_unit, each) for each in outputs)
-            losses = -((p1 * lax.stop_gradient(z2)).sum(-1) + (p2 * lax.stop_gradient(z1)).sum(-1)) / 2
+            losses = -((p1 * jax.lax.stop_gradient(z2)).sum(-1) + (p2 * jax.lax.stop_gradient(z1)).sum(-1)) / 2
             sums = supervised.sums([(losses, jnp.ones_like(losses))], batch)
             if train:
                 _, var = moments(z1, batch.mask, axis_name)
@@ -113,4 +112,4 @@ def _folded(key: jax.Array | None, view: int) -> jax.Array:
 
 def _unit(x: jax.Array) -> jax.Array:
     """Return the rows of an array, float[B, D], divided by their norms."""
-    return x * lax.rsqrt(jnp.square(x).sum(-1, keepdims=True) + jnp.finfo(x.dtype).tiny)
+    return x * jax.lax.rsqrt(jnp.square(x).sum(-1, keepdims=True) + jnp.finfo(x.dtype).tiny)

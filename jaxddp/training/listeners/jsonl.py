@@ -3,7 +3,6 @@
 A file has the seconds of a step by process and phase, and its listener reports the process that makes the others wait.
 """
 
-import contextlib
 import json
 import logging
 import math
@@ -24,7 +23,6 @@ from jaxddp.config.registry import LOGGERS
 from jaxddp.config.values import checked
 from jaxddp.core.errors import InputError, as_text, counted, figure, requires
 from jaxddp.core.peers import Peers, Spent
-from jaxddp.training.events import Columns, Listener, RunStart, Series, StepRecord
 
 METRICS, RESULT = "metrics.jsonl", "result.json"
 CURVES, PARAMETERS, CONFUSION = "curves.png", "parameters.txt", "confusion.csv"
@@ -124,7 +122,7 @@ def scalars(row: Row) -> Row:
     return {f"{row['split']}/{name}": value for name, value in row.items() if name not in ("step", "split")}
 
 
-def series(rows: Iterable[Row]) -> Series:
+def series(rows: Iterable[Row]) -> events.Series:
     """Return the columns of logged steps, finished epochs and evaluations."""
     rows = list(rows)
     train, val, val_ema = ([row for row in rows if row["split"] == split] for split in ("train", VAL, VAL_EMA))
@@ -135,10 +133,10 @@ def series(rows: Iterable[Row]) -> Series:
         for row in train
         if EPOCH_PREFIX + "seconds" in row
     ]
-    return Series(*map(_columns, (steps, ends, val, val_ema)))
+    return events.Series(*map(_columns, (steps, ends, val, val_ema)))
 
 
-def _columns(rows: list[Row]) -> Columns:
+def _columns(rows: list[Row]) -> events.Columns:
     names = dict.fromkeys(name for row in rows for name in row if name != "split")
     types = {"step": np.int64}
     return {name: np.array([row.get(name) for row in rows], types.get(name, np.float64)) for name in names}
@@ -447,18 +445,18 @@ class StepSeconds:
             raise InputError(f"{path}: cannot be read ({error}); remove it; the next run writes it again") from None
 
 
-class SlowProcesses(Listener):
+class SlowProcesses(events.Listener):
     """A listener that compares the time of processes by phase. It logs a slow process, at most every ten minutes."""
 
     def __init__(self, peers: Peers):
         self._peers = peers
 
-    def start(self, run: RunStart) -> None:
+    def start(self, run: events.RunStart) -> None:
         self._file = None if run.workdir is None else run.workdir / FILE
         self._previous: Mapping[int, Spent] | None = None
         self._compared_at, self._logged_at = 0.0, dict[tuple[int, str], float]()
 
-    def step(self, record: StepRecord) -> None:
+    def step(self, record: events.StepRecord) -> None:
         now = time.monotonic()
         if self._previous is not None and now - self._compared_at < COMPARISON_SECONDS:
             return
@@ -472,7 +470,7 @@ class SlowProcesses(Listener):
     def _report(self, spent: StepSeconds, now: float) -> None:
         if self._file is not None:
             # This file is optional. If the disk is full, writing a file that the run needs raises the error.
-            with contextlib.suppress(InputError):
+            with suppress(InputError):
                 files.replace(self._file, encode(vars(spent)))
         # A slow process is named by its number and its phase.
         if slow := [each for each in spent.slow() if now - self._logged_at.get(each[:2], -math.inf) >= _LOG_SECONDS]:
