@@ -49,7 +49,7 @@ def train(args: argparse.Namespace) -> None:
         data=data,
         seed=args.seed,
     )
-    if setup.topology.process_index == 0:
+    if setup.topology.peers.is_first:
         print(setup)
     steps = setup.layout.plan.total_steps
     schedule = optax.warmup_cosine_decay_schedule(0.0, 1.0, steps // 20, steps)
@@ -57,7 +57,7 @@ def train(args: argparse.Namespace) -> None:
         jaxddp.softmax_cross_entropy, setup, val=val, schedule=schedule, workdir=args.workdir, log_every=args.log_every
     )
     # If the run was already finished, the history is empty.
-    if setup.topology.process_index == 0 and history.val:
+    if setup.topology.peers.is_first and history.val:
         print(f"validation top-1: {history.val['top1'][-1]:.4f}")
 
 

@@ -20,7 +20,7 @@ from jaxddp.mesh import Topology
 from jaxddp.models.adapt import for_platform
 from jaxddp.recipe.file import RecipeFile
 from jaxddp.setup.feed import LONGEST_CHUNK
-from jaxddp.setup.initial_weights import with_adapters
+from jaxddp.setup.initial_weights import as_trained
 from jaxddp.setup.recipe import Recipe, make_objects
 from jaxddp.setup.resources import Layout, TrainingData
 from jaxddp.setup.run_setup import complete_recipe
@@ -66,7 +66,7 @@ def compile_step(
     # The data are only described, so nothing can be fed.
     none: Any = None
     recipe = complete_recipe(Recipe(**known, resources=none, feed=none, **objects))
-    model = with_adapters(for_platform(recipe.model, platform), config, recipe.kernels, shape)
+    model = as_trained(for_platform(recipe.model, platform), recipe)
     init = make_init(model, recipe.optimizer, shape, topology, parts=recipe.parts, transform=recipe.initialize)
     way = layout.way
     objective = Objective(model, recipe.loss, preprocess, recipe.metrics, remat=config.train.remat)
