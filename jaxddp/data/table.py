@@ -2,9 +2,9 @@
 
 import hashlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property, partial
 from typing import Any, Self
 
 import numpy as np
@@ -83,9 +83,14 @@ class ExampleTable:
         """The images that were verified and are sound."""
         return Verified(self.store, self.path, self.offset)
 
+    @cached_property
+    def pickled_store(self) -> Callable[[int], bytes]:
+        """The function `pickled` of the store. It returns the same object each time, so workers get it once."""
+        return cache(partial(pickled, self.store))
+
     def check(self, data: DataConfig) -> None:
         if data.workers:
-            pickled(self.store, data.workers)
+            self.pickled_store(data.workers)
         if faults := self.verified.check_files():
             row, fault = faults[0]
             count = f"{len(faults)} of {counted(len(self), 'image')} cannot be used"

@@ -20,7 +20,6 @@ from jaxddp.core.threads import local_cores
 from jaxddp.data.batch import Batch
 from jaxddp.data.order import Order, Shard, check_order, columns
 from jaxddp.data.source import Substitutes
-from jaxddp.data.storage.store import pickled
 from jaxddp.data.stream.decode import Pixels, example_keys
 from jaxddp.data.stream.workers import SharedArray, Task, load, run_in_worker
 
@@ -72,7 +71,7 @@ class Pipeline:
     def batches(self) -> Generator[Batch]:
         """Return an iterator over the batches of the shard. Threads start to prepare batches immediately."""
         check_order(self.table, self.order, self.shard)
-        store = pickled(self.table.store, self.workers) if self.workers else None
+        store = self.table.pickled_store(self.workers) if self.workers else None
         threads = self.workers or (FETCH_THREADS if self.table.store.root is None else len(local_cores()))
         pool, started = ThreadPoolExecutor(threads, "images"), deque[tuple[Loading, list[Future[None]]]]()
 
@@ -116,9 +115,8 @@ class Pipeline:
         batch = columns(self.table, self.order, step, self.shard)
         real = batch.mask > 0
         side, form = self.pixels.image_size, self.pixels.format
-        shape, shared = (len(real), side, side, form.channels), None
-        if self.workers:
-            shared = SharedArray(shape, form.dtype)
+        shape = len(real), side, side, form.channels
+        shared = SharedArray(shape, form.dtype) if self.workers else None
         image = np.empty(shape, form.dtype) if shared is None else shared.array
         image[~real] = 0
         keys = example_keys(self.order.seed, batch.epoch[real], batch.row[real] + self.order.first_row)
