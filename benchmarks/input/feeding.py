@@ -19,12 +19,13 @@ import subprocess
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from benchmarks.common.harness import machine
+from benchmarks.common.harness import alternate, machine
 from jaxddp.config import DataConfig
 from jaxddp.curate import PackOptions, pack
 from jaxddp.data.formats.ilsvrc import train_solutions
@@ -101,13 +102,11 @@ def main() -> None:
         opened = {kind: open_table(root, kind) for kind in KINDS}
         sizes = {kind: sum(len(table.read(row)) for row in range(len(table))) for kind, table in opened.items()}
         bytes_each = {kind: size / len(tables["train"]) for kind, size in sizes.items()}
-        speeds: dict[str, dict[str, list[float]]] = {kind: {way: [] for way in WAYS} for kind in KINDS}
-        for _ in range(options.rounds):
-            for kind in KINDS:
-                for way in WAYS:
-                    speeds[kind][way].append(speed(root, kind, way, options.batches))
+        turns = {f"{kind}, {way}": partial(speed, root, kind, way, options.batches) for kind in KINDS for way in WAYS}
+        speeds = alternate(turns, options.rounds)
     results = {}
-    for kind, of_kind in speeds.items():
+    for kind in KINDS:
+        of_kind = {way: speeds[f"{kind}, {way}"] for way in WAYS}
         medians = {way: statistics.median(values) for way, values in of_kind.items()}
         scaling = [two / one / 2 for one, two in zip(of_kind["1 core"], of_kind["2 processes"], strict=True)]
         workers = [two / one / 2 for one, two in zip(of_kind["1 core"], of_kind["2 workers"], strict=True)]
