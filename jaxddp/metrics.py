@@ -240,9 +240,10 @@ def vote_of_neighbours(features: np.ndarray, references: np.ndarray, labels: np.
 
 @dataclass(frozen=True)
 class NearestNeighbours:
-    """The accuracy of `vote_of_neighbours` among `references`, by default the images of the set itself.
+    """The accuracy of `vote_of_neighbours` among the images of `Evaluator.references`.
 
-    The features take the place of the logits. The metric is NaN if a feature is not finite.
+    Without references, as in `check_set_metric`, the images of the set itself vote. The features take the place of the
+    logits. The metric is NaN if a feature is not finite.
     """
 
     neighbours: int = 200

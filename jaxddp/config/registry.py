@@ -117,7 +117,10 @@ class Registry:
 
     def keys_read(self, name: str) -> dict[str, Field[Any]]:
         """Return the settings of a choice, by dotted key; none for an unknown name."""
-        choice = self._added.get(name) or (self.names() and self._added.get(name))
+        if name not in self._added:
+            # It imports the module of a kind with settings, which adds all choices.
+            self.names()
+        choice = self._added.get(name)
         return {f"{self.section}.{field.name}": field for field in fields(choice)} if is_dataclass(choice) else {}
 
     def readers(self) -> dict[str, list[str]]:
