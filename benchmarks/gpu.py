@@ -12,7 +12,7 @@ nothing is left to do. The GPU's machine needs JAX, Flax, Optax, Orbax and Pillo
 
     python benchmarks/gpu.py --parts command --digits digits.packed.npz
     python benchmarks/gpu.py --parts gate batches rounds
-    python benchmarks/gpu.py --parts variants --variants "first convolution by space-to-depth" "Flax's max-pool"
+    python benchmarks/gpu.py --parts variants --variants "XLA's first convolution"
     python benchmarks/gpu.py --parts trace
     python benchmarks/gpu.py --parts cifar --cifar c10.*.packed.npz --seeds 30
     python benchmarks/gpu.py --parts cifar --cifar c10.*.packed.npz --seeds 10 --airbench airbench94_muon.py

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from jaxddp.models.ops import gpu_convolution
 from jaxddp.models.ops.cpu_convolution import conv_general_dilated, convolve
 from jaxddp.models.ops.layers import Operations, flax_max_pool
 
@@ -60,6 +61,7 @@ PLATFORMS = {
         unoptimized_options={"xla_backend_optimization_level": "0", "xla_llvm_disable_expensive_passes": "True"},
     ),
     "gpu": Platform(
+        operations=Operations(gpu_convolution.convolve),
         # TensorFloat-32 has as many bits of mantissa as float16.
         float32_products="float16",
         # With seven buckets all communication of a ResNet-50 overlaps with computation.

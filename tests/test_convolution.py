@@ -22,6 +22,7 @@ from jaxddp.config.registry import MODELS
 from jaxddp.core.errors import InputError
 from jaxddp.models.adapt import adapt, for_platform, with_cpu_convolutions
 from jaxddp.models.interface import takes_example_keys
+from jaxddp.models.ops import gpu_convolution
 from jaxddp.models.ops.cpu_convolution import convolve
 from jaxddp.models.ops.layers import Operations
 from jaxddp.models.resnet import BASIC, Architecture, ResNet
@@ -46,10 +47,10 @@ def value_and_gradients(
     return value, *gradient(jnp.cos(jnp.arange(value.size, dtype=value.dtype)).reshape(value.shape))
 
 
-def assert_equal_to_xla(images: np.ndarray, kernel: np.ndarray, stride: int, padding: int) -> None:
-    """Assert that the outputs and both gradients of `convolve` equal those of XLA's convolution."""
+def assert_equal_to_xla(images: np.ndarray, kernel: np.ndarray, stride: int, padding: int, ours=convolve) -> None:
+    """Assert that the outputs and both gradients of a convolution equal those of XLA's."""
     arguments = images, kernel, stride, padding
-    results = [value_and_gradients(convolution, *arguments) for convolution in (convolve, xla_convolution)]
+    results = [value_and_gradients(convolution, *arguments) for convolution in (ours, xla_convolution)]
     for ours, theirs in zip(*results, strict=True):
         assert ours.dtype == theirs.dtype
         np.testing.assert_allclose(ours, theirs, rtol=1e-9, atol=1e-9)
@@ -70,11 +71,12 @@ def random_arguments(batch: int, height: int, width: int, channels: int, feature
     features=st.integers(1, 4),
     kernel=KERNELS,
     stride=st.integers(1, 3),
+    ours=st.sampled_from([convolve, gpu_convolution.convolve]),
 )
-def test_values_and_gradients_equal_xlas(batch, height, width, channels, features, kernel, stride):
+def test_values_and_gradients_equal_xlas(batch, height, width, channels, features, kernel, stride, ours):
     size, padding = kernel
     if min(height, width) + 2 * padding >= size:
-        assert_equal_to_xla(*random_arguments(batch, height, width, channels, features, size), stride, padding)
+        assert_equal_to_xla(*random_arguments(batch, height, width, channels, features, size), stride, padding, ours)
 
 
 @pytest.mark.parametrize(
@@ -159,7 +161,7 @@ def test_only_convolutions_in_groups_without_a_function_of_their_own_are_replace
     ]
     assert programs[0] == programs[1] and programs[0].count("conv_general_dilated[") == 2
     refused = with_cpu_convolutions(model, allowed=False)
-    assert for_platform(model, "cpu").convolution and for_platform(model, "gpu") is model
+    assert for_platform(model, "cpu").convolution and for_platform(model, "gpu").convolution is None
     assert for_platform(refused, "cpu").convolution is lax.conv_general_dilated
 
 
@@ -239,13 +241,17 @@ def test_slow_operations_are_detected():
 @pytest.mark.slow
 @pytest.mark.parametrize("platform", ["gpu", ci_case("tpu")])
 def test_programs_for_gpu_and_tpu_have_xlas_convolutions_and_no_branches(platform):
-    """A ResNet-50 has 53 convolutions. Each has two gradients, but the first has no gradient of the images."""
+    """A ResNet-50 has 53 convolutions. Each has two gradients, but the first has no gradient of the images.
+
+    On GPUs, composites replace the first one and its gradient.
+    """
     with jax.enable_x64(False):
         program = lower_gradient_of_config(load("imagenet_resnet50"), platform)
     assert program.count("stablehlo.convolution(") == 3 * 53 - 1
     # The two gradients of the head. The loss is the sum of the logits, so the gradients do not need the logits.
     assert program.count("stablehlo.dot_general") == 2
-    for operation in ("stablehlo.case", "stablehlo.if", "stablehlo.while", "stablehlo.composite", "platform_index"):
+    assert program.count("stablehlo.composite") == (2 if platform == "gpu" else 0)
+    for operation in ("stablehlo.case", "stablehlo.if", "stablehlo.while", "platform_index"):
         assert operation not in program
 
 
@@ -257,17 +263,17 @@ def test_programs_for_gpu_and_tpu_have_xlas_depthwise_convolutions(platform):
         program = lower_gradient_of_config(load("imagenet_efficientnet_b0").replace(data={"image_size": 32}), platform)
     groups = re.findall(r"(?:feature|batch)_group_count = (\d+)", program)
     assert sum(int(count) > 1 for count in groups) == 3 * 16
-    assert "stablehlo.while" not in program and "stablehlo.composite" not in program
+    assert "stablehlo.while" not in program and program.count("stablehlo.composite") == (2 if platform == "gpu" else 0)
 
 
 def test_for_platform_sets_the_convolution_once_and_keeps_the_results():
     network = ResNet(Architecture((1,), BASIC), 3, width=4, stem="small", dtype="float64", param_dtype="float64")
     for_gpu, for_cpu = (for_platform(network, platform) for platform in ("gpu", "cpu"))
-    assert for_gpu.operations is None and for_cpu.operations.convolution is convolve
+    assert for_gpu.operations.convolution is gpu_convolution.convolve and for_cpu.operations.convolution is convolve
     assert for_platform(for_cpu, "gpu") is for_cpu and for_platform(for_cpu, "cpu") is for_cpu
-    custom = for_gpu.clone(operations=Operations(xla_convolution))
+    custom = network.clone(operations=Operations(xla_convolution))
     assert for_platform(custom, "cpu") is custom
-    assert for_platform(adapt(for_gpu), "cpu").module == for_cpu
+    assert for_platform(adapt(network), "cpu").module == for_cpu
     functions = (lambda key, example: {}, lambda params, images: images)
     assert for_platform(functions, "cpu") is functions
     images = np.random.default_rng(0).normal(size=(2, 8, 8, 3))

@@ -219,8 +219,3 @@ def difference_from_convolution(variant, stride, size, features, kernel_size, pa
 @pytest.mark.parametrize("shape", [(2, 7, 2, 1, 0), (2, 6, 3, 3, 1)])
 def test_1x1_convolution_as_matrix_product_equals_the_networks_convolution(shape):
     assert difference_from_convolution(step_variants.as_matrix_product, *shape) < 1e-11
-
-
-@pytest.mark.parametrize("shape", [(2, 8, 3, 7, 3), (3, 8, 2, 5, 2)])
-def test_a_convolution_by_space_to_depth_equals_the_networks_convolution(shape):
-    assert difference_from_convolution(step_variants.space_to_depth_convolution, *shape) < 1e-11

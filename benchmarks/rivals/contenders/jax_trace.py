@@ -46,7 +46,9 @@ def main(options: Options) -> None:
         for _ in range(task.steps):
             state, _ = step(state, batch, setup.key)
         jax.block_until_ready(state)
-    moved = instruction_bytes(step.as_text())
+    program = step.as_text()
+    (options.trace / "program.txt").write_text(program)
+    moved = instruction_bytes(program)
     of_kernels = {name: moved[name] * count / ms * 1e3 for name, ms, count in summary["kernels"] if name in moved}
     add_result(task.out, summary | {"steps": task.steps, "bytes_a_second": of_kernels})
 

@@ -1,8 +1,8 @@
 """Variants of jaxddp's step:
 
-- without the guard, with gradients that are not ravelled, with JAX's gradient of batch norm, with Flax's max-pool;
+- without the guard, with gradients that are not ravelled, with JAX's gradient of batch norm;
 - 1x1 convolutions as matrix products, which `jaxddp.models.ops.cpu_convolution` uses on CPUs;
-- the first convolution by space-to-depth;
+- XLA's convolutions also for the first one, whose blocks of pixels are otherwise its channels;
 - the XLA options in `XLA_OPTIONS`;
 - a state that is not donated;
 - images resident on the device, with one or several steps in a call.
@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
@@ -26,11 +25,10 @@ from jaxddp.engine.programs import TrainStep
 from jaxddp.engine.state import TrainState
 from jaxddp.mesh import AXIS
 from jaxddp.models.adapt import adapt
-from jaxddp.models.ops.layers import Operations, flax_max_pool
+from jaxddp.models.ops.gpu_convolution import convolve
+from jaxddp.models.ops.layers import Operations
 from jaxddp.setup.feed import LONGEST_CHUNK
 from jaxddp.setup.run_setup import RunSetup
-
-FEW_CHANNELS = 4
 
 
 def as_matrix_product(images: jax.Array, kernel: jax.Array, stride: int, padding: int) -> jax.Array:
@@ -40,47 +38,27 @@ def as_matrix_product(images: jax.Array, kernel: jax.Array, stride: int, padding
     return convolve(images, kernel, stride, padding)
 
 
-def space_to_depth_convolution(images: jax.Array, kernel: jax.Array, stride: int, padding: int) -> jax.Array:
-    """Compute a convolution. With a stride and few channels, a block of pixels becomes a pixel of more channels."""
-    batch, *sides, channels = images.shape
-    if stride == 1 or channels > FEW_CHANNELS:
-        return convolve(images, kernel, stride, padding)
-    length = -(-kernel.shape[0] // stride)
-    counts = [(side + 2 * padding - kernel.shape[0]) // stride + length for side in sides]
-    margins = [(padding, count * stride - side - padding, 0) for count, side in zip(counts, sides, strict=True)]
-    images = lax.pad(images, jnp.zeros((), images.dtype), [(0, 0, 0), *margins, (0, 0, 0)])
-    kernel = jnp.pad(kernel, [(0, length * stride - kernel.shape[0])] * 2 + [(0, 0)] * 2)
-    blocks = images.reshape(batch, counts[0], stride, counts[1], stride, channels).transpose(0, 1, 3, 2, 4, 5)
-    kernels = kernel.reshape(length, stride, length, stride, channels, -1).transpose(0, 2, 1, 3, 4, 5)
-    depth = stride * stride * channels
-    return convolve(blocks.reshape(batch, *counts, depth), kernels.reshape(length, length, depth, -1), 1, 0)
-
-
-def convolve(images: jax.Array, kernel: jax.Array, stride: int, padding: int) -> jax.Array:
-    margins, numbers = [(padding, padding)] * 2, ("NHWC", "HWIO", "NHWC")
-    return lax.conv_general_dilated(images, kernel, (stride, stride), margins, dimension_numbers=numbers)
-
-
 BASE = "the step as it is"
-# There is no threshold for combining all-reduces, because gradients are in one buffer.
+# Those of earlier runs that made the step slower are in benchmarks/RESULTS.md.
 XLA_OPTIONS = (
-    # Computes during the all-reduce.
-    "xla_gpu_enable_latency_hiding_scheduler=true",
-    # NCCL sends the large buffer without copying it.
-    "xla_gpu_enable_nccl_user_buffers=true",
-    # Launches hundreds of kernels, including convolutions and the all-reduce, as a few CUDA graphs.
-    "xla_gpu_enable_command_buffer=FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,CUDNN,CONVOLUTION,COLLECTIVES",
-    # Launches every kernel separately, in case graphs cost more than they save.
-    "xla_gpu_enable_command_buffer=",
-    # Fuses neighboring operations into convolutions.
-    "xla_gpu_experimental_enable_conv_fusion=true",
+    # Loads and stores of 16 bytes: eight elements of bfloat16.
+    "xla_gpu_experimental_max_unroll_factor=8",
+    # Times the number of elements that a thread computes.
+    "xla_gpu_native_emitter_tune_unroll_factor_for_loops=true",
+    # Time and choose the emitters of fusions.
+    "xla_gpu_experimental_enable_fusion_autotuner=true",
+    "xla_gpu_experimental_enable_fusion_block_level_rewriter=true",
+    "xla_gpu_experimental_all_fusions_with_triton=true",
+    "xla_gpu_experimental_enable_same_shape_multi_output_fusion=true",
+    # Launches a kernel before the previous one ends.
+    "xla_gpu_enable_pdl_launch=true",
+    "xla_gpu_ftz=true",
 )
 UNGUARDED, SEPARATE, UNDONATED = "without the guard", "gradients not ravelled", "state not donated"
 OPERATIONS = {
     "JAX's gradient of batch norm": {"custom_norm_gradient": False},
-    "Flax's max-pool": {"max_pool": flax_max_pool},
     "1x1 as products": {"convolution": as_matrix_product},
-    "first convolution by space-to-depth": {"convolution": space_to_depth_convolution},
+    "XLA's first convolution": {"convolution": None},
 }
 # Steps in a call; None means as many as a run takes in a call.
 RESIDENT = {"on the device, one a dispatch": 1, "on the device, several a dispatch": None}
@@ -126,7 +104,7 @@ def resident(setup: RunSetup, length: int) -> Variant:
 
 def with_operations(setup: RunSetup, changes: dict[str, Any]) -> Any:
     model: Any = setup.network
-    operations = replace(Operations(), **changes)
+    operations = replace(model.module.operations or Operations(), **changes)
     return jitted_step(replace(setup, network=adapt(model.module.clone(operations=operations))))
 
 
