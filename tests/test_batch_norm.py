@@ -14,7 +14,9 @@ from support.cases import essential_and_rare, rare_case
 
 from jaxddp.core.errors import InputError
 from jaxddp.mesh import AXIS, Topology
+from jaxddp.models.ops import batch_norm
 from jaxddp.models.ops.batch_norm import BatchNorm
+from jaxddp.models.ops.layers import flax_max_pool
 
 FORMS = [(relu, residual) for relu in (False, True) for residual in (False, True)]
 TWO_FORMS = [(False, False), (True, True), rare_case(False, True), rare_case(True, False)]
@@ -31,7 +33,7 @@ class FlaxBatchNorm(nn.Module):
     param_dtype: jnp.dtype = jnp.float32
 
     @nn.compact
-    def __call__(self, x, residual=None, relu=False):
+    def __call__(self, x, residual=None, relu=False, pool=None):
         norm = nn.BatchNorm(
             self.use_running_average,
             momentum=0.9,
@@ -42,7 +44,8 @@ class FlaxBatchNorm(nn.Module):
             name="norm",
         )
         y = norm(x) if residual is None else norm(x) + residual
-        return nn.relu(y) if relu else y
+        y = nn.relu(y) if relu else y
+        return y if pool is None else flax_max_pool(y, *pool)
 
 
 class InGroups:
@@ -60,11 +63,12 @@ class InGroups:
         return jnp.concatenate(outputs), jax.tree.map(lambda *leaves: sum(leaves) / len(leaves), *updated)
 
 
-def results(module, variables, x, residual, weights, relu):
+def results(module, variables, x, residual, weights, relu, **options):
     """Return result, new statistics, and gradients of sum(result * weights) by parameters, input and residual."""
 
     def loss(params, x, residual):
-        result, updated = module.apply({**variables, "params": params}, x, residual, relu=relu, mutable=["batch_stats"])
+        settings = {"relu": relu, "mutable": ["batch_stats"], **options}
+        result, updated = module.apply({**variables, "params": params}, x, residual, **settings)
         return jnp.sum(result * weights), (result, updated["batch_stats"])
 
     differentiated = jax.grad(loss, (0, 1) if residual is None else (0, 1, 2), has_aux=True)
@@ -72,10 +76,10 @@ def results(module, variables, x, residual, weights, relu):
     return result, stats, gradients
 
 
-def results_of_both(module, plain, variables, *arguments):
-    ours = results(module, variables, *arguments)
+def results_of_both(module, plain, variables, *arguments, **options):
+    ours = results(module, variables, *arguments, **options)
     flax_variables = {collection: {"norm": leaves} for collection, leaves in variables.items()}
-    result, stats, (params, *input_gradients) = results(plain, flax_variables, *arguments)
+    result, stats, (params, *input_gradients) = results(plain, flax_variables, *arguments, **options)
     return ours, (result, stats["norm"], (params["norm"], *input_gradients))
 
 
@@ -126,6 +130,21 @@ def test_each_group_is_normalized_as_flax_normalizes_it_alone(relu, has_residual
         plain = InGroups(FlaxBatchNorm(False, **dtypes), group)
         actual, expected = results_of_both(ours, plain, variables, x, residual if has_residual else None, weights, relu)
     assert all(np.abs(leaf).max() > 1e-3 for leaf in jax.tree.leaves(expected))
+    assert_close(actual, expected, 1e-9)
+
+
+@pytest.mark.parametrize(("relu", "running", "group"), [(True, False, None), (True, False, 2), (False, True, None)])
+def test_a_max_pool_after_a_norm_equals_flaxs(relu, running, group, monkeypatch):
+    """The custom gradient takes the maximum before the norm, and the minimum where the scale is negative."""
+    monkeypatch.setattr(batch_norm, "_FEW_PIXELS", 1)
+    with jax.enable_x64(True):
+        variables, x, _, _ = random_arguments(3, MAPS, jnp.float64)
+        weights = jnp.asarray(np.random.default_rng(0).standard_normal((8, 2, 1, 5)))
+        dtypes = {"dtype": jnp.float64, "param_dtype": jnp.float64}
+        plain = FlaxBatchNorm(running, **dtypes) if group is None else InGroups(FlaxBatchNorm(running, **dtypes), group)
+        ours = BatchNorm(running, group=group, **dtypes)
+        actual, expected = results_of_both(ours, plain, variables, x, None, weights, relu, pool=(3, 2, 1))
+    assert np.asarray(variables["params"]["scale"]).min() < 0
     assert_close(actual, expected, 1e-9)
 
 

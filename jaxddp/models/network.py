@@ -143,7 +143,7 @@ class Network(RunNetwork):
             return nn.Conv(features, (kernel, kernel), stride, padding, **options)
 
         settings |= {"axis_name": self.axis_name, "group": self.group, **self.dtypes}
-        settings["custom_gradient"] = operations.custom_norm_gradient
+        settings |= {"custom_gradient": operations.custom_norm_gradient, "max_pool": operations.max_pool}
         return conv, functools.partial(BatchNorm, use_running_average=not train, **settings)
 
 

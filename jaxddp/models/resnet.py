@@ -26,7 +26,7 @@ from jaxddp.config import ModelConfig, registry
 from jaxddp.config.layers import WeightInit
 from jaxddp.core.errors import InputError, Key, choices
 from jaxddp.models.network import Naming, Network, head_init, naming, stage_blocks
-from jaxddp.models.ops.layers import WEIGHT_INITS, Layer, ModuleFactory, Operations, SqueezeExcitation
+from jaxddp.models.ops.layers import WEIGHT_INITS, Layer, ModuleFactory, SqueezeExcitation
 
 _LEAST_BLURRED_CHANNELS = 16
 _BLUR_WEIGHTS = tuple(weight / 16 for weight in (1, 2, 1, 2, 4, 2, 1, 2, 1))
@@ -296,10 +296,12 @@ class ResNet(Network):
         for number, first_stride in ((1, 2), (2, 1)) if self.stem == "deep" else ():
             x = conv(max(1, self.width // 2), kernel=3, stride=first_stride, name=f"stem_conv{number}")(x)
             x = norm(name=f"stem_bn{number}")(x, relu=True)
-        x = norm(name="bn1")(conv(self.width, kernel=kernel, stride=stride, name=name)(x), relu=True)
-        if self.architecture.convolutional_pool and self.stem != "small":
-            return norm(name="pool_bn")(conv(self.width, kernel=3, stride=2, name="pool_conv")(x), relu=True)
-        return x if self.stem == "small" else (self.operations or Operations()).max_pool(x, 3, 2, 1)
+        convolutional, small = self.architecture.convolutional_pool, self.stem == "small"
+        pool = None if small or convolutional else (3, 2, 1)
+        x = norm(name="bn1")(conv(self.width, kernel=kernel, stride=stride, name=name)(x), relu=True, pool=pool)
+        if small or not convolutional:
+            return x
+        return norm(name="pool_bn")(conv(self.width, kernel=3, stride=2, name="pool_conv")(x), relu=True)
 
 
 def build(

@@ -1,4 +1,4 @@
-"""Batch norm fused with the addition and the ReLU that follow it in a residual network, with a custom gradient.
+"""Batch norm fused with the addition, the ReLU and the max pool that follow it in a ResNet, with a custom gradient.
 
 On a GPU memory traffic determines the time of these operations. The custom gradient reads the gradient of the result
 and the input twice each, and writes the gradient of the input once. (With an addition, the gradient through the ReLU is
@@ -8,6 +8,8 @@ also written for the shortcut and read again.) The gradient that JAX derives has
 Source: Ioffe and Szegedy 2015 (arXiv:1502.03167), section 3.
 """
 
+import functools
+import math
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -17,7 +19,11 @@ from jax import lax
 from jax.typing import DTypeLike
 
 from jaxddp.core.errors import InputError
+from jaxddp.models.ops.layers import MaxPool, max_pool, max_pool_gradient, max_pool_with_positions
 
+_FEW_PIXELS = 8192
+Pool = tuple[int, int, int]
+"""The window, the stride and the padding of a max pool."""
 Pair = tuple[jax.Array, jax.Array]
 """Two arrays [C], such as (scale, bias), (mean, variance) or (sum, sum of squares)."""
 
@@ -39,6 +45,7 @@ class BatchNorm(nn.Module):
             `axis_name` cannot be combined.
         dtype: the dtype of the result. In training, statistics and intermediate values are float32 or wider.
         scale_init: the initializer of the scale; None for a constant 1 instead of a parameter.
+        max_pool: the function that computes a max pool without the custom gradient.
         custom_gradient: use the custom gradient, and compute two sums over the same pixels in one reduction. Disable it
             on a CPU, where JAX's derived gradient is faster and a reduction of pairs takes five times as long as two
             reductions.
@@ -52,14 +59,18 @@ class BatchNorm(nn.Module):
     dtype: DTypeLike = jnp.float32
     param_dtype: DTypeLike = jnp.float32
     scale_init: nn.initializers.Initializer | None = nn.initializers.ones
+    max_pool: MaxPool = max_pool
     custom_gradient: bool = True
 
     @nn.compact
-    def __call__(self, x: jax.Array, residual: jax.Array | None = None, *, relu: bool = False) -> jax.Array:
+    def __call__(
+        self, x: jax.Array, residual: jax.Array | None = None, *, relu: bool = False, pool: Pool | None = None
+    ) -> jax.Array:
         """Normalize x: float[..., C] -> `dtype`[..., C].
 
         Args:
             residual: an array of the result's shape and dtype, which is added before the ReLU.
+            pool: the max pool after the ReLU of images [B, H, W, C], without a residual.
 
         Raises:
             InputError: in training, the number of images is not a multiple of the group size.
@@ -72,12 +83,13 @@ class BatchNorm(nn.Module):
         var = self.variable("batch_stats", "var", jnp.ones, features, self.param_dtype)
         if self.use_running_average:
             multiplier = lax.rsqrt(var.value + self.epsilon) * scale
-            return apply_norm(x, mean.value, multiplier, bias, residual, relu)
+            result = apply_norm(x, mean.value, multiplier, bias, residual, relu)
+            return result if pool is None else self.max_pool(result, *pool)
         # The custom gradient does not sum over the devices of a `shard_map`; the gradient of this cast does.
         if axes := tuple(_varying(x) - _varying(scale)):
             scale, bias = lax.pcast((scale, bias), axes, to="varying")
         normalized: Any = _normalize_fused if self.custom_gradient else _normalize
-        options = _Options(relu, self.epsilon, self.axis_name, self.custom_gradient)
+        options = _Options(relu, self.epsilon, self.axis_name, self.custom_gradient, pool)
 
         def normalize(x: jax.Array, residual: jax.Array | None) -> _Result:
             return normalized(x, scale, bias, residual, options)
@@ -90,7 +102,7 @@ class BatchNorm(nn.Module):
             for running, current in zip((mean, var), batch, strict=True):
                 new = self.momentum * running.value + (1 - self.momentum) * lax.stop_gradient(current)
                 running.value = new.astype(self.param_dtype)
-        return result
+        return result if pool is None or self.custom_gradient else self.max_pool(result, *pool)
 
 
 class _Options(NamedTuple):
@@ -98,6 +110,7 @@ class _Options(NamedTuple):
     epsilon: float
     axis_name: str | None
     custom_gradient: bool
+    pool: Pool | None
 
 
 _Result = tuple[jax.Array, jax.Array, jax.Array]
@@ -113,7 +126,7 @@ def _normalize_in_groups(normalize: Any, size: int, x: jax.Array, residual: jax.
         return images.reshape(-1, size, *images.shape[1:])
 
     result, mean, var = jax.vmap(normalize)(*jax.tree.map(split, (x, residual)))
-    return result.reshape(x.shape), mean.mean(0), var.mean(0)
+    return result.reshape(len(x), *result.shape[2:]), mean.mean(0), var.mean(0)
 
 
 def _normalize(
@@ -127,32 +140,46 @@ def _forward(
     x: jax.Array, scale: jax.Array, bias: jax.Array, residual: jax.Array | None, options: _Options
 ) -> tuple[_Result, Any]:
     wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
-    totals = (_paired_sums if options.custom_gradient else _sums)(wide, jnp.square(wide))
+    values = wide, jnp.square(wide)
+    totals = _paired_sums(*map(_sum_of_halves, values)) if options.custom_gradient else _sums(*values)
     mean, var = moments(totals, x.size // x.shape[-1], options.axis_name)
     deviation = lax.rsqrt(var + options.epsilon)
-    result = apply_norm(x, mean, deviation * scale, bias, residual, options.relu)
-    # Without an addition, the backward pass computes the ReLU's mask from the input, which it reads in any case.
-    relu_result = result if options.relu and residual is not None else None
-    return (result, mean, var), (x, mean, deviation, scale, bias, residual is not None, relu_result)
+    multiplier, largest, positions = deviation * scale, x, None
+    if options.pool and options.custom_gradient:
+        # The norm and the ReLU never fall, or never rise in channels with a negative multiplier. So the maximum, or the
+        # minimum, is taken before them, and they take a quarter of the operations.
+        sign = jnp.where(multiplier < 0, -1, 1).astype(x.dtype)
+        largest, (positions, _) = max_pool_with_positions(x * sign, *options.pool)
+        largest *= sign
+    normalize = functools.partial(apply_norm, mean=mean, multiplier=multiplier, bias=bias, relu=options.relu)
+    if options.custom_gradient and options.relu and residual is None:
+        result = jnp.concatenate([normalize(part, residual=None) for part in _split(largest, 4)])
+    else:
+        result = normalize(largest, residual=residual)
+    # Alone, a ReLU gets its mask in the backward pass from the norm's input, which is read there in any case.
+    has_residual = residual is not None
+    relu_result = result if options.relu and (has_residual or options.pool) else None
+    return (result, mean, var), (x, largest, mean, deviation, scale, bias, has_residual, relu_result, positions)
 
 
 def _backward(options: _Options, saved: Any, grads: _Result) -> tuple[jax.Array | None, ...]:
-    x, mean, deviation, scale, bias, has_residual, result = saved
+    x, largest, mean, deviation, scale, bias, has_residual, result, positions = saved
     multiplier, grad = deviation * scale, grads[0]
-    if options.relu and has_residual:
+    if result is not None:
         # The result of the ReLU is a maximum. XLA would rewrite "result > 0" as a comparison of the maximum's operand,
         # and read that operand's inputs again.
         grad = jnp.where(result != 0, grad, 0)
     wide = grad.astype(mean.dtype)
-    if options.relu and not has_residual:
+    if options.relu and result is None:
         wide = jnp.where(is_positive(x, mean, multiplier, bias), wide, 0)
-    centered = x.astype(mean.dtype) - mean
-    bias_grad, moment = totals = _paired_sums(wide, wide * centered)
+    bias_grad, moment = totals = _paired_sums(wide, wide * (largest.astype(mean.dtype) - mean))
     shift, slope = statistics_gradient(totals, deviation, x.size // x.shape[-1], options.axis_name)
     # XLA computes these products of vectors in one kernel. With "multiplier * (…)" it would write some of the factors
     # in a kernel each.
     shift, slope = multiplier * shift, multiplier * slope
-    x_grad = multiplier * wide - shift - centered * slope
+    if options.pool:
+        (wide,) = max_pool_gradient(*options.pool, (positions, x.shape), wide)
+    x_grad = multiplier * wide - shift - (x.astype(mean.dtype) - mean) * slope
     parameter_grads = (moment * deviation).astype(scale.dtype), bias_grad.astype(bias.dtype)
     return x_grad.astype(x.dtype), *parameter_grads, grad if has_residual else None
 
@@ -232,6 +259,16 @@ def _sums(a: jax.Array, b: jax.Array) -> Pair:
 def _paired_sums(a: jax.Array, b: jax.Array) -> Pair:
     zero, axes = jnp.zeros((), a.dtype), tuple(range(a.ndim - 1))
     return tuple(lax.reduce((a, b), (zero, zero), lambda x, y: (x[0] + y[0], x[1] + y[1]), axes))
+
+
+def _split(x: jax.Array, count: int) -> list[jax.Array]:
+    """Split images into parts that one GPU kernel reads side by side, so that more of its reads are in flight."""
+    return jnp.split(x, math.gcd(len(x), count))
+
+
+def _sum_of_halves(x: jax.Array) -> jax.Array:
+    # For few pixels, XLA would write this sum to memory.
+    return functools.reduce(jnp.add, _split(x, 2 if x.size // x.shape[-1] >= _FEW_PIXELS else 1))
 
 
 # JAX's rule for a reduction of pairs fails if an operand has no tangent, so sum the tangents in two reductions.

@@ -31,10 +31,13 @@ def max_pool(images: jax.Array, window: int = 3, stride: int = 2, padding: int =
     maximum. Only reverse-mode differentiation is supported, not `jax.jvp`.
     A window has at most 15x15 pixels, whose positions and `_NOWHERE` fit into a uint8.
     """
-    return _forward(images, window, stride, padding)[0]
+    return max_pool_with_positions(images, window, stride, padding)[0]
 
 
-def _forward(images: jax.Array, window: int, stride: int, padding: int) -> tuple[jax.Array, Any]:
+def max_pool_with_positions(
+    images: jax.Array, window: int, stride: int, padding: int
+) -> tuple[jax.Array, tuple[jax.Array, tuple[int, ...]]]:
+    """Return the maxima, and what `max_pool_gradient` needs: uint8 positions in the windows and the images' shape."""
     margins = [(0, 0, 0), (padding, padding, 0), (padding, padding, 0), (0, 0, 0)]
     padded = lax.pad(images, jnp.array(-math.inf, images.dtype), margins)
     pixels = pixels_of_windows(padded, (window, window), stride)
@@ -48,7 +51,8 @@ def _forward(images: jax.Array, window: int, stride: int, padding: int) -> tuple
     return largest, (which, images.shape)
 
 
-def _backward(window: int, stride: int, padding: int, saved: Any, grads: jax.Array) -> tuple[jax.Array]:
+def max_pool_gradient(window: int, stride: int, padding: int, saved: Any, grads: jax.Array) -> tuple[jax.Array]:
+    """Return the gradient of the images of `max_pool_with_positions`, from that of the maxima."""
     which, (_, height, width, _) = saved
     zero = jnp.zeros((), grads.dtype)
 
@@ -92,7 +96,7 @@ def _windows_of_pixels(side: int, count: int, window: int, stride: int, padding:
     return found
 
 
-max_pool.defvjp(_forward, _backward)
+max_pool.defvjp(max_pool_with_positions, max_pool_gradient)
 
 
 def pixels_of_windows(images: jax.Array, shape: tuple[int, ...], stride: int) -> Iterator[jax.Array]:
