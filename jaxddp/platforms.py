@@ -8,8 +8,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from jaxddp.models.ops import gpu_convolution
-from jaxddp.models.ops.cpu_convolution import conv_general_dilated, convolve
+from jaxddp.models.ops.convolution import conv_general_dilated, convolve_on_cpu, convolve_on_gpu
 from jaxddp.models.ops.layers import Operations, flax_max_pool
 
 
@@ -52,7 +51,7 @@ PLATFORMS = {
         precision="float32",
         # JAX's derived gradient of a batch norm is faster than the custom one, and products of matrices are faster than
         # XLA's gradients of kernels.
-        operations=Operations(convolve, conv_general_dilated, custom_norm_gradient=False),
+        operations=Operations(convolve_on_cpu, conv_general_dilated, custom_norm_gradient=False),
         # Communication over gloo cannot overlap with computation, so one message is fastest.
         buckets=1,
         uses_cpu_compiler=True,
@@ -61,7 +60,7 @@ PLATFORMS = {
         unoptimized_options={"xla_backend_optimization_level": "0", "xla_llvm_disable_expensive_passes": "True"},
     ),
     "gpu": Platform(
-        operations=Operations(gpu_convolution.convolve),
+        operations=Operations(convolve_on_gpu),
         # TensorFloat-32 has as many bits of mantissa as float16.
         float32_products="float16",
         # With seven buckets all communication of a ResNet-50 overlaps with computation.

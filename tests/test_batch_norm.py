@@ -14,7 +14,6 @@ from support.cases import essential_and_rare, rare_case
 
 from jaxddp.core.errors import InputError
 from jaxddp.mesh import AXIS, Topology
-from jaxddp.models.ops import batch_norm
 from jaxddp.models.ops.batch_norm import BatchNorm
 from jaxddp.models.ops.layers import flax_max_pool
 
@@ -136,7 +135,7 @@ def test_each_group_is_normalized_as_flax_normalizes_it_alone(relu, has_residual
 @pytest.mark.parametrize(("relu", "running", "group"), [(True, False, None), (True, False, 2), (False, True, None)])
 def test_a_max_pool_after_a_norm_equals_flaxs(relu, running, group, monkeypatch):
     """The custom gradient takes the maximum before the norm, and the minimum where the scale is negative."""
-    monkeypatch.setattr(batch_norm, "_FEW_PIXELS", 1)
+    monkeypatch.setattr("jaxddp.models.ops.batch_norm._FEW_PIXELS", 1)
     with jax.enable_x64(True):
         variables, x, _, _ = random_arguments(3, MAPS, jnp.float64)
         weights = jnp.asarray(np.random.default_rng(0).standard_normal((8, 2, 1, 5)))

@@ -22,8 +22,7 @@ from jaxddp.config.registry import MODELS
 from jaxddp.core.errors import InputError
 from jaxddp.models.adapt import adapt, for_platform, with_cpu_convolutions
 from jaxddp.models.interface import takes_example_keys
-from jaxddp.models.ops import gpu_convolution
-from jaxddp.models.ops.cpu_convolution import convolve
+from jaxddp.models.ops.convolution import convolve_on_cpu, convolve_on_gpu
 from jaxddp.models.ops.layers import Operations
 from jaxddp.models.resnet import BASIC, Architecture, ResNet
 from jaxddp.recipe.sources import config_names
@@ -47,7 +46,9 @@ def value_and_gradients(
     return value, *gradient(jnp.cos(jnp.arange(value.size, dtype=value.dtype)).reshape(value.shape))
 
 
-def assert_equal_to_xla(images: np.ndarray, kernel: np.ndarray, stride: int, padding: int, ours=convolve) -> None:
+def assert_equal_to_xla(
+    images: np.ndarray, kernel: np.ndarray, stride: int, padding: int, ours=convolve_on_cpu
+) -> None:
     """Assert that the outputs and both gradients of a convolution equal those of XLA's."""
     arguments = images, kernel, stride, padding
     results = [value_and_gradients(convolution, *arguments) for convolution in (ours, xla_convolution)]
@@ -71,7 +72,7 @@ def random_arguments(batch: int, height: int, width: int, channels: int, feature
     features=st.integers(1, 4),
     kernel=KERNELS,
     stride=st.integers(1, 3),
-    ours=st.sampled_from([convolve, gpu_convolution.convolve]),
+    ours=st.sampled_from([convolve_on_cpu, convolve_on_gpu]),
 )
 def test_values_and_gradients_equal_xlas(batch, height, width, channels, features, kernel, stride, ours):
     size, padding = kernel
@@ -178,13 +179,13 @@ def test_bfloat16_gradients_are_summed_in_float32():
     for channels in (1, 2):
         images = jnp.ones((1, 64, 64, channels), jnp.bfloat16)
         kernel = jnp.ones((1, 1, 1, channels), jnp.bfloat16)
-        gradient = jax.grad(lambda k, x=images: convolve(x, k, 1, 0).astype(jnp.float32).sum())(kernel)
+        gradient = jax.grad(lambda k, x=images: convolve_on_cpu(x, k, 1, 0).astype(jnp.float32).sum())(kernel)
         assert gradient.dtype == jnp.bfloat16 and gradient.ravel().tolist() == channels * [4096]
 
 
 def slow_operations(program: str) -> list[str]:
     """Return the slow operations of a lowered CPU program: the gradient of max pooling, and the convolutions that
-    `jaxddp.models.ops.cpu_convolution` replaces."""
+    `jaxddp.models.ops.convolution` replaces."""
     slow = ["select_and_scatter"] * program.count("stablehlo.select_and_scatter")
     pattern = r"stablehlo\.convolution.*: \(tensor<(\d+)x(\d+)x(\d+)x\d+xf\d+>, tensor<(\d+)x(\d+)x"
     shapes = [tuple(map(int, match)) for match in re.findall(pattern, program)]
@@ -241,10 +242,7 @@ def test_slow_operations_are_detected():
 @pytest.mark.slow
 @pytest.mark.parametrize("platform", ["gpu", ci_case("tpu")])
 def test_programs_for_gpu_and_tpu_have_xlas_convolutions_and_no_branches(platform):
-    """A ResNet-50 has 53 convolutions. Each has two gradients, but the first has no gradient of the images.
-
-    On GPUs, composites replace the first one and its gradient.
-    """
+    """A ResNet-50 has 53 convolutions with two gradients each. The first, a composite on GPUs, lacks the images'."""
     with jax.enable_x64(False):
         program = lower_gradient_of_config(load("imagenet_resnet50"), platform)
     assert program.count("stablehlo.convolution(") == 3 * 53 - 1
@@ -269,7 +267,7 @@ def test_programs_for_gpu_and_tpu_have_xlas_depthwise_convolutions(platform):
 def test_for_platform_sets_the_convolution_once_and_keeps_the_results():
     network = ResNet(Architecture((1,), BASIC), 3, width=4, stem="small", dtype="float64", param_dtype="float64")
     for_gpu, for_cpu = (for_platform(network, platform) for platform in ("gpu", "cpu"))
-    assert for_gpu.operations.convolution is gpu_convolution.convolve and for_cpu.operations.convolution is convolve
+    assert for_gpu.operations.convolution is convolve_on_gpu and for_cpu.operations.convolution is convolve_on_cpu
     assert for_platform(for_cpu, "gpu") is for_cpu and for_platform(for_cpu, "cpu") is for_cpu
     custom = network.clone(operations=Operations(xla_convolution))
     assert for_platform(custom, "cpu") is custom

@@ -24,8 +24,7 @@ from jaxddp.config import Config
 from jaxddp.core.errors import Preempted
 from jaxddp.measure.cost import Cost, compile_with_cost, count_flops, peak
 from jaxddp.mesh import Topology
-from jaxddp.models.ops import gpu_convolution
-from jaxddp.models.ops.cpu_convolution import convolve
+from jaxddp.models.ops.convolution import convolve_on_cpu, convolve_on_gpu
 from jaxddp.setup.run_setup import RunSetup
 from jaxddp.training.listeners.jsonl import JsonLines
 
@@ -92,7 +91,7 @@ def test_the_cpu_convolution_counts_as_many_operations_as_xlas(kernel, stride):
     def assert_equal_counts(channels, kernel):
         shapes = shaped(2, 5, 4, channels, dtype="bfloat16"), shaped(*kernel, dtype="bfloat16")
         expected = flops(gradients(xla_convolution), *shapes)
-        assert flops(gradients(convolve), *shapes) == flops(gradients(gpu_convolution.convolve), *shapes) == expected
+        assert flops(gradients(convolve_on_cpu), *shapes) == flops(gradients(convolve_on_gpu), *shapes) == expected
         assert set(expected) == {"bfloat16"}
 
     assert_equal_counts(kernel[2], kernel)

@@ -1,7 +1,7 @@
 """Variants of jaxddp's step:
 
 - without the guard, with gradients that are not ravelled, with JAX's gradient of batch norm;
-- 1x1 convolutions as matrix products, which `jaxddp.models.ops.cpu_convolution` uses on CPUs;
+- 1x1 convolutions as matrix products, which `jaxddp.models.ops.convolution` uses on CPUs;
 - XLA's convolutions also for the first one, whose blocks of pixels are otherwise its channels;
 - the XLA options in `XLA_OPTIONS`;
 - a state that is not donated;
@@ -25,7 +25,7 @@ from jaxddp.engine.programs import TrainStep
 from jaxddp.engine.state import TrainState
 from jaxddp.mesh import AXIS
 from jaxddp.models.adapt import adapt
-from jaxddp.models.ops.gpu_convolution import convolve
+from jaxddp.models.ops.convolution import convolve_on_gpu
 from jaxddp.models.ops.layers import Operations
 from jaxddp.setup.feed import LONGEST_CHUNK
 from jaxddp.setup.run_setup import RunSetup
@@ -35,7 +35,7 @@ def as_matrix_product(images: jax.Array, kernel: jax.Array, stride: int, padding
     """Compute a convolution, with 1x1 kernels as matrix products on every platform."""
     if kernel.shape[0] == 1:
         return lax.dot_general(images[:, ::stride, ::stride], kernel[0, 0], (((3,), (0,)), ((), ())))
-    return convolve(images, kernel, stride, padding)
+    return convolve_on_gpu(images, kernel, stride, padding)
 
 
 BASE = "the step as it is"

@@ -1,4 +1,4 @@
-"""Square convolutions that are fast on CPUs, forward and backward. `jaxddp.models.adapt` selects them on CPUs.
+"""Square convolutions that are fast on CPUs or on GPUs, forward and backward. `jaxddp.models.adapt` selects them.
 
 XLA's CPU compiler is slow in five cases. (The times of the first three are for one core. Other convolutions with the
 same number of multiplications take 7 ms.)
@@ -14,6 +14,9 @@ same number of multiplications take 7 ms.)
 This module computes these cases as products of matrices whose rows are patches of the images. Unlike a convolution,
 such a product also multiplies the padding. So each product is a `lax.composite` with an attribute for the convolution's
 number of multiplications, which counts of operations use.
+
+On GPUs, tensor cores read at least eight channels, so the first convolution's three are mostly zeros there. With a
+stride, a block of pixels becomes one pixel with all their channels.
 """
 
 import functools
@@ -41,6 +44,8 @@ _LARGE_KERNEL, _FEW_CHANNELS = 1 << 18, 16
 # matrices with few columns are slow.
 _LEAST_CHANNELS = 16
 
+# Images with more channels fill the tensor cores of a GPU without blocks.
+_FEW_ON_GPUS = 4
 # A product for each element of a larger kernel takes long to compile.
 _LARGEST_KERNEL = 13
 _CHANNELS_LAST = lax.conv_dimension_numbers((1,) * 4, (1,) * 4, ("NHWC", "HWIO", "NHWC"))
@@ -48,7 +53,7 @@ Shape = tuple[int, ...]
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
-def convolve(images: jax.Array, kernel: jax.Array, stride: int, padding: int) -> jax.Array:
+def convolve_on_cpu(images: jax.Array, kernel: jax.Array, stride: int, padding: int) -> jax.Array:
     """Cross-correlate [B, H, W, C] with [k, k, C, F]: [B, H', W', F], H' = (H + 2 padding - k) // stride + 1.
 
     With a kernel [k, k, C / G, F] the channels are convolved in G parts. Arrays may have any float
@@ -60,9 +65,9 @@ def convolve(images: jax.Array, kernel: jax.Array, stride: int, padding: int) ->
     """
     product, _ = _functions_for(images, kernel)
     if product is _dense_product and not _is_product_faster(images, kernel, kernel.shape[3]):
-        return xla_convolution(images, kernel, stride, padding)
+        return _xla_convolution(images, kernel, stride, padding)
     product = functools.partial(product, stride=stride, padding=padding)
-    return as_composite(product, count_multiplications(images, kernel, stride, padding))(images, kernel)
+    return _as_composite(product, _multiplications(images, kernel, stride, padding))(images, kernel)
 
 
 def conv_general_dilated(
@@ -76,7 +81,7 @@ def conv_general_dilated(
     feature_group_count: int = 1,
     **others: Any,
 ) -> jax.Array:
-    """Compute `lax.conv_general_dilated`, with `convolve` if images [B, H, W, C] have grouped channels.
+    """Compute `lax.conv_general_dilated`, with `convolve_on_cpu` if images [B, H, W, C] have grouped channels.
 
     Give it to a layer, as in `nn.Conv(96, (3, 3), feature_group_count=96, conv_general_dilated=conv_general_dilated)`
     or `nnx.Conv(...)`. On CPUs, jaxddp itself gives it to grouped layers that name no function. The results equal
@@ -111,18 +116,18 @@ def conv_general_dilated(
     margin = edges[0][0] if len({*edges[0], *edges[1]}) == 1 and edges[0][0] > 0 else 0
     images = images if margin else lax.pad(images, zero, [keep, *((*edge, 0) for edge in edges), keep])
     stride = strides[0] if len({*strides}) == 1 else 1
-    results: jax.Array = convolve(images, kernel, stride, margin)  # pyright: ignore
+    results: jax.Array = convolve_on_cpu(images, kernel, stride, margin)  # pyright: ignore
     return results if stride == max(strides) else results[:, :: strides[0], :: strides[1]]
 
 
 def _forward(images: jax.Array, kernel: jax.Array, stride: int, padding: int) -> tuple[jax.Array, Any]:
-    return convolve(images, kernel, stride, padding), (images, kernel)
+    return convolve_on_cpu(images, kernel, stride, padding), (images, kernel)
 
 
 def _backward(stride: int, padding: int, saved: Any, grads: jax.Array) -> tuple[jax.Array, jax.Array]:
     images, kernel = saved
     settings, (product, gradient) = {"stride": stride, "padding": padding}, _functions_for(images, kernel)
-    count = count_multiplications(images, kernel, stride, padding)
+    count = _multiplications(images, kernel, stride, padding)
     kernel_gradient = functools.partial(gradient, shape=kernel.shape, **settings)
     images_gradient = functools.partial(_images_gradient, product, shape=images.shape, **settings)
     is_counted = True
@@ -130,17 +135,17 @@ def _backward(stride: int, padding: int, saved: Any, grads: jax.Array) -> tuple[
         # XLA computes the gradient of the images as a convolution of the output's gradient, which is slow on a 2x2 map:
         # 4.2 ms instead of 0.5 ms.
         is_counted = _is_product_faster(grads, kernel, kernel.shape[2])
-        convolution = product if is_counted else xla_convolution
+        convolution = product if is_counted else _xla_convolution
 
         def images_gradient(grads: jax.Array, kernel: jax.Array) -> jax.Array:
             transposed = jax.linear_transpose(lambda x: convolution(x, kernel, **settings), jax.typeof(images))
             return transposed(grads)[0]
 
-    of_images = as_composite(images_gradient, count) if is_counted else images_gradient
-    return of_images(grads, kernel), as_composite(kernel_gradient, count)(images, grads)
+    of_images = _as_composite(images_gradient, count) if is_counted else images_gradient
+    return of_images(grads, kernel), _as_composite(kernel_gradient, count)(images, grads)
 
 
-convolve.defvjp(_forward, _backward)
+convolve_on_cpu.defvjp(_forward, _backward)
 
 
 def _functions_for(images: jax.Array, kernel: jax.Array) -> tuple[Callable[..., jax.Array], Callable[..., jax.Array]]:
@@ -155,13 +160,12 @@ def _functions_for(images: jax.Array, kernel: jax.Array) -> tuple[Callable[..., 
     return (_depthwise_product, _depthwise_gradient) if is_depthwise else (_grouped_product, _grouped_gradient)
 
 
-def as_composite(product: Callable[..., jax.Array], multiplications: int) -> Callable[..., jax.Array]:
-    """Return a function of two arrays that `jaxddp.measure.cost` counts as this number of multiplications."""
+def _as_composite(product: Callable[..., jax.Array], multiplications: int) -> Callable[..., jax.Array]:
     composite = lax.composite(lambda a, b, **_: product(a, b), "jaxddp.convolution")
     return functools.partial(composite, multiplications=np.int64(multiplications))
 
 
-def count_multiplications(images: jax.Array, kernel: jax.Array, stride: int, padding: int) -> int:
+def _multiplications(images: jax.Array, kernel: jax.Array, stride: int, padding: int) -> int:
     """Return the number of multiplications of a convolution and of each of its two gradients, without padding."""
     batch, *sides, _ = images.shape
     size, _, channels, features = kernel.shape
@@ -180,8 +184,7 @@ def _is_product_faster(images: jax.Array, kernel: jax.Array, features: int) -> b
     return size == 1 or min(images.shape[1:3]) < size or features >= _MANY_FEATURES
 
 
-def xla_convolution(images: jax.Array, kernel: jax.Array, stride: int, padding: int) -> jax.Array:
-    """Compute `convolve` by `lax.conv_general_dilated`."""
+def _xla_convolution(images: jax.Array, kernel: jax.Array, stride: int, padding: int) -> jax.Array:
     settings: Any = {"dimension_numbers": _CHANNELS_LAST, "feature_group_count": images.shape[-1] // kernel.shape[2]}
     return lax.conv_general_dilated(images, kernel, (stride, stride), ((padding, padding),) * 2, **settings)
 
@@ -394,3 +397,55 @@ def _pad(images: jax.Array, padding: int) -> jax.Array:
 def _patches(images: jax.Array, shape: Shape, stride: int) -> jax.Array:
     """Extract patches: [..., H, W, C] -> [..., H', W', k * l * C], in the order of a kernel [k, l, …]."""
     return jnp.concatenate([*pixels_of_windows(images, shape, stride)], -1)
+
+
+# GPUs
+
+
+def convolve_on_gpu(images: jax.Array, kernel: jax.Array, stride: int, padding: int) -> jax.Array:
+    """Compute `convolve_on_cpu` to rounding. A kernel gets zeros until its side is a multiple of the stride."""
+    blocks = stride > 1 and images.shape[-1] <= _FEW_ON_GPUS
+    return (_convolve_blocks if blocks else _xla_convolution)(images, kernel, stride, padding)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
+def _convolve_blocks(images: jax.Array, kernel: jax.Array, stride: int, padding: int) -> jax.Array:
+    # The products with the zeros do not count.
+    count = _multiplications(images, kernel, stride, padding)
+    return _as_composite(functools.partial(_block_by_block, stride=stride, padding=padding), count)(images, kernel)
+
+
+def _block_by_block(images: jax.Array, kernel: jax.Array, stride: int, padding: int) -> jax.Array:
+    batch, *sides, channels = images.shape
+    size = kernel.shape[0]
+    length = -(-size // stride)
+    rows, columns = counts = [(side + 2 * padding - size) // stride + length for side in sides]
+    margins = [(padding, count * stride - side - padding, 0) for count, side in zip(counts, sides, strict=True)]
+    padded = lax.pad(images, jnp.zeros((), images.dtype), [(0, 0, 0), *margins, (0, 0, 0)])
+    kernel = jnp.pad(kernel, [(0, length * stride - size)] * 2 + [(0, 0)] * 2)
+    blocks = padded.reshape(batch, rows, stride, columns, stride, channels).transpose(0, 1, 3, 2, 4, 5)
+    of_blocks = kernel.reshape(length, stride, length, stride, channels, -1).transpose(0, 2, 1, 3, 4, 5)
+    depth = stride * stride * channels
+    return _xla_convolution(
+        blocks.reshape(batch, rows, columns, depth), of_blocks.reshape(length, length, depth, -1), 1, 0
+    )
+
+
+def _forward_of_blocks(images: jax.Array, kernel: jax.Array, stride: int, padding: int) -> tuple[jax.Array, Any]:
+    return _convolve_blocks(images, kernel, stride, padding), (images, kernel)
+
+
+def _backward_of_blocks(stride: int, padding: int, saved: Any, grads: jax.Array) -> tuple[jax.Array, jax.Array]:
+    images, kernel = saved
+    count = _multiplications(images, kernel, stride, padding)
+
+    def images_gradient(grads: jax.Array, kernel: jax.Array) -> jax.Array:
+        return jax.linear_transpose(lambda x: _block_by_block(x, kernel, stride, padding), jax.typeof(images))(grads)[0]
+
+    def kernel_gradient(images: jax.Array, grads: jax.Array) -> jax.Array:
+        return jax.linear_transpose(lambda x: _block_by_block(images, x, stride, padding), jax.typeof(kernel))(grads)[0]
+
+    return _as_composite(images_gradient, count)(grads, kernel), _as_composite(kernel_gradient, count)(images, grads)
+
+
+_convolve_blocks.defvjp(_forward_of_blocks, _backward_of_blocks)
