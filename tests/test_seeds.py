@@ -16,7 +16,7 @@ from support.shared import sgd
 from jaxddp.cli import main
 from jaxddp.config import AugmentConfig, DataConfig
 from jaxddp.core.errors import InputError
-from jaxddp.setup.run_setup import CompiledPrograms
+from jaxddp.engine.programs import CompiledPrograms
 
 TABLE, VAL = random_table(50), random_table(23, seed=1)
 PLAN = {"train": {"duration": "16 steps"}, "log": {"every": "3 steps"}, "checkpoint": {"every": "8 steps"}}

@@ -39,6 +39,10 @@ class LabelKind:
     num_classes: int
     form: LabelForm = "one label"
 
+    @property
+    def program_key(self) -> tuple[int, str]:
+        return self.num_classes, self.form
+
 
 @dataclass(frozen=True, eq=False)
 class Labels:

@@ -317,6 +317,10 @@ class Objective:
     views: "Views" = "one"
     remat: Remat = "none"
 
+    @property
+    def program_key(self) -> Mapping[str, Any]:
+        return vars(self)
+
     def __call__(
         self, params: Any, model_state: Any, batch: Batch, *, train: bool, key: Any = None, image_key: Any = None
     ) -> tuple[MetricSums, Any]:

@@ -32,6 +32,49 @@ Options = Mapping[str, str]
 """The values of options of XLA's compiler, by name."""
 
 
+_SETTINGS = ["jax_enable_x64", "jax_default_matmul_precision", "jax_default_prng_impl"]
+_SETTINGS += ["jax_threefry_partitionable", "jax_numpy_dtype_promotion"]
+
+
+def settings() -> dict[str, str]:
+    """Return the settings of JAX that affect results."""
+    return {name: str(getattr(jax.config, name, None)) for name in _SETTINGS}
+
+
+class CompiledPrograms:
+    """A cache of compiled programs, keyed by the function that makes a program and by the identity of its arguments.
+
+    The cache keeps the `max_programs` most recently used programs. Each program is compiled on first use.
+    """
+
+    def __init__(self, max_programs: int = 32) -> None:
+        self._max_programs = max_programs
+        self._programs: dict[Any, tuple[Any, Any]] = {}
+
+    def __call__(self, make: Callable[..., Any], *pieces: Any, **options: Any) -> Any:
+        """Return `make(*pieces, **options)`, or what it returned for the same objects before."""
+        key = make, _identity((settings(), pieces, options))
+        # The pieces are kept beside their program, so no other object gets their ids.
+        self._programs[key] = entry = self._programs.pop(key, None) or (make(*pieces, **options), (pieces, options))
+        if len(self._programs) > self._max_programs:
+            del self._programs[next(iter(self._programs))]
+        return entry[0]
+
+
+def _identity(piece: Any) -> Any:
+    """Return a key of an object, which is equal for the same objects in a container, and for equal plain values.
+
+    An object with a `program_key` has the key of it.
+    """
+    piece = getattr(piece, "program_key", piece)
+    if isinstance(piece, str | int | None):
+        return piece
+    if isinstance(piece, Mapping):
+        return tuple((name, _identity(value)) for name, value in piece.items())
+    # Compare identities: two objects of a user may be equal and still compute different values.
+    return tuple(map(_identity, piece)) if isinstance(piece, tuple) else id(piece)
+
+
 def steps_on_residents(one_step: TrainStep, gather: Callable[..., Batch]) -> TrainStep:
     """Return several optimizer steps as one function.
 

@@ -43,6 +43,11 @@ class Phases:
     gradients: Gradients = field(default_factory=Gradients)
     shares: int = 1
 
+    @property
+    def program_key(self) -> tuple[Any, ...]:
+        """The objects on which a program depends; the way of the program sets the other fields."""
+        return self.objective, self.optimizer, self.schedule, self.parts
+
     def gradient(self, state: TrainState, batch: Batch, key: Keys, device: jax.Array | None = None) -> Contribution:
         """Return the gradient of the global batch from a device's slice of it. Call it inside `jax.shard_map`.
 

@@ -42,7 +42,7 @@ from jaxddp.models.activations import find_layer, heat_map_layer
 from jaxddp.models.adapt import adapt, for_platform
 from jaxddp.models.interface import Model, by_path, own_arrays, trees_of
 from jaxddp.recipe.file import RecipeFile
-from jaxddp.setup import feed, network_checks, run_setup
+from jaxddp.setup import feed, network_checks
 from jaxddp.setup.identity import checksums
 from jaxddp.setup.recipe import check_normalization, model_of
 from jaxddp.setup.resources import TrainingData, join_and_resolve, open_validation
@@ -583,7 +583,7 @@ def evaluator_of(
         config = config.replace(eval={"metrics": (*dict.fromkeys((*config.eval.metrics, "confusion")),)})
     (_, loss), metrics = losses_of(config, data, user_object), metrics_of(config, data.labels, user_object)
     network, size = for_platform(model, topology.platform), feed.limit_batch_size(config.eval.batch_size, val, topology)
-    topology.peers.agree(run_setup.settings())
+    topology.peers.agree(programs.settings())
     topology.connect()
     objective = Objective(network, loss, Preprocess.of(config), metrics, config.eval.views)
     batches = lambda: zip(feed.eval_batches(val, config.data, EvalOrder(len(val), size), topology))  # noqa: E731

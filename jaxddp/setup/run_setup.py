@@ -20,13 +20,14 @@ from jaxddp.core.errors import InputError, Key, Words, counted, joined, refused
 from jaxddp.core.phases import doing, phase
 from jaxddp.data.batch import Batch
 from jaxddp.data.order import ChosenOrder, EvalOrder
-from jaxddp.data.source import VALIDATION, LabelKind, Source, check_comparable, check_labelled, labels_of
+from jaxddp.data.source import VALIDATION, Source, check_comparable, check_labelled, labels_of
 from jaxddp.data.united import UnitedSource, own_part, unite
 from jaxddp.engine import predictions, replicas, statistics
 from jaxddp.engine.initial_state import NO_OPTIMIZER, make_init
 from jaxddp.engine.objective import Loss, Objective, TrainObjective, example_loss
 from jaxddp.engine.parts.averages import with_average
-from jaxddp.engine.programs import Program, TrainStep, gather_batch, loops_are_slow, make_eval_step
+from jaxddp.engine.programs import CompiledPrograms, Program, TrainStep, gather_batch, loops_are_slow, make_eval_step
+from jaxddp.engine.programs import settings as jax_settings
 from jaxddp.engine.state import EVAL_MODEL_STATE, TrainState, first_difference
 from jaxddp.engine.step import Phases
 from jaxddp.engine.ways.way import Way
@@ -45,53 +46,6 @@ from jaxddp.setup.user_objects import objects_of_hooks
 from jaxddp.training.evaluation import Evaluator, ImagePredictor
 from jaxddp.training.run import Chunk, Chunks
 from jaxddp.weights.places import local_weights
-
-_SETTINGS = ["jax_enable_x64", "jax_default_matmul_precision", "jax_default_prng_impl"]
-_SETTINGS += ["jax_threefry_partitionable", "jax_numpy_dtype_promotion"]
-
-
-def settings() -> dict[str, str]:
-    """Return the settings of JAX that affect results."""
-    return {name: str(getattr(jax.config, name, None)) for name in _SETTINGS}
-
-
-class CompiledPrograms:
-    """A cache of compiled programs, keyed by the function that makes a program and by the identity of its arguments.
-
-    The cache keeps the `max_programs` most recently used programs. Each program is compiled on first use.
-    """
-
-    def __init__(self, max_programs: int = 32) -> None:
-        self._max_programs = max_programs
-        self._programs: dict[Any, tuple[Any, Any]] = {}
-
-    def __call__(self, make: Callable[..., Any], *pieces: Any, **options: Any) -> Any:
-        """Return `make(*pieces, **options)`, or what it returned for the same objects before."""
-        key = make, _identity((settings(), pieces, options))
-        # The pieces are kept beside their program, so no other object gets their ids.
-        self._programs[key] = entry = self._programs.pop(key, None) or (make(*pieces, **options), (pieces, options))
-        if len(self._programs) > self._max_programs:
-            del self._programs[next(iter(self._programs))]
-        return entry[0]
-
-
-def _identity(piece: Any) -> Any:
-    """Return a key of an object, which is equal for the same objects in a container, and for equal plain values."""
-    if isinstance(piece, str | int | LabelKind | None):
-        return piece
-    if isinstance(piece, Way):
-        # Ways of the same topology with the same text have the same programs.
-        return str(piece), id(piece.topology)
-    if isinstance(piece, Phases):
-        # The way sets the other fields.
-        piece = piece.objective, piece.optimizer, piece.schedule, piece.parts
-    if isinstance(piece, Objective):
-        piece = vars(piece)
-    if isinstance(piece, Mapping):
-        return tuple((name, _identity(value)) for name, value in piece.items())
-    # Compare identities: two objects of a user may be equal and still compute different values.
-    return tuple(map(_identity, piece)) if isinstance(piece, tuple) else id(piece)
-
 
 _log = logging.getLogger("jaxddp.experiment")
 
@@ -375,7 +329,7 @@ def initialize(recipe: Recipe, *, fresh: bool = True, programs: CompiledPrograms
     values |= {"batch size": str(order.batch_size), "seed": str(order.seed), "gradients come from": str(layout.way)}
     # Processes with different programs would wait for each other forever.
     values["XLA's options"] = str(sorted(resources.compiler_options.items()))
-    topology.peers.agree(values | settings())
+    topology.peers.agree(values | jax_settings())
     layout.way.connect()
     recipe = complete_recipe(recipe)
     network, shape = for_platform(recipe.model, topology.platform), layout.training_data.image_shape

@@ -12,10 +12,11 @@ from typing import Any
 import optax
 
 from jaxddp.engine.objective import example_loss
+from jaxddp.engine.programs import CompiledPrograms
 from jaxddp.losses import cross_entropy
 from jaxddp.mesh import Topology
 from jaxddp.models.adapt import adapt
-from jaxddp.setup.run_setup import CompiledPrograms, RunSetup
+from jaxddp.setup.run_setup import RunSetup
 
 PROGRAMS = CompiledPrograms(max_programs=400)
 _known: dict[Hashable, Any] = {}

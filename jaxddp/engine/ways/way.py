@@ -47,8 +47,7 @@ class Copies(NamedTuple):
 class Way:
     """Every device holds a replica of the state and differentiates an equal slice of the batch (see the module).
 
-    The `repr` is the text on which the processes of a job agree. Ways of the same topology with the same text have the
-    same programs. Programs are compiled on first use.
+    The `repr` is the text on which the processes of a job agree. Programs are compiled on first use.
 
     Attributes:
         topology: the devices.
@@ -69,6 +68,11 @@ class Way:
     def of(cls, config: "Config", topology: Topology) -> Self:
         """Return the way of a config. Raises: InputError if another key of the config conflicts with this way."""
         return cls(topology, Gradients.of(config, topology))
+
+    @property
+    def program_key(self) -> tuple[str, int]:
+        """Ways of the same topology with the same text have the same programs."""
+        return str(self), id(self.topology)
 
     # The batch
 
