@@ -132,18 +132,16 @@ def test_each_group_is_normalized_as_flax_normalizes_it_alone(relu, has_residual
     assert_close(actual, expected, 1e-9)
 
 
-@pytest.mark.parametrize(("relu", "running", "group"), [(True, False, None), (True, False, 2), (False, True, None)])
+@pytest.mark.parametrize(("relu", "running", "group"), [(True, False, 2), (False, False, None), (False, True, None)])
 def test_a_max_pool_after_a_norm_equals_flaxs(relu, running, group, monkeypatch):
     """The custom gradient takes the maximum before the norm, and the minimum where the scale is negative."""
     monkeypatch.setattr("jaxddp.models.ops.batch_norm._FEW_PIXELS", 1)
     with jax.enable_x64(True):
-        variables, x, _, _ = random_arguments(3, MAPS, jnp.float64)
-        weights = jnp.asarray(np.random.default_rng(0).standard_normal((8, 2, 1, 5)))
+        variables, x, _, weights = random_arguments(3, MAPS, jnp.float64)
         dtypes = {"dtype": jnp.float64, "param_dtype": jnp.float64}
         plain = FlaxBatchNorm(running, **dtypes) if group is None else InGroups(FlaxBatchNorm(running, **dtypes), group)
         ours = BatchNorm(running, group=group, **dtypes)
-        actual, expected = results_of_both(ours, plain, variables, x, None, weights, relu, pool=(3, 2, 1))
-    assert np.asarray(variables["params"]["scale"]).min() < 0
+        actual, expected = results_of_both(ours, plain, variables, x, None, weights[:, :2, :1], relu, pool=(3, 2, 1))
     assert_close(actual, expected, 1e-9)
 
 

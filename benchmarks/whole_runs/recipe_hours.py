@@ -28,7 +28,8 @@ from jaxddp.training.plan import Plan
 
 GPUS, AT_ONCE = 8, 256
 MEASURED = 1.27
-"""Predicted relative to measured images per second of ResNet-50 on one H200; see RESULTS.md."""
+"""Predicted relative to measured images per second of ResNet-50 on one H200, before the changes of 2026-11-29, which
+serve networks with few channels and max-pool most; see RESULTS.md."""
 
 
 def predict(recipe: str) -> Figures:

@@ -1,6 +1,6 @@
 """Programs of steps: on batches, or on a data set in device memory, from which each step gathers its images.
 
-On images in device memory, one call runs several steps.
+On images in device memory, one call runs several steps. `CompiledPrograms` keeps the programs of a process.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -36,7 +36,7 @@ _SETTINGS = ["jax_enable_x64", "jax_default_matmul_precision", "jax_default_prng
 _SETTINGS += ["jax_threefry_partitionable", "jax_numpy_dtype_promotion"]
 
 
-def settings() -> dict[str, str]:
+def jax_settings() -> dict[str, str]:
     """Return the settings of JAX that affect results."""
     return {name: str(getattr(jax.config, name, None)) for name in _SETTINGS}
 
@@ -53,7 +53,7 @@ class CompiledPrograms:
 
     def __call__(self, make: Callable[..., Any], *pieces: Any, **options: Any) -> Any:
         """Return `make(*pieces, **options)`, or what it returned for the same objects before."""
-        key = make, _identity((settings(), pieces, options))
+        key = make, _identity((jax_settings(), pieces, options))
         # The pieces are kept beside their program, so no other object gets their ids.
         self._programs[key] = entry = self._programs.pop(key, None) or (make(*pieces, **options), (pieces, options))
         if len(self._programs) > self._max_programs:
@@ -64,9 +64,11 @@ class CompiledPrograms:
 def _identity(piece: Any) -> Any:
     """Return a key of an object, which is equal for the same objects in a container, and for equal plain values.
 
-    An object with a `program_key` has the key of it.
+    The key of an object with a `program_key` is that of its `program_key`, whose values the object keeps.
     """
-    piece = getattr(piece, "program_key", piece)
+    # An attribute of the object itself may be that of another object, which a wrapper of a user holds.
+    if hasattr(type(piece), "program_key"):
+        return type(piece), _identity(piece.program_key)
     if isinstance(piece, str | int | None):
         return piece
     if isinstance(piece, Mapping):

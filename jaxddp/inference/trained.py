@@ -583,7 +583,7 @@ def evaluator_of(
         config = config.replace(eval={"metrics": (*dict.fromkeys((*config.eval.metrics, "confusion")),)})
     (_, loss), metrics = losses_of(config, data, user_object), metrics_of(config, data.labels, user_object)
     network, size = for_platform(model, topology.platform), feed.limit_batch_size(config.eval.batch_size, val, topology)
-    topology.peers.agree(programs.settings())
+    topology.peers.agree(programs.jax_settings())
     topology.connect()
     objective = Objective(network, loss, Preprocess.of(config), metrics, config.eval.views)
     batches = lambda: zip(feed.eval_batches(val, config.data, EvalOrder(len(val), size), topology))  # noqa: E731

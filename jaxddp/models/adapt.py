@@ -504,7 +504,8 @@ def for_platform(model: Any, platform: str) -> Any:
     if isinstance(model, LinenModel) and (module := for_platform(model.module, platform)) is not model.module:
         return replace(model, module=module)
     if isinstance(model, LinenModel | NNXModel):
-        return replace(model, convolution=model.convolution or operations.grouped_convolution)
+        grouped = model.convolution or operations.grouped_convolution
+        return model if grouped is model.convolution else replace(model, convolution=grouped)
     with_operations = getattr(model, "with_operations", None)
     return model if with_operations is None else with_operations(operations)
 

@@ -129,7 +129,8 @@ class Network(RunNetwork):
         They are called as `conv(features, kernel=3, stride=1, name="conv1")(x)` and `norm(name="bn1")(x)`. The padding
         is PyTorch's, which is symmetric for any stride, or with `same` TensorFlow's "SAME". A convolution also takes
         another `padding` and other fields of `nn.Conv`, such as `use_bias=True`. A norm also takes `residual=y`, which
-        is added, and `relu=True`, which applies a ReLU last. `settings` are further fields of all batch norms.
+        is added, `relu=True`, which then applies a ReLU, and `pool`, a max pool after it. `settings` are further fields
+        of all batch norms.
         """
         operations = self.operations or Operations()
 

@@ -290,7 +290,10 @@ class ResNet(Network):
         return self.dense(self.num_classes, "fc", kernel_init=head_init, **self.wide)(self.mean(x))
 
     def before_blocks(self, x: jax.Array, conv: ModuleFactory, norm: ModuleFactory) -> jax.Array:
-        """Apply the stem: [B, H, W, C] -> [B, H/4, W/4, width], or [B, H, W, width] for "small"."""
+        """Apply the stem: [B, H, W, C] -> [B, H/4, W/4, width], or [B, H, W, width] for "small".
+
+        The result of the layer `bn1` is that of the max pool after it.
+        """
         kernel, stride = (7, 2) if self.stem == "imagenet" else (3, 1)
         name = "stem_conv3" if self.stem == "deep" else "conv1"
         for number, first_stride in ((1, 2), (2, 1)) if self.stem == "deep" else ():

@@ -26,8 +26,15 @@ from jaxddp.engine import predictions, replicas, statistics
 from jaxddp.engine.initial_state import NO_OPTIMIZER, make_init
 from jaxddp.engine.objective import Loss, Objective, TrainObjective, example_loss
 from jaxddp.engine.parts.averages import with_average
-from jaxddp.engine.programs import CompiledPrograms, Program, TrainStep, gather_batch, loops_are_slow, make_eval_step
-from jaxddp.engine.programs import settings as jax_settings
+from jaxddp.engine.programs import (
+    CompiledPrograms,
+    Program,
+    TrainStep,
+    gather_batch,
+    jax_settings,
+    loops_are_slow,
+    make_eval_step,
+)
 from jaxddp.engine.state import EVAL_MODEL_STATE, TrainState, first_difference
 from jaxddp.engine.step import Phases
 from jaxddp.engine.ways.way import Way

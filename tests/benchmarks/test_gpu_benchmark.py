@@ -209,5 +209,6 @@ def test_1x1_convolution_as_matrix_product_equals_the_networks_convolution(size,
 
     with jax.enable_x64(True):
         images, kernel = rng.normal(size=(2, 7, 7, 4)), rng.normal(size=(size, size, 4, 3))
-        both = step_variants.as_matrix_product, convolve_on_cpu
-        assert largest_difference(*map(values_and_gradients, both)) < 1e-11
+        assert (
+            largest_difference(*map(values_and_gradients, (step_variants.as_matrix_product, convolve_on_cpu))) < 1e-11
+        )

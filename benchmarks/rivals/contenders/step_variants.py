@@ -2,7 +2,7 @@
 
 - without the guard, with gradients that are not ravelled, with JAX's gradient of batch norm;
 - 1x1 convolutions as matrix products, which `jaxddp.models.ops.convolution` uses on CPUs;
-- XLA's convolutions also for the first one, whose blocks of pixels are otherwise its channels;
+- XLA's convolution in place of the first convolution on blocks of pixels;
 - the XLA options in `XLA_OPTIONS`;
 - a state that is not donated;
 - images resident on the device, with one or several steps in a call.
@@ -39,13 +39,13 @@ def as_matrix_product(images: jax.Array, kernel: jax.Array, stride: int, padding
 
 
 BASE = "the step as it is"
-# Those of earlier runs that made the step slower are in benchmarks/RESULTS.md.
+# Earlier options that made the step slower are in benchmarks/RESULTS.md.
 XLA_OPTIONS = (
-    # Loads and stores of 16 bytes: eight elements of bfloat16.
+    # A thread would load and store 16 bytes at once.
     "xla_gpu_experimental_max_unroll_factor=8",
-    # Times the number of elements that a thread computes.
+    # Measures which number of elements a thread should compute.
     "xla_gpu_native_emitter_tune_unroll_factor_for_loops=true",
-    # Time and choose the emitters of fusions.
+    # Choose the emitters of fusions, by their times or without.
     "xla_gpu_experimental_enable_fusion_autotuner=true",
     "xla_gpu_experimental_enable_fusion_block_level_rewriter=true",
     "xla_gpu_experimental_all_fusions_with_triton=true",

@@ -22,6 +22,7 @@ from jaxddp.core.errors import InputError
 from jaxddp.models.ops.layers import MaxPool, max_pool, max_pool_gradient, max_pool_with_positions
 
 _FEW_PIXELS = 8192
+"""Of fewer pixels, XLA would write the sum of two halves to memory."""
 Pool = tuple[int, int, int]
 """The window, the stride and the padding of a max pool."""
 Pair = tuple[jax.Array, jax.Array]
@@ -46,9 +47,9 @@ class BatchNorm(nn.Module):
         dtype: the dtype of the result. In training, statistics and intermediate values are float32 or wider.
         scale_init: the initializer of the scale; None for a constant 1 instead of a parameter.
         max_pool: the function that computes a max pool without the custom gradient.
-        custom_gradient: use the custom gradient, and compute two sums over the same pixels in one reduction. Disable it
-            on a CPU, where JAX's derived gradient is faster and a reduction of pairs takes five times as long as two
-            reductions.
+        custom_gradient: use the custom gradient, take the maxima of `pool` before the norm, and compute two sums over
+            the same pixels in one reduction. Disable it on a CPU, where JAX's derived gradient is faster and a
+            reduction of pairs takes five times as long as two reductions.
     """
 
     use_running_average: bool
@@ -66,11 +67,11 @@ class BatchNorm(nn.Module):
     def __call__(
         self, x: jax.Array, residual: jax.Array | None = None, *, relu: bool = False, pool: Pool | None = None
     ) -> jax.Array:
-        """Normalize x: float[..., C] -> `dtype`[..., C].
+        """Normalize x: float[B, ..., C] -> `dtype`[B, ..., C].
 
         Args:
             residual: an array of the result's shape and dtype, which is added before the ReLU.
-            pool: the max pool after the ReLU of images [B, H, W, C], without a residual.
+            pool: the max pool after the ReLU of images [B, H, W, C], without a residual: -> [B, H', W', C].
 
         Raises:
             InputError: in training, the number of images is not a multiple of the group size.
@@ -144,26 +145,27 @@ def _forward(
     totals = _paired_sums(*map(_sum_of_halves, values)) if options.custom_gradient else _sums(*values)
     mean, var = moments(totals, x.size // x.shape[-1], options.axis_name)
     deviation = lax.rsqrt(var + options.epsilon)
-    multiplier, largest, positions = deviation * scale, x, None
+    multiplier, kept, positions = deviation * scale, x, None
     if options.pool and options.custom_gradient:
-        # The norm and the ReLU never fall, or never rise in channels with a negative multiplier. So the maximum, or the
-        # minimum, is taken before them, and they take a quarter of the operations.
+        # The norm and the ReLU are monotone: increasing, or decreasing where the multiplier is negative. So the
+        # maximum, or the minimum, is taken before them, and they compute fewer pixels.
         sign = jnp.where(multiplier < 0, -1, 1).astype(x.dtype)
-        largest, (positions, _) = max_pool_with_positions(x * sign, *options.pool)
-        largest *= sign
+        kept, (positions, _) = max_pool_with_positions(x * sign, *options.pool)
+        kept *= sign
     normalize = functools.partial(apply_norm, mean=mean, multiplier=multiplier, bias=bias, relu=options.relu)
+    # With a residual a kernel reads two arrays. Other activations than a ReLU are fused with the norm.
     if options.custom_gradient and options.relu and residual is None:
-        result = jnp.concatenate([normalize(part, residual=None) for part in _split(largest, 4)])
+        result = jnp.concatenate([normalize(part, residual=None) for part in _split(kept, 4)])
     else:
-        result = normalize(largest, residual=residual)
+        result = normalize(kept, residual=residual)
     # Alone, a ReLU gets its mask in the backward pass from the norm's input, which is read there in any case.
     has_residual = residual is not None
     relu_result = result if options.relu and (has_residual or options.pool) else None
-    return (result, mean, var), (x, largest, mean, deviation, scale, bias, has_residual, relu_result, positions)
+    return (result, mean, var), (x, kept, mean, deviation, scale, bias, has_residual, relu_result, positions)
 
 
 def _backward(options: _Options, saved: Any, grads: _Result) -> tuple[jax.Array | None, ...]:
-    x, largest, mean, deviation, scale, bias, has_residual, result, positions = saved
+    x, kept, mean, deviation, scale, bias, has_residual, result, positions = saved
     multiplier, grad = deviation * scale, grads[0]
     if result is not None:
         # The result of the ReLU is a maximum. XLA would rewrite "result > 0" as a comparison of the maximum's operand,
@@ -172,7 +174,7 @@ def _backward(options: _Options, saved: Any, grads: _Result) -> tuple[jax.Array 
     wide = grad.astype(mean.dtype)
     if options.relu and result is None:
         wide = jnp.where(is_positive(x, mean, multiplier, bias), wide, 0)
-    bias_grad, moment = totals = _paired_sums(wide, wide * (largest.astype(mean.dtype) - mean))
+    bias_grad, moment = totals = _paired_sums(wide, wide * (kept.astype(mean.dtype) - mean))
     shift, slope = statistics_gradient(totals, deviation, x.size // x.shape[-1], options.axis_name)
     # XLA computes these products of vectors in one kernel. With "multiplier * (…)" it would write some of the factors
     # in a kernel each.
@@ -267,7 +269,6 @@ def _split(x: jax.Array, count: int) -> list[jax.Array]:
 
 
 def _sum_of_halves(x: jax.Array) -> jax.Array:
-    # For few pixels, XLA would write this sum to memory.
     return functools.reduce(jnp.add, _split(x, 2 if x.size // x.shape[-1] >= _FEW_PIXELS else 1))
 
 

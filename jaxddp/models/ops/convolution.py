@@ -44,7 +44,7 @@ _LARGE_KERNEL, _FEW_CHANNELS = 1 << 18, 16
 # matrices with few columns are slow.
 _LEAST_CHANNELS = 16
 
-# Images with more channels fill the tensor cores of a GPU without blocks.
+# The largest number of channels whose pixels become blocks on GPUs.
 _FEW_ON_GPUS = 4
 # A product for each element of a larger kernel takes long to compile.
 _LARGEST_KERNEL = 13
@@ -403,8 +403,12 @@ def _patches(images: jax.Array, shape: Shape, stride: int) -> jax.Array:
 
 
 def convolve_on_gpu(images: jax.Array, kernel: jax.Array, stride: int, padding: int) -> jax.Array:
-    """Compute `convolve_on_cpu` to rounding. A kernel gets zeros until its side is a multiple of the stride."""
-    blocks = stride > 1 and images.shape[-1] <= _FEW_ON_GPUS
+    """Compute `convolve_on_cpu` to rounding.
+
+    With a stride and few channels, blocks of pixels are convolved, without `jax.vmap` and second derivatives. The
+    kernel gets zeros until its side is a multiple of the stride.
+    """
+    blocks = stride > 1 and images.shape[-1] == kernel.shape[2] <= _FEW_ON_GPUS
     return (_convolve_blocks if blocks else _xla_convolution)(images, kernel, stride, padding)
 
 

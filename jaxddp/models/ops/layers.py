@@ -135,7 +135,8 @@ class Operations:
         convolution: the function that computes convolutions; None for Flax's default.
         grouped_convolution: the function with the arguments of `lax.conv_general_dilated` that computes convolutions in
             grouped channels in networks of users; None for Flax's default.
-        max_pool: the function that computes max pooling.
+        max_pool: the function that computes max pooling. In training with the custom gradient, a norm before it
+            computes it.
         custom_norm_gradient: whether batch norms use the custom gradient of `jaxddp.models.ops.batch_norm`.
     """
 
