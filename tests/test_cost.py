@@ -84,15 +84,13 @@ def test_own_convolutions_count_as_many_operations_as_xlas(kernel, stride):
     def gradients(convolution):
         return jax.grad(lambda x, k: convolution(x, k, stride, 1).sum(), argnums=(0, 1))
 
-    def xla_convolution(x, k, stride, padding):
+    def xlas(x, k, stride, padding):
         layout = {"dimension_numbers": ("NHWC", "HWIO", "NHWC"), "feature_group_count": x.shape[-1] // k.shape[2]}
         return lax.conv_general_dilated(x, k, (stride,) * 2, [(padding, padding)] * 2, **layout)
 
     def assert_equal_counts(channels, kernel):
         shapes = shaped(2, 5, 4, channels, dtype="bfloat16"), shaped(*kernel, dtype="bfloat16")
-        expected, *ours = (
-            flops(gradients(each), *shapes) for each in (xla_convolution, convolve_on_cpu, convolve_on_gpu)
-        )
+        expected, *ours = (flops(gradients(each), *shapes) for each in (xlas, convolve_on_cpu, convolve_on_gpu))
         assert ours == [expected, expected] and set(expected) == {"bfloat16"}
 
     assert_equal_counts(kernel[2], kernel)
