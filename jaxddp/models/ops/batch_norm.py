@@ -153,8 +153,8 @@ def _forward(
         kept, (positions, _) = max_pool_with_positions(x * sign, *options.pool)
         kept *= sign
     normalize = functools.partial(apply_norm, mean=mean, multiplier=multiplier, bias=bias, relu=options.relu)
-    # With a residual a kernel reads two arrays. Other activations than a ReLU are fused with the norm.
-    if options.custom_gradient and options.relu and residual is None:
+    # With a residual or a pool, a kernel reads several arrays. Other activations than a ReLU are fused with the norm.
+    if options.custom_gradient and options.relu and residual is None and not options.pool:
         result = jnp.concatenate([normalize(part, residual=None) for part in _split(kept, 4)])
     else:
         result = normalize(kept, residual=residual)
