@@ -299,12 +299,12 @@ class ResNet(Network):
         for number, first_stride in ((1, 2), (2, 1)) if self.stem == "deep" else ():
             x = conv(max(1, self.width // 2), kernel=3, stride=first_stride, name=f"stem_conv{number}")(x)
             x = norm(name=f"stem_bn{number}")(x, relu=True)
-        convolutional, small = self.architecture.convolutional_pool, self.stem == "small"
-        pool = None if small or convolutional else (3, 2, 1)
+        convolutional = self.architecture.convolutional_pool and self.stem != "small"
+        pool = None if convolutional or self.stem == "small" else (3, 2, 1)
         x = norm(name="bn1")(conv(self.width, kernel=kernel, stride=stride, name=name)(x), relu=True, pool=pool)
-        if small or not convolutional:
-            return x
-        return norm(name="pool_bn")(conv(self.width, kernel=3, stride=2, name="pool_conv")(x), relu=True)
+        if convolutional:
+            x = norm(name="pool_bn")(conv(self.width, kernel=3, stride=2, name="pool_conv")(x), relu=True)
+        return x
 
 
 def build(

@@ -90,7 +90,8 @@ class BatchNorm(nn.Module):
         if axes := tuple(_varying(x) - _varying(scale)):
             scale, bias = lax.pcast((scale, bias), axes, to="varying")
         normalized: Any = _normalize_fused if self.custom_gradient else _normalize
-        options = _Options(relu, self.epsilon, self.axis_name, self.custom_gradient, pool)
+        fused_pool = pool if self.custom_gradient else None
+        options = _Options(relu, self.epsilon, self.axis_name, self.custom_gradient, fused_pool)
 
         def normalize(x: jax.Array, residual: jax.Array | None) -> _Result:
             return normalized(x, scale, bias, residual, options)
@@ -103,7 +104,7 @@ class BatchNorm(nn.Module):
             for running, current in zip((mean, var), batch, strict=True):
                 new = self.momentum * running.value + (1 - self.momentum) * lax.stop_gradient(current)
                 running.value = new.astype(self.param_dtype)
-        return result if pool is None or self.custom_gradient else self.max_pool(result, *pool)
+        return self.max_pool(result, *pool) if pool and not fused_pool else result
 
 
 class _Options(NamedTuple):
@@ -146,7 +147,7 @@ def _forward(
     mean, var = moments(totals, x.size // x.shape[-1], options.axis_name)
     deviation = lax.rsqrt(var + options.epsilon)
     multiplier, kept, positions = deviation * scale, x, None
-    if options.pool and options.custom_gradient:
+    if options.pool:
         # The norm and the ReLU are monotone: increasing, or decreasing where the multiplier is negative. So the
         # maximum, or the minimum, is taken before them, and they compute fewer pixels.
         sign = jnp.where(multiplier < 0, -1, 1).astype(x.dtype)
