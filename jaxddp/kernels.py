@@ -25,7 +25,7 @@ else:
 
 Shape = tuple[int, ...]
 _POSITION = re.compile("(^|_)pos(_|emb|ition|$)|Pos(Emb|ition)")
-_NOT_KERNEL = re.compile(f"(^|_)(bias|scale|gamma|beta|cls|tokens?)(_|$)|{_POSITION.pattern}")
+_NOT_KERNEL = re.compile(f"(^|_)(bias|scale|gamma|beta|cls|class_emb(edding)?|tokens?)(_|$)|{_POSITION.pattern}")
 """Names of biases, of the parameters of norms and layer scales, of class tokens, and of position embeddings."""
 
 

@@ -200,23 +200,24 @@ class R2:
 class QuadraticKappa:
     """Cohen's kappa with quadratic weights (Cohen 1968) for ordered grades 0, 1, 2, …
 
-    The grades are the classes in their order, or one number to predict, rounded. Kappa is 1 minus the mean squared
-    difference of grade and prediction, divided by that of independent grades and predictions. It is NaN if all grades
-    and predictions are equal.
+    The grades are the classes in their order, or the numbers to predict, rounded. Kappa is 1 minus the mean squared
+    difference of grade and prediction, divided by that of independent grades and predictions; the mean over the numbers
+    to predict. It is NaN if all grades and predictions are equal.
     """
 
     takes = ("one label", "numbers")
 
     def examples(self, logits: jax.Array, labels: jax.Array) -> dict[str, jax.Array]:
-        """Return the predicted and the actual grades, float[B] or int[B]; see `ExamplesMetric`."""
+        """Return the predicted and the actual grades, float[B, K] or int[B, 1]; see `ExamplesMetric`."""
         if labels.ndim == 1:
-            return {"predicted": logits.argmax(-1), "actual": labels}
-        return {"predicted": jnp.round(logits.mean(-1)), "actual": jnp.round(labels.mean(-1))}
+            return {"predicted": logits.argmax(-1)[:, None], "actual": labels[:, None]}
+        return {"predicted": jnp.round(logits), "actual": jnp.round(labels)}
 
     def finish(self, found: Any) -> Mapping[str, float]:
         predicted, actual = (np.asarray(found[key], np.float64) for key in ("predicted", "actual"))
-        independent = predicted.var() + actual.var() + (predicted.mean() - actual.mean()) ** 2
-        return {"kappa": float(1 - np.square(predicted - actual).mean() / independent) if independent else float("nan")}
+        independent = predicted.var(0) + actual.var(0) + (predicted.mean(0) - actual.mean(0)) ** 2
+        errors = np.square(predicted - actual).mean(0)
+        return {"kappa": float(np.mean(1 - np.divide(errors, independent, where=independent > 0, out=errors * np.nan)))}
 
 
 def vote_of_neighbours(features: np.ndarray, references: np.ndarray, labels: np.ndarray, neighbours: int) -> np.ndarray:

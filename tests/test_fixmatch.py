@@ -1,5 +1,6 @@
 """FixMatch: its loss equals the paper's on any number of devices, and the network predicts the pseudo-labels."""
 
+import dataclasses
 import functools
 import json
 import signal
@@ -333,6 +334,9 @@ def test_a_loss_that_is_divided_by_weights_is_refused(whole_run):
 
     with pytest.raises(InputError, match="^objective=fixmatch averages the losses of examples, and this loss is"):
         jaxddp.train(weighted, whole_run[0], listeners=())
+    weighted_images = dataclasses.replace(random_table(50), weights=np.ones(50, np.float32))
+    with pytest.raises(InputError, match="^objective=fixmatch averages over images, and the training images have"):
+        jaxddp.train(jaxddp.softmax_cross_entropy, make_setup(table=weighted_images), listeners=())
 
 
 # --- Command line ---

@@ -121,7 +121,9 @@ class StackedNet(nn.Module):
         x = nn.Conv(3, (3, 3), feature_group_count=3, name="depthwise")(x)
         x = nn.ConvTranspose(8, (2, 2), (2, 2), transpose_kernel=True, name="transposed")(x)
         x = x.reshape(len(x), -1, 8) + nn.Embed(64, 8, name="pos_embed")(jnp.arange(64))
-        x += self.param("cls_token", nn.initializers.zeros, (1, 1, 8)) + nn.Embed(4, 8, name="words")(jnp.array(1))
+        x += self.param("class_embedding", nn.initializers.zeros, (1, 1, 8)) + nn.Embed(4, 8, name="words")(
+            jnp.array(1)
+        )
         split = {"split_rngs": {"params": True}}
         x, _ = nn.scan(Block, {"params": 0}, length=3, **split)(name="rows")(x, None)
         x, _ = nn.scan(nn.remat(Block), {"params": 1}, length=5, **split)(name="columns")(x, None)

@@ -1,5 +1,6 @@
 """Parquet files as `datasets` writes them: the order of rows, the class names, and reading of single images."""
 
+import itertools
 import json
 import threading
 import time
@@ -85,6 +86,8 @@ def test_rows_follow_the_files_in_their_order(root: Path):
         ([["dog", "ant", "cat"]], pa.array(["cat"]).dictionary_encode(), "ant cat dog"),
         # Integers are names if a training label is a string.
         ([[2, 3, 4], ["jack", "10"]], [4, 10, -1], "10 2 3 4 jack"),
+        ([["10", "2", "a;b"]], ["2"], "10 2 a;b"),
+        ([["10", "2", "-1"]], ["2"], "2 10"),
         ([["dog", "ant"]], ["cow"], "val.parquet, row 0: label 'cow' is none of the 2 classes"),
     ],
 )
@@ -96,7 +99,8 @@ def test_labels_without_names_are_numbered_and_strings_are_sorted(tmp_path: Path
         assert classes in message_of(tmp_path)
         return
     written = [label for part in train for label in part], pa.array(val).to_pylist()
-    for table, labels in zip(open_both(tmp_path), written, strict=True):
+    for keys, split in itertools.product(({}, {"label_separator": "|"}), (0, 1)):
+        table, labels = open_both(tmp_path, **keys)[split], written[split]
         assert " ".join(table.class_names) == classes
         names = dict(enumerate(table.class_names)) | {-1: "-1"}
         assert [names[label] for label in table.labels.tolist()] == [*map(str, labels)]
@@ -219,6 +223,7 @@ def test_wrong_columns_raise_a_one_line_error(tmp_path: Path):
     for labels, fault in (
         ([0, None, 1], f"{file}, row 1: no label; give each row one, or leave the row out"),
         ([0, 3, 1], f"{file}, row 1: label 3 is none of the 3 classes; correct it"),
+        ([0.0, 1.0, 1.0], f"{file}: label is of double; give one integer or one string per row"),
     ):
         write_file(file, range(3), labels=pa.array(labels))
         assert message_of(file, **share).startswith(fault)

@@ -191,6 +191,7 @@ def test_the_mean_of_parameters_has_batch_statistics_of_its_own(run, workdir, pi
 @pytest.mark.ci
 def test_a_sweep_of_folds_predicts_each_training_image_once_and_its_runs_predict_together(pictures, tmp_path, capfd):
     options = ["--train.duration", "2 steps", "--eval.every", "2 steps", "--folds", "2", "--eval.metrics", "top1,f1"]
+    options += ["--loss.name", "bce"]
     words = ["sweep", *train_words(pictures / "train", tmp_path / "sweep", *LEAN, *options)[1:]]
     predict = ["predict", str(tmp_path / "sweep"), str(pictures / "val"), "--out", str(tmp_path / "mean.csv")]
     assert main([*words, "--index", "0"]) == main([*words, "--index", "1"]) == main(words) == main(predict) == 0
@@ -205,6 +206,8 @@ def test_a_sweep_of_folds_predicts_each_training_image_once_and_its_runs_predict
     over_folds = rf"{np.mean(folds):.2f} ± {abs(folds[0] - folds[1]) / 2:.2f}%"
     assert re.search(rf"top1 +{100 * hits.mean():.2f}% +{over_folds}", shown) and " f1_micro " in shown
     assert f"mean.csv: {COUNT} images, mean of step 2 of {runs[0]}, step 2 of {runs[1]}" in shown
+    losses = [json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])["loss"] for run in runs]
+    assert re.search(rf" loss +{np.mean(losses):.4f} ", shown)
     (runs[1] / "result.json").unlink()
     assert "fold=1-of-2 of its 2 runs not finished; the command" in fails(predict, capfd)
 
@@ -391,6 +394,7 @@ def test_a_run_predicts_the_same_for_arrays_and_files(run, pictures):
         ("nowhere {val} --out a.csv", "nowhere: no such work directory"),
         ("{run} {val} --out a.csv --step 7", "{run}/checkpoints: no checkpoint '7'; give latest, best or one of the"),
         ("{run} {val} {val} --out a.csv", "{val}/a/{first}: is given twice; give each image once"),
+        ("{run} twice.csv --out a.csv", "{tmp}/twice.csv:3: '{val}/a/{first}' is also in {tmp}/twice"),
         ("{run} {val} --out {val} --format csv", "{val}: is one of the images; give another"),
         ("{run} {val} --out {run} --format csv", "{run}: is a folder; give the name of a file"),
         ("{run} {val} --out no/where/a.csv", "no/where/a.csv: cannot be written"),
@@ -402,7 +406,8 @@ def test_a_run_predicts_the_same_for_arrays_and_files(run, pictures):
 def test_a_mistake_in_predict_raises_a_one_line_error(workdir, pictures, arguments, line, tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     first = sorted(path.name for path in (pictures / "val" / "a").iterdir())[0]
-    paths = {"run": workdir, "val": pictures / "val", "first": first}
+    paths = {"run": workdir, "val": pictures / "val", "first": first, "tmp": tmp_path}
+    Path("twice.csv").write_text("path\n" + "{val}/a/{first}\n".format(**paths) * 2)
     assert fails(["predict", *arguments.format(**paths).split()], capfd).startswith("jaxddp: " + line.format(**paths))
 
 

@@ -116,7 +116,10 @@ def test_train_resumes_a_run_by_its_directory_with_data_at_a_new_path(folder, ru
         assert f"{folder}/gone.npz: no such directory or file" in line and line.endswith("; check --data.path")
     assert main(["train", str(run), "--data.path", new_path, "--train.duration", "2 epochs"]) == 0
     assert json.loads((run / "result.json").read_text())["step"] == 5
-    assert json.loads((run / "config.json").read_text())["data"]["path"] == new_path
+    shorter = fails(["train", str(run), "--data.path", new_path, "--train.duration", "1 epoch"], capfd)
+    assert f"--train.duration '1 epoch': ends at step 3, and {run} was trained for 5 steps; give more" in shorter
+    content = json.loads((run / "config.json").read_text())
+    assert content["data"]["path"] == new_path and content["train"]["duration"] == "2 epochs"
     line = fails(["train", str(run), "--data.path", new_path, "--seed", "1"], capfd)
     assert "seed was 0 and is now 1" in line and line.endswith(f"jaxddp train {run} continues with its own settings")
 
@@ -137,6 +140,10 @@ def test_eval_rejects_a_network_data_or_loss_that_differs_from_the_runs(run):
             InputError, match=f"^{run}/config.json: {line}; a checkpoint is evaluated as it was trained"
         ):
             check_evaluation(run, config.replace(**changes))
+    content = json.loads((run / "config.json").read_text())
+    (run / "config.json").write_text(json.dumps({**content, "loss": {**content["loss"], "class_weights": "balanced"}}))
+    with pytest.raises(InputError, match="data.limit was None and is now 4; a checkpoint is evaluated as it was"):
+        check_evaluation(run, config.replace(loss={"class_weights": "balanced"}, data={"limit": 4}))
     assert {f"loss.{field.name}" for field in dataclasses.fields(LossConfig)} <= {*EVALUATION_KEYS}
 
 

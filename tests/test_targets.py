@@ -19,7 +19,7 @@ from support.shared import sgd
 import jaxddp
 from jaxddp.augment.preprocess import Preprocess
 from jaxddp.cli import main
-from jaxddp.config import DataConfig
+from jaxddp.config import Config, DataConfig
 from jaxddp.core.errors import InputError
 from jaxddp.data.opening import open_full_splits
 from jaxddp.data.order import EvalOrder, SampleOrder, columns
@@ -32,6 +32,7 @@ from jaxddp.losses import cross_entropy, huber, negative_log_likelihood, softmax
 from jaxddp.mesh import Topology
 from jaxddp.metrics import R2, QuadraticKappa
 from jaxddp.models.adapt import adapt
+from jaxddp.setup.resources import check_grades
 
 NAMES = ("grade", "age")
 RNG = np.random.default_rng(0)
@@ -121,11 +122,21 @@ def test_kappa_equals_scikit_learns(pairs):
     actual, predicted = np.array(pairs).T
     logits = jnp.eye(5)[predicted]
     measured = QuadraticKappa().finish(QuadraticKappa().examples(logits, jnp.asarray(actual)))
-    numbers = jnp.asarray(predicted)[:, None] + 0.4, jnp.asarray(actual, jnp.float32)[:, None]
+    # Kappa is symmetric.
+    numbers = jnp.stack([predicted, actual], 1) + 0.4, jnp.stack([actual, predicted], 1)
     assert QuadraticKappa().finish(QuadraticKappa().examples(*numbers)) == pytest.approx(measured, nan_ok=True)
     if len({*actual} | {*predicted}) > 1:
         expected = cohen_kappa_score(actual, predicted, weights="quadratic", labels=range(5))
         assert measured["kappa"] == pytest.approx(expected, abs=1e-9)
+
+
+def test_kappa_needs_numbered_classes_in_the_order_of_their_numbers():
+    config = Config().replace(eval={"metrics": "kappa"})
+    check_grades(config, jaxddp.ArrayTable(IMAGES, np.arange(24) % 3, ("0", "2", "10")))
+    with pytest.raises(
+        InputError, match="^eval.metrics: kappa compares grades, and the classes are in the order 0, 10"
+    ):
+        check_grades(config, jaxddp.ArrayTable(IMAGES, np.arange(24) % 3, ("0", "10", "2")))
 
 
 def test_r2_equals_scikit_learns_and_huber_its_definition():

@@ -40,7 +40,6 @@ from jaxddp.training import evaluation
 from jaxddp.training.checkpoints.integrity import MAY_CHANGE
 from jaxddp.workdir.saved_state import recipe_of_run
 
-_SMALLEST = float(np.finfo(np.float32).tiny)
 _STORED = np.dtype("<f4")
 _NOT_FINITE = "the features are not finite"
 _UNSAFE = re.compile(r"[^A-Za-z0-9_-]+")
@@ -311,10 +310,11 @@ def write_out_of_fold(runs: Sequence[Path], out: Path) -> tuple[dict[str, float]
     for fold, (member, split) in enumerate(zip(members, splits, strict=True)):
         with doing(f"predicting the images of fold {fold}"):
             found, labels = member.predict(split["val"]), labels_of(split["val"])
+            logits = member.logits(split["val"])
         for row, cells in enumerate(found.rows()):
             rows.append({**cells, "label": labels.text(row), "fold": fold})
-        usable = np.isfinite(found.probabilities).all(1)
-        parts.append((found.probabilities[usable], labels.values[usable]))
+        usable = np.isfinite(logits).all(1)
+        parts.append((logits[usable], labels.values[usable]))
     columns = dict.fromkeys(rows[0], str)
     files.replace(out, lambda file: predictions.write_prediction_rows(file, "csv", columns, rows, splits[0]["val"]))
     config, user_object = members[0].config, user_objects.objects_of_hooks(recipe_of_run(runs[0]).hooks)
@@ -322,19 +322,15 @@ def write_out_of_fold(runs: Sequence[Path], out: Path) -> tuple[dict[str, float]
     _, loss = user_objects.losses_of(config, data, user_object)
     metrics = user_objects.metrics_of(config, data.labels, user_object)
     parts.append(tuple(map(np.concatenate, zip(*parts, strict=True))))
-    *measured, whole = (metrics_of_probabilities(loss, metrics, *part) for part in parts)
+    *measured, whole = (metrics_of_logits(loss, metrics, *part) for part in parts)
     return whole, measured
 
 
-def metrics_of_probabilities(
-    loss: objective.ExampleLoss, metrics: Mapping[str, Any], probabilities: np.ndarray, labels: np.ndarray
+def metrics_of_logits(
+    loss: objective.ExampleLoss, metrics: Mapping[str, Any], outputs: np.ndarray, labels: np.ndarray
 ) -> dict[str, float]:
-    """Return the loss and the metrics for probabilities, float32[N, K], whose logarithms are the logits, or numbers."""
-    logits = jnp.asarray(probabilities)
-    if loss.labels.form != "numbers":
-        logits = jnp.log(jnp.maximum(logits, _SMALLEST))
-    if loss.labels.form == "several labels":
-        logits -= jnp.log(jnp.maximum(1 - probabilities, _SMALLEST))
+    """Return the loss and the metrics for logits or numbers, float32[N, K]."""
+    logits = jnp.asarray(outputs)
     ones, zeros = jnp.ones(len(labels)), jnp.zeros(len(labels), jnp.int32)
     batch = Batch(None, jnp.asarray(labels), ones, zeros, zeros)
     measured = objective.Objective(cast(Any, None), loss, cast(Any, None), metrics)

@@ -45,7 +45,8 @@ class FixMatch:
         """Return the objective, which takes batches that have unlabelled images.
 
         Raises:
-            InputError: the loss is normalized by weights within the batch, or a metric has a name in `ADDED_METRICS`.
+            InputError: the loss is normalized by weights within the batch, a metric has a name in `ADDED_METRICS`, or,
+                from the objective, the training images have weights.
         """
         if supervised.loss.form == "weighted":
             problem = " averages the losses of examples, and this loss is normalized by weights within a batch"
@@ -58,6 +59,9 @@ class FixMatch:
         ) -> tuple[MetricSums, Any]:
             unlabelled = batch.unlabelled
             assert unlabelled is not None
+            if batch.weight is not None:
+                problem = " averages over images, and the training images have weights"
+                raise InputError(_NAME, problem, advice=("leave ", Key("data.weight_column"), " out"))
             *shape, channels = unlabelled.image.shape[1:]
             shape = shape if unlabelled.side is None else 2 * [unlabelled.side.pixels]
             run_key = jax.random.key(0) if image_key is None else image_key

@@ -15,7 +15,7 @@ import numpy as np
 from jax import P
 
 from jaxddp.config.registry import METRICS
-from jaxddp.core.errors import InputError, listed, plural, size
+from jaxddp.core.errors import InputError, Key, Option, listed, plural, size
 from jaxddp.core.files import reading
 from jaxddp.core.peers import Peers
 from jaxddp.core.phases import phase
@@ -82,6 +82,10 @@ def train(
         signature = Signature.of(recipe.resources.train, config.data)
         if resumes:
             signature.check_resumed(directory)
+            if opened.resume_step > (total := recipe.layout.plan.total_steps):
+                problem = f": ends at step {total:,}, and {directory} was trained for {opened.resume_step:,} steps"
+                advice = "give more, or start in another ", Option("workdir")
+                raise InputError(Key("train.duration", str(config.train.duration)), problem, advice=advice)
         record, is_same = claim(directory, claimed, peers, resuming=resumes)
         if not resumes:
             opened.checkpoints.integrity.run = RunIdentity.of(record)

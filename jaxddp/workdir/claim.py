@@ -23,7 +23,7 @@ from jaxddp.config import Config
 from jaxddp.config.data_section import IMAGE_KEYS
 from jaxddp.config.goal import VAL
 from jaxddp.config.registry import NAMES, effective_settings, needs
-from jaxddp.config.tree import NETWORK_KEYS, LossConfig
+from jaxddp.config.tree import BALANCED, NETWORK_KEYS, LossConfig
 from jaxddp.config.values import flatten, plain
 from jaxddp.core.errors import InputError, Key, Option, figure
 from jaxddp.core.peers import ALONE, Peers
@@ -173,7 +173,9 @@ def check_evaluation(directory: Path, config: Config) -> None:
         return
     of_run, of_config = (effective_settings(Config, each) for each in (flatten(saved), config.flat()))
     changes = changed_keys(of_run, of_config)
-    for key in (key for key in EVALUATION_KEYS if key in changes):
+    # Balanced weights depend on the training images.
+    counted = ("data.limit", "data.labels_per_class") if of_run.get("loss.class_weights") == BALANCED else ()
+    for key in (key for key in (*EVALUATION_KEYS, *counted) if key in changes):
         advice = "a checkpoint is evaluated as it was trained: leave the option out"
         raise InputError(f"{path}: ", Key(key), changes[key], advice=advice)
 

@@ -2,8 +2,9 @@
 
 import gzip
 import os
+import re
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from io import BufferedIOBase
 from pathlib import Path
@@ -18,6 +19,7 @@ from jaxddp.data.faults import check_distinct, find_repeats
 
 _CHUNK = 1 << 20
 _MAX_NUMBERED = 100_000
+_NUMBER = re.compile("-?[0-9]{1,18}")
 _DAMAGE = (AttributeError, EOFError, LookupError, NotImplementedError, TypeError, ValueError)
 
 
@@ -99,6 +101,17 @@ def check_names(names: Sequence[str], position_of: Callable[[int], str]) -> None
     for place, first in find_repeats(np.array(names)):
         fault = f"{show(names[place])} is also the name in {position_of(first)}"
         raise InputError(f"{position_of(place)}: {fault}; give each class its own name")
+
+
+def are_numbers(names: Iterable[str]) -> bool:
+    """Return whether the names of classes are whole numbers, such as grades."""
+    return all(_NUMBER.fullmatch(name) for name in names)
+
+
+def in_order(names: Iterable[str]) -> list[str]:
+    """Return the names of classes sorted, by value if all are whole numbers."""
+    ordered = sorted(names)
+    return sorted(ordered, key=int) if are_numbers(ordered) else ordered
 
 
 def numbered_names(*labels: np.ndarray) -> tuple[str, ...]:

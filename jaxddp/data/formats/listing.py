@@ -17,15 +17,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
 import jaxddp.core.files as files
 from jaxddp.config import DataConfig
-from jaxddp.core.errors import InputError, Key, choices, nearest, show, some
+from jaxddp.core.errors import InputError, Key, choices, counted, nearest, show, some
 from jaxddp.data.faults import Refuse, check_column, check_distinct, find_repeats, raise_fault
-from jaxddp.data.formats.array_files import check_names
+from jaxddp.data.formats.array_files import check_names, in_order
 from jaxddp.data.formats.folders import visible_folders
 from jaxddp.data.formats.splits import SPLITS
 from jaxddp.data.source import FLOATS, ClassSelection, LabelForm, Split, float_labels
@@ -40,7 +40,6 @@ IMAGES = (
 """The usual names of the column of images; the first one that a table has is used."""
 LABELS = ("label", "labels", "class", "category", "target", "diagnosis", "species", "class_name", "class_id")
 LABELS += ("finding_labels", "dx")
-SEPARATORS = ";|"
 _DIVIDER = "split"
 _BITS = {"0": False, "0.0": False, "false": False, "1": True, "1.0": True, "true": True}
 # A column of 0 and 1 with such a name divides the rows, and is no class.
@@ -68,6 +67,11 @@ class Listing:
     header: Sequence[str]
     images: Sequence[str] = ()
     classes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    separators: ClassVar[str] = ";|"
+    """The characters that separate several labels in a cell, unless the config names another separator."""
+    unknown: ClassVar[str | None] = None
+    """The label of an image whose class is unknown."""
 
     @property
     def top(self) -> str:
@@ -103,6 +107,10 @@ class Listing:
         columns_of_table = (np.array([text.encode() for text in column], "S") for column in (ids, paths))
         labels, reading = np.full(len(ids), -1, np.int32), f"{self.file.name}: {columns}{found}"
         return ExampleTable(LocalFiles(root), *columns_of_table, labels=labels, reading=reading)
+
+    def numbered(self, column: str, val: Any) -> tuple[str, ...]:
+        """Return the names of the classes whose indices are in a column, here and in `val`; none for other labels."""
+        return ()
 
     def column(self, key: str, name: str) -> str:
         """Return the column that a key of the config names. Raises: InputError if there is none."""
@@ -149,19 +157,19 @@ def read_listing(
     """Return the examples of a split. No image is opened.
 
     Ids are the paths of the rows, without `./`. If a row has several labels, the labels are multi-hot. The classes are
-    the labels of the training rows, sorted, or the columns of 0 and 1.
+    the labels of the training rows, in the order of `in_order`, or the columns of 0 and 1.
 
     These rows are rejected, with a message that names the file and the line:
 
     - a row without a path or without a label;
     - a row whose path has `..`, or leads by a link out of the folder;
-    - a row whose image is listed already, with another label;
+    - a row whose image is listed already, with another label, weight or group;
     - a row whose label looks like another label;
     - a row of the validation with a label that no row of the training has.
 
     Args:
         listing: the rows of the training split, or of both splits.
-        val: the rows of the validation split, if they are in another file and wanted.
+        val: the rows of the validation split, if they are in another file.
         by_column: whether a column may divide the rows; see `division`.
 
     Raises:
@@ -171,8 +179,10 @@ def read_listing(
     columns = choose_columns(listing, data, divider)
     rows, listed = _read_rows(listing, columns, data, refuse, values.get("train")), listing
     is_of_classes = data.targets is None
+    numbered = listing.numbered(columns.labels[0], val) if columns.form == "one label" and not columns.names else ()
     first = {label: row.number for row in reversed(rows) for label in row.labels} if is_of_classes else {}
-    names = columns.labels if columns.form != "one label" else columns.names or sorted(first)
+    first.pop(listing.unknown or "", None)
+    names = columns.labels if columns.form != "one label" else columns.names or numbered or in_order(first)
     check_distinct(sorted(first, key=first.__getitem__), lambda name: listing.place(first[name]), refuse)
     if split == "val":
         if val is not None:
@@ -183,6 +193,8 @@ def read_listing(
             columns = choose_columns(val, replace(data, columns=named, weight_column=None))
         rows = _read_rows(listed, columns, data, refuse, values.get("val"))
     known, index = [], {name: label for label, name in enumerate(names)}
+    if listing.unknown is not None and all(len(row.labels) == 1 for row in rows):
+        index[listing.unknown] = -1
     for row in rows:
         if is_of_classes and (unknown := [label for label in row.labels if label not in index]):
             label = f"{show(unknown[0])}{nearest(unknown[0], index)}"
@@ -206,7 +218,7 @@ def read_listing(
 
 
 def read_images(listing: Listing, data: DataConfig) -> ExampleTable:
-    """Return the images alone, whose labels are -1. Raises: InputError if a row has no path of an image."""
+    """Return the images alone, whose labels are -1. Raises: InputError if a row has no path, or that of another row."""
     header = listing.header
     image = find_column(header, (*data.named_columns.get("image", ()), *IMAGES))
     if image is None and len(header) != 1:
@@ -215,6 +227,9 @@ def read_images(listing: Listing, data: DataConfig) -> ExampleTable:
     image = image or header[0]
     rows = _read_rows(listing, Columns(image), data, raise_fault)
     table = listing.table(Columns(image), rows, data)
+    for row, first in find_repeats(table.id)[:1]:
+        fault = f"{show(rows[row].image)} is also in {listing.place(rows[first].number)}; write one row for each image"
+        raise InputError(f"{listing.place(rows[row].number)}: {fault}")
     return sound_rows(table, lambda row: listing.place(rows[row].number), raise_fault)
 
 
@@ -293,13 +308,13 @@ def _classes(listing: Listing, names: Sequence[str]) -> list[str]:
 def division(listing: Listing, data: DataConfig) -> tuple[str | None, dict[Split, list[str]]]:
     """Return the column that divides the rows, and its values in each split; None and no values if no column does.
 
-    A column called split does so if all its values are names of splits and no images are held out.
+    A column called split does so if all its values are names of splits.
 
     Raises: InputError if the config's column or value is missing, or values are no names of splits.
     """
     if data.split_column is not None:
         column = listing.column("split_column", data.split_column)
-    elif data.held_out is not None or (column := find_column(listing.header, [_DIVIDER])) is None:
+    elif (column := find_column(listing.header, [_DIVIDER])) is None:
         return None, {}
     values = sorted({cell.strip() for _, cell in listing.rows([column], lambda fault: None)})
     of = {split: [value for value in values if value.casefold() in names] for split, names in SPLITS.items()}
@@ -360,7 +375,8 @@ def _read_rows(
         if "" not in labels and len({*labels}) == len(labels):
             return labels, ""
         fault = f"label {show(cells[0])} has an empty name or one name twice"
-        return labels, f"{fault}; write one label, or 'cat{separator or ' '}dog'"
+        several = f", or 'cat{separator or ' '}dog'" if (separator or " ").isprintable() else ""
+        return labels, f"{fault}; write one label{several}"
 
     for number, text, *cells in raw:
         (weight,), unweighted = _floats([cells.pop()], "shares") if columns.weight else ((1.0,), "")
@@ -397,11 +413,11 @@ def _separator(listing: Listing, columns: Columns, data: DataConfig, rows: Seque
     if data.label_separator is not None:
         return data.label_separator.strip() or None
     cells = {row[2] for row in rows} if len(columns.labels) == 1 else ()
-    used = [sign for sign in SEPARATORS if any(sign in cell for cell in cells)]
+    used = [sign for sign in listing.separators if any(sign in cell for cell in cells)]
     if len(used) > 1:
         fault = f"{listing.file}: labels hold both {show(used[0])} and {show(used[1])}"
         raise InputError(fault, advice=("name the separator of labels by ", Key("data.label_separator")))
-    return used[0] if used else SEPARATORS[0]
+    return used[0] if used else listing.separators[0]
 
 
 def _clean(text: str) -> str | None:
@@ -476,10 +492,14 @@ def sound_rows(
         classes: see `Table.select`. Only the folders of these classes are listed.
     """
     repeated = find_repeats(table.id)
-    for row, first in repeated:
-        if (table.labels[row] != table.labels[first]).any():
-            fault = f"{show(os.fsdecode(table.id[row]))} has other labels than in {place(first)}"
+    columns = {"other labels": table.labels, "another weight": table.weights, "another group": table.group}
+    for (row, first), (other, column) in itertools.product(repeated, columns.items()):
+        if column is not None and np.any(column[row] != column[first]):
+            fault = f"{show(os.fsdecode(table.id[row]))} has {other} than in {place(first)}"
             refuse(f"{place(row)}: {fault}; write one row for each image")
+    if repeated:
+        left_out = f"{counted(len(repeated), 'row')} that repeat{'s' * (len(repeated) == 1)} an image left out"
+        table = replace(table, reading=", ".join(filter(None, (table.reading, left_out))))
     chosen = table.without([row for row, _ in repeated]).select(classes)
     root = chosen.store.root if chosen.offset is None else None
     faults = [] if root is None else LocalFiles(root).faults(chosen.path, links_only=True)

@@ -34,6 +34,7 @@ from jaxddp.config.registry import FORMATS
 from jaxddp.core.errors import InputError, about, counted, show, size
 from jaxddp.data.faults import Refuse, pass_faults_to
 from jaxddp.data.format import Place
+from jaxddp.data.formats.array_files import numbered_names
 from jaxddp.data.formats.splits import ShardFormat
 from jaxddp.data.source import Split
 from jaxddp.data.storage.root import Folder, FolderFile
@@ -56,7 +57,7 @@ def read_parquet(place: Place, folder: Folder, split: Split, shards: dict[Split,
     with pass_faults_to(refuse):
         _check_parts(parts)
     if (rows := _listing(place, folder, shards)) is not None:
-        val = ParquetRows(parts) if split == "val" and "val" in shards else None
+        val = ParquetRows([FolderFile(folder, path) for path in shards["val"]]) if "val" in shards else None
         return listing.read_listing(rows, split, place.data, refuse, val, by_column="val" not in shards)
     columns, parts = _find_columns(parts, place.data, refuse)
     cells = _read_cells(parts, columns, refuse)
@@ -83,6 +84,9 @@ def read_parquet(place: Place, folder: Folder, split: Split, shards: dict[Split,
 class ParquetRows(listing.Listing):
     """The rows of Parquet files. The number of a row has two parts: the index of its file, and its number there."""
 
+    separators = "\x1f"
+    unknown = tables.UNKNOWN
+
     def __init__(self, files: Sequence[FolderFile]):
         self.files, self.file = files, files[0]
         with tables.open_parquet(self.file) as parquet:
@@ -94,6 +98,20 @@ class ParquetRows(listing.Listing):
 
     def place(self, number: tuple[int, int]) -> str:
         return f"{self.files[number[0]]}, row {number[1]}"
+
+    def numbered(self, column: str, val: Any) -> tuple[str, ...]:
+        """Return the names of the classes of a column of integers. Raises: see `tables.label_type`."""
+        import pyarrow.compute as compute
+
+        largest = []
+        for file in (*self.files, *(val.files if val else ())) if column not in self.lists else ():
+            with tables.open_parquet(file) as parquet, tables.as_input_errors(file):
+                values = _column(parquet, column)
+            if tables.label_type(values, file, column) is not int:
+                return ()
+            largest.append(compute.call_function("max", [values]).as_py() or 0)
+        with about(self.file):
+            return numbered_names(np.array(largest)) if largest else ()
 
     def rows(self, columns: Sequence[str], refuse: Refuse) -> Iterator[list[Any]]:
         """Yield [number of the row, *texts of the columns]; the text of a cell with an image is the id of the row."""
@@ -121,7 +139,7 @@ class ParquetRows(listing.Listing):
 
 def _text(cell: Any, names: Sequence[str]) -> str:
     if isinstance(cell, list):
-        return listing.SEPARATORS[0].join(_text(each, names) for each in cell)
+        return ParquetRows.separators.join(_text(each, names) for each in cell)
     if isinstance(cell, int) and not isinstance(cell, bool) and 0 <= cell < len(names):
         return names[cell]
     return "" if cell is None else str(cell)
@@ -220,8 +238,6 @@ def _read_cells(
     files: list[FolderFile], columns: listing.Columns, refuse: Refuse
 ) -> dict[FolderFile, tables.LabelCells]:
     """Return the labels of each file that can be read."""
-    import pyarrow
-
     cells, column = dict[FolderFile, tables.LabelCells](), columns.labels[0]
     for file in files:
         with pass_faults_to(refuse), tables.open_parquet(file) as parquet, tables.as_input_errors(file):
@@ -229,11 +245,16 @@ def _read_cells(
                 raise InputError(f"{file}: no column {column!r}, which the first file has; {tables.WRITE_AGAIN}")
             if (_class_names(parquet.schema_arrow).get(column) or columns.names) != columns.names:
                 raise InputError(f"{file}: the names of {column} are not those of the first file; {tables.WRITE_AGAIN}")
-            values = parquet.read(columns=[column]).column(0).combine_chunks()
-            if pyarrow.types.is_dictionary(values.type):
-                values = values.dictionary_decode()
-            cells[file] = tables.label_cells(values, file, column, refuse)
+            cells[file] = tables.label_cells(_column(parquet, column), file, column, refuse)
     return cells
+
+
+def _column(parquet: Any, column: str) -> Any:
+    """Return the values of a column, as a `pyarrow.Array`."""
+    import pyarrow
+
+    values = parquet.read(columns=[column]).column(0).combine_chunks()
+    return values.dictionary_decode() if pyarrow.types.is_dictionary(values.type) else values
 
 
 def _parent(file: FolderFile) -> str:

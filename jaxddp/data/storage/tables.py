@@ -33,7 +33,7 @@ from jaxddp.core.errors import InputError, JaxddpError, Unreachable, about, coun
 from jaxddp.core.phases import doing, moved
 from jaxddp.core.threads import in_daemon
 from jaxddp.data.faults import Refuse, check_distinct
-from jaxddp.data.formats.array_files import numbered_names
+from jaxddp.data.formats.array_files import in_order, numbered_names
 from jaxddp.data.source import Split
 from jaxddp.data.storage.root import Folder, FolderFile
 from jaxddp.data.storage.store import Fault, ShardStore, check_regular, identity_of
@@ -271,7 +271,8 @@ def _in_thread(call: Callable[[], Any]) -> Any:
 
 REFUSED = -2
 """The label of a rejected row."""
-_UNKNOWN = "-1"
+UNKNOWN = "-1"
+"""The label of a row whose class is unknown."""
 
 
 class Classes(NamedTuple):
@@ -291,17 +292,20 @@ class LabelCells(NamedTuple):
     """Returns a readable name of a row, for messages."""
 
 
-def label_cells(values: Any, where: object, column: str, refuse: Refuse) -> LabelCells:
-    """Return the labels of a `pyarrow.Array`. Rows without a label are passed to `refuse`.
-
-    Raises: InputError if the values are neither integers nor strings.
-    """
+def label_type(values: Any, where: object, column: str) -> type[int] | type[str]:
+    """Return the type of labels in a `pyarrow.Array`. Raises: InputError if they are neither integers nor strings."""
     import pyarrow
 
     kinds = pyarrow.types
     if not any(is_kind(values.type) for is_kind in (kinds.is_integer, kinds.is_string, kinds.is_large_string)):
         raise InputError(f"{where}: {column} is of {values.type}; give one integer or one string per row")
-    labels = [None if label is None or not str(label).strip() else label for label in values.to_pylist()]
+    return int if kinds.is_integer(values.type) else str
+
+
+def label_cells(values: Any, where: object, column: str, refuse: Refuse) -> LabelCells:
+    """Return the labels of a `pyarrow.Array`. Rows without a label are passed to `refuse`. Raises: see `label_type`."""
+    label_type(values, where, column)
+    labels = [label.strip() or None if isinstance(label, str) else label for label in values.to_pylist()]
     cells = LabelCells(labels, lambda row: f"{where}, row {row}")
     for row, label in enumerate(labels):
         if label is None:
@@ -314,8 +318,9 @@ def find_classes(
 ) -> Classes:
     """Return the classes of a data set: its names of classes or, without names, those of the labels.
 
-    If a training label is a string, all labels are names, and the classes are the sorted training labels. Otherwise the
-    classes are numbered, up to the largest label of all splits. Names that look alike are passed to `refuse`.
+    If a training label is a string, all labels are names, and the classes are the training labels, in the order of
+    `in_order`. Otherwise the classes are numbered, up to the largest label of all splits. Names that look alike are
+    passed to `refuse`.
 
     Args:
         cells_of: returns the labels of a split.
@@ -332,9 +337,9 @@ def find_classes(
         val = (label for cells in cells_of("val") for label in cells.labels if isinstance(label, int))
         with about(where):
             return Classes(numbered_names(np.array([max([*first, *val], default=0)])), numbered=True)
-    places = {str(label): place for label, place in first.items() if str(label) != _UNKNOWN}
+    places = {str(label): place for label, place in first.items() if str(label) != UNKNOWN}
     check_distinct(places, places.__getitem__, refuse)
-    return Classes(tuple(sorted(places)), numbered=False)
+    return Classes(tuple(in_order(places)), numbered=False)
 
 
 def class_indices(cells: LabelCells, classes: Classes, refuse: Refuse) -> np.ndarray:
@@ -344,7 +349,7 @@ def class_indices(cells: LabelCells, classes: Classes, refuse: Refuse) -> np.nda
     """
     names = classes.names
     index = {name: label for label, name in enumerate(map(str, range(len(names))) if classes.numbered else names)}
-    index[_UNKNOWN] = -1
+    index[UNKNOWN] = -1
     labels = np.full(len(cells.labels), REFUSED, np.int32)
     for row, label in enumerate(cells.labels):
         if str(label) in index and label is not None:
