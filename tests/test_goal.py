@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from support.errors import error_line
 
 from jaxddp.config import Config
-from jaxddp.config.goal import Goal, by_split, flat, of_exported
+from jaxddp.config.goal import Goal, flat, of_exported
 from jaxddp.core.errors import InputError
 from jaxddp.training.checkpoints.integrity import Integrity, ValidationFile
 from jaxddp.training.evaluation import EarlyStopping
@@ -128,7 +128,6 @@ def test_metrics_of_splits_are_flattened_and_divided_again():
     measured = {"val": {"loss": 1.0, "count": 3}, "val_ema": {"loss": 0.5, "count": 3}}
     flat_metrics = {"loss": 1.0, "count": 3, "val_ema loss": 0.5}
     assert flat(measured) == flat_metrics
-    assert by_split(flat_metrics) == {"val": {"loss": 1.0, "count": 3}, "val_ema": {"loss": 0.5}}
     # Exported arrays are the averaged ones, if there are any.
     assert of_exported(flat_metrics) == {"loss": 0.5, "count": 3}
     assert of_exported({"loss": 1.0, "count": 3}) == {"loss": 1.0, "count": 3} and of_exported({}) == {}

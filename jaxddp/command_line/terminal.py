@@ -73,7 +73,7 @@ class StatusLine:
     """
 
     def __init__(self) -> None:
-        self._drawn: Console | None = None
+        self._is_drawn = False
         self._last = Activity()
         self._next_seconds = SECONDS_OF_LINES[0]
 
@@ -87,22 +87,18 @@ class StatusLine:
             from rich.text import Text
 
             self.clear()
-            self._drawn = Console(stderr=True, highlight=False)
-            bar = _bar(activity, self._drawn) if self._drawn.width >= _BAR_AND_WORDS else ""
+            console, self._is_drawn = Console(stderr=True, highlight=False), True
+            bar = _bar(activity, console) if console.width >= _BAR_AND_WORDS else ""
             line = Text(on_screen(f"{activity.description} ... {bar}{activity.details()}"), "dim")
             # The next output begins at the left margin and overwrites the line.
-            self._drawn.print(line, end="\r", no_wrap=True, overflow="ellipsis")
+            console.print(line, end="\r", no_wrap=True, overflow="ellipsis")
 
     def clear(self) -> None:
         """Erase the line if it is visible."""
-        if self._drawn is None:
-            return
-        from rich.control import Control
-        from rich.segment import ControlType
-
-        with contextlib.suppress(OSError, ValueError):
-            self._drawn.control(Control(ControlType.CARRIAGE_RETURN, (ControlType.ERASE_IN_LINE, 2)))
-        self._drawn = None
+        if self._is_drawn:
+            with contextlib.suppress(OSError, ValueError):
+                print(end="\r\x1b[2K", file=sys.stderr, flush=True)
+        self._is_drawn = False
 
     def _print(self, activity: Activity) -> None:
         seconds, words, last, self._last = activity.seconds, f"{activity.description} ...", self._last, activity
@@ -120,7 +116,7 @@ def _bar(activity: Activity, console: "Console") -> str:
     """Return a bar for the completed share; "" if it is unknown."""
     if activity.share is None:
         return ""
-    done, left = ("#", "-") if console.legacy_windows or console.options.ascii_only else ("━", "─")
+    done, left = ("#", "-") if console.options.ascii_only else ("━", "─")
     filled = int(_BAR * activity.share)
     return f"{done * filled}{left * (_BAR - filled)} "
 

@@ -31,9 +31,10 @@ def run(arguments: list[str]) -> None:
     options, file = parse_recipe(ShowConfig, "jaxddp config", arguments)
     if options.format != "table":
         # The hooks of a recipe are Python, so the file has the recipe as its base.
-        named = {kind.key for kind in CHOICES if kind.hook in file.replaced}
-        settings = read_recipe(arguments[0]).config.flat()
-        base = str(file.path.absolute()), {key: value for key, value in settings.items() if key not in named}
+        recipe = read_recipe(arguments[0])
+        # A name that replaces a hook is written, even if it is the same.
+        named = {kind.key for kind in CHOICES if kind.hook in recipe.hooks.keys() - file.hooks.keys()}
+        base = str(file.path.absolute()), {key: v for key, v in recipe.config.flat().items() if key not in named}
         print(written(file.config, base if file.hooks else None, options.format), end="")
         return
     from jaxddp.workdir.claim import with_absolute_paths

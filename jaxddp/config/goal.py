@@ -45,11 +45,6 @@ class Goal:
     smoothing: float = 0.0
 
     @classmethod
-    def default(cls, *, averages: bool) -> "Goal":
-        """Return the goal of a run that names none: the top-1 accuracy of the averaged parameters, if there are any."""
-        return cls(f"{VAL_EMA} top1" if averages else "top1")
-
-    @classmethod
     def parse(cls, name: str, best_is: str | None, smoothing: float) -> "Goal":
         """Parse the values of `checkpoint.best`, `checkpoint.best_is` and `checkpoint.best_smoothing`.
 
@@ -106,17 +101,8 @@ def flat(measured: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
 
 def of_exported(metrics: Mapping[str, T]) -> dict[str, T]:
     """Return the metrics of the parameters that predict and export use, averaged or not, from the result of `flat`."""
-    measured = by_split(metrics)
-    return measured.get(VAL_EMA, measured[VAL]) | {name: metrics[name] for name in ("count",) if name in metrics}
-
-
-def by_split(metrics: Mapping[str, T]) -> dict[str, dict[str, T]]:
-    """Return the metrics of each split, from the result of `flat`."""
-    metrics_of: dict[str, dict[str, T]] = {VAL: {}}
-    for name, value in metrics.items():
-        split, _, metric = name_with_split(name).partition(" ")
-        metrics_of.setdefault(split, {})[metric] = value
-    return metrics_of
+    averaged = {name.removeprefix(f"{VAL_EMA} "): value for name, value in metrics.items() if VAL_EMA in name}
+    return averaged | {name: value for name, value in metrics.items() if name == "count" or not averaged}
 
 
 def name_with_split(metric: str) -> str:

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from jaxddp.config.values import read
 from jaxddp.core.errors import InputError, Key, about, choices, counted, nearest, show
@@ -71,6 +71,9 @@ class Layers:
 NO_LAYERS = Layers()
 
 
+_SETTINGS: dict[str, Any] = {"rate": Factor, "decay": WeightDecay, "frozen": Literal["true"]}
+
+
 @dataclass(frozen=True)
 class LayerSettings:
     """Optimizer settings of single layers, by prefixes of their names: factors of the rate, decays, frozen layers."""
@@ -82,18 +85,14 @@ class LayerSettings:
     @classmethod
     def parse(cls, texts: Iterable[str], key: str) -> "LayerSettings":
         """Parse "fc:rate=10", "fc:decay=0" and "conv1:frozen=true". Raises: InputError, also for a second value."""
-        by_setting: dict[str, list[str]] = {"rate": [], "decay": [], "frozen": []}
-        for text in texts:
-            layer, _, assigned = (part.strip() for part in text.partition(":"))
-            setting, _, value = (part.strip() for part in assigned.partition("="))
-            if not layer or "=" in layer or setting not in by_setting or (setting == "frozen" and value != "true"):
-                raise InputError(Key(key), f": {show(text)}: expected LAYER:rate=X, LAYER:decay=X or LAYER:frozen=true")
-            by_setting[setting].append(f"{layer}={value}")
-        rates, decays, frozen = (assignments(pairs, key) for pairs in by_setting.values())
-        with about(Key(key)):
-            factors = {layer: read(value, Factor, f"{layer}:rate") for layer, value in rates.items()}
-            decays = {layer: read(value, WeightDecay, f"{layer}:decay") for layer, value in decays.items()}
-        return cls(factors, decays, tuple(frozen))
+        values: dict[str, dict[str, Any]] = {setting: {} for setting in _SETTINGS}
+        for name, value in assignments(texts, key, left_name="LAYER:rate, LAYER:decay or LAYER:frozen").items():
+            layer, _, setting = (part.strip() for part in name.rpartition(":"))
+            if not layer or setting not in _SETTINGS:
+                raise InputError(Key(key), f": {show(name)}: expected LAYER:rate=X, LAYER:decay=X or LAYER:frozen=true")
+            with about(Key(key)):
+                values[setting][layer] = read(value, _SETTINGS[setting], f"{layer}:{setting}")
+        return cls(values["rate"], values["decay"], tuple(values["frozen"]))
 
 
 def longest_match(values: Mapping[str, T], name: str, default: T) -> T:
@@ -108,9 +107,9 @@ def has_prefix(prefix: str, name: str) -> bool:
     return len(words) <= len(first) and all(word in ("*", other) for word, other in zip(words, first, strict=False))
 
 
-def assignments(pairs: Iterable[str], key: str, left_name: str = "LAYER") -> dict[str, str]:
+def assignments(pairs: Iterable[str], key: str, kind: Any = str, left_name: str = "LAYER") -> dict[str, Any]:
     """Parse pairs such as "layer4=0.1" into a dict. Raises: InputError if one is invalid, or a layer is given twice."""
-    values: dict[str, str] = {}
+    values: dict[str, Any] = {}
     for pair in pairs:
         layer, equals, value = (part.strip() for part in pair.partition("="))
         if not layer or not equals or not value:
@@ -118,7 +117,8 @@ def assignments(pairs: Iterable[str], key: str, left_name: str = "LAYER") -> dic
         if repeated := [other for other in values if _words(other) == _words(layer)]:
             problem = f": {show(layer)} has two values, {values[repeated[0]]} and {value}; give only one"
             raise InputError(Key(key), problem)
-        values[layer] = value
+        with about(Key(key)):
+            values[layer] = read(value, kind, layer)
     return values
 
 
@@ -174,20 +174,15 @@ _PATTERN = re.compile(r"(normal|truncated_normal)(?:\(([^()]*)\))?")
 _Deviation = Annotated[float, Range(0, 100, above=True)]
 
 
-@dataclass(frozen=True)
-class WeightInit:
-    """The name of a distribution, and for "normal" and "truncated_normal" its standard deviation."""
+def parse_weight_init(text: str) -> tuple[str, float | None]:
+    """Parse a name such as "he_normal", "normal" (deviation 0.01) or "normal(0.02)". Raises: InputError.
 
-    name: str = "he_normal"
-    deviation: float | None = None
-
-    @classmethod
-    def parse(cls, text: str) -> "WeightInit":
-        """Parse a name such as "he_normal", "normal" (deviation 0.01) or "normal(0.02)". Raises: InputError."""
-        if text in _NAMES:
-            return cls(text)
-        if (match := _PATTERN.fullmatch(text)) is None:
-            names = (*_NAMES, "normal(0.02)", "truncated_normal(0.02)")
-            raise InputError(Key("model.weight_init"), f": unknown weight_init {show(text)}; {choices(text, names)}")
-        with about(Key("model.weight_init", text)):
-            return cls(match[1], read("0.01" if match[2] is None else match[2], _Deviation, "standard deviation"))
+    Returns: the name of a distribution, and for "normal" and "truncated_normal" its standard deviation.
+    """
+    if text in _NAMES:
+        return text, None
+    if (match := _PATTERN.fullmatch(text)) is None:
+        names = (*_NAMES, "normal(0.02)", "truncated_normal(0.02)")
+        raise InputError(Key("model.weight_init"), f": unknown weight_init {show(text)}; {choices(text, names)}")
+    with about(Key("model.weight_init", text)):
+        return match[1], read("0.01" if match[2] is None else match[2], _Deviation, "standard deviation")

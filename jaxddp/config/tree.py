@@ -7,12 +7,12 @@ from typing import Annotated, Any, Literal
 import jaxddp.config.registry as registry
 import jaxddp.core.ranges as ranges
 from jaxddp.config.data_section import DataConfig
-from jaxddp.config.goal import Goal
-from jaxddp.config.layers import ADAPTERS, HEADS, BatchStatistics, Layers, LayerSettings, WeightInit, assignments
+from jaxddp.config.goal import VAL, VAL_EMA, Goal
+from jaxddp.config.layers import ADAPTERS, HEADS, BatchStatistics, Layers, LayerSettings, assignments, parse_weight_init
 from jaxddp.config.registry import Requires, SectionOfChoices
 from jaxddp.config.values import Names, check_values, flatten, nested, plain, read, replaced
 from jaxddp.core.duration import Duration
-from jaxddp.core.errors import InputError, Key, about
+from jaxddp.core.errors import InputError, Key
 from jaxddp.core.shares import Shares
 
 NETWORK_KEYS = ("name", "width", "stem", "shortcut_norm", "blur_pool")
@@ -60,9 +60,9 @@ class ModelConfig(SectionOfChoices):
         return BatchStatistics.parse(self.batch_norm or "local")
 
     @cached_property
-    def initialization(self) -> WeightInit:
+    def initialization(self) -> tuple[str, float | None]:
         """The parsed `weight_init`; he_normal for None."""
-        return WeightInit.parse(self.weight_init or "he_normal")
+        return parse_weight_init(self.weight_init or "he_normal")
 
     @cached_property
     def fresh_layers(self) -> Layers:
@@ -85,9 +85,7 @@ class ModelConfig(SectionOfChoices):
     @cached_property
     def unfreeze_times(self) -> dict[str, Duration]:
         """When the training of each layer of `unfreeze` begins."""
-        durations = assignments(self.unfreeze, "model.unfreeze")
-        with about(Key("model.unfreeze")):
-            return {layer: Duration.parse(value) for layer, value in durations.items()}
+        return assignments(self.unfreeze, "model.unfreeze", Duration)
 
 
 BALANCED: Literal["balanced"] = "balanced"
@@ -223,11 +221,10 @@ class OptimizerConfig(SectionOfChoices):
     @cached_property
     def layer_rate_factors(self) -> dict[str, float]:
         """The factors of layers in `rate_factors` and `groups`, of which only one may name a layer."""
-        factors, rates = assignments(self.rate_factors, "optimizer.rate_factors"), self.layer_settings.rates
+        _ = assignments(self.rate_factors, "optimizer.rate_factors", ranges.Factor)
         # Checks that no layer has a rate in both.
-        assignments([f"{layer}={rate}" for layer, rate in [*factors.items(), *rates.items()]], "optimizer.groups")
-        with about(Key("optimizer.rate_factors")):
-            return {layer: read(value, ranges.Factor, layer) for layer, value in factors.items()} | rates
+        pairs = self.rate_factors + tuple(f"{layer}={rate}" for layer, rate in self.layer_settings.rates.items())
+        return assignments(pairs, "optimizer.groups", ranges.Factor)
 
 
 Views = Literal["one", "mirror", "mirror_translate"]
@@ -271,7 +268,7 @@ class CheckpointConfig:
 
     def goal(self, *, averages: bool) -> Goal:
         """Return the parsed `best`, `best_is` and `best_smoothing`. `averages`: whether parameters are averaged."""
-        return Goal.parse(self.best or Goal.default(averages=averages).name, self.best_is, self.best_smoothing)
+        return Goal.parse(self.best or f"{VAL_EMA if averages else VAL} top1", self.best_is, self.best_smoothing)
 
 
 ShownImages = Annotated[int, ranges.Range(0, 256)]
@@ -310,7 +307,7 @@ class LogConfig:
     @cached_property
     def recorded(self) -> dict[str, str]:
         """The parsed `config`, by name."""
-        return assignments(self.config, "log.config", "NAME")
+        return assignments(self.config, "log.config", left_name="NAME")
 
 
 @dataclass(frozen=True)

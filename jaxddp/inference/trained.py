@@ -542,7 +542,6 @@ def evaluate_checkpoint(
         InputError: the checkpoint or the data do not exist, the recipe names no network, or the network, the classes or
             the images differ from the run's.
     """
-    file.check_copy()
     network_checks.check_head(file.config, directory)
     file.check_network("evaluate it with jaxddp.evaluate, or with a config that names the network")
     topology, config = join_and_resolve(file)

@@ -23,7 +23,6 @@ from jax.typing import DTypeLike
 
 import jaxddp.models.ops.layers as ops
 from jaxddp.config import ModelConfig, registry
-from jaxddp.config.layers import WeightInit
 from jaxddp.core.errors import InputError, Key, choices
 from jaxddp.models.network import Naming, Network, head_init, naming, stage_blocks
 from jaxddp.models.ops.layers import WEIGHT_INITS, Layer, ModuleFactory, SqueezeExcitation
@@ -330,7 +329,7 @@ def build(
     same = ("width", "stem", "zero_init_last_scale", "shortcut_norm", "blur_pool")
     given |= {name: getattr(options, name) for name in same}
     given |= {"axis_name": settings.batch_statistics.axis_name, "group": settings.batch_statistics.group}
-    return ResNet(architecture, num_classes, kernel_init=_kernel_init(settings.initialization), **given)
+    return ResNet(architecture, num_classes, kernel_init=_kernel_init(*settings.initialization), **given)
 
 
 def check_groups(architecture: Architecture, width: int) -> None:
@@ -345,11 +344,11 @@ def check_groups(architecture: Architecture, width: int) -> None:
 _WITH_DEVIATION = {"normal": nn.initializers.normal, "truncated_normal": nn.initializers.truncated_normal}
 
 
-def _kernel_init(chosen: WeightInit) -> nn.initializers.Initializer:
+def _kernel_init(name: str, deviation: float | None) -> nn.initializers.Initializer:
     """Return the initializer of a network's kernels. "glorot" and "xavier" are two names of the same initializers."""
-    if chosen.deviation is not None:
-        return _WITH_DEVIATION[chosen.name](chosen.deviation)
-    return nn.initializers.zeros if chosen.name == "zeros" else WEIGHT_INITS[chosen.name.replace("glorot", "xavier")]
+    if deviation is not None:
+        return _WITH_DEVIATION[name](deviation)
+    return nn.initializers.zeros if name == "zeros" else WEIGHT_INITS[name.replace("glorot", "xavier")]
 
 
 def _check_floating(key: str, dtype: Any) -> None:

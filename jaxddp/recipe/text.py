@@ -20,15 +20,13 @@ from typing import Any, NamedTuple
 import jaxddp.core.files as files
 from jaxddp.config.tree import Config
 from jaxddp.config.values import keys_of, nested, read
-from jaxddp.core.errors import InputError, about, show
+from jaxddp.core.errors import InputError, show
 from jaxddp.recipe.sources import CONFIG_FILE, TEXT_FILES, is_built_in
 
 BASE = "base"
 """The key that names the config which the file changes."""
 _LARGEST = 1_000_000
 """Bytes of the largest recipe file. Composing a megabyte takes seconds."""
-_TAGS = ("str", "int", "float", "bool", "null", "timestamp", "merge", "value")
-"""The tags that PyYAML finds for a scalar without a tag. The text of the scalar is read instead of its tag."""
 _NULLS = ("", "~", "null", "Null", "NULL", "None")
 
 
@@ -54,17 +52,13 @@ def entries_of(path: Path) -> dict[str, Entry]:
 
 def with_entries(config: Config, entries: Mapping[str, Entry], path: Path) -> Config:
     """Return a copy of a config with the keys of a file changed. Raises: InputError, with the line."""
-    hints, changes = dict(keys_of(Config)), dict[str, Any]()
-    for key, entry in entries.items():
-        with about(f"{path}:{entry.line}"):
-            if any(other.startswith(f"{key}.") for other in hints):
-                raise InputError(f"{key} is a section", advice="write its keys below it, with more indentation")
-            if key not in hints:
-                # The whole config raises the error, which suggests the nearest key.
-                config.replace(**{key: None})
-            changes[key] = read(entry.content, hints[key], key)
+    hints = dict(keys_of(Config))
     try:
-        return config.replace(**changes)
+        # The whole config raises the error for a key that is unknown, or is a section.
+        read_values = {
+            key: read(entry.content, hints[key], key) if key in hints else None for key, entry in entries.items()
+        }
+        return config.replace(**read_values)
     except InputError as error:
         line = entries.get(error.key or "")
         raise error.within(str(path) if line is None else f"{path}:{line.line}") from error
@@ -80,9 +74,9 @@ def written(config: Config, base: tuple[str, Mapping[str, Any]] | None, form: st
     """
     import yaml
 
-    name, before = base or ("", {key: None for key, value in Config().flat().items() if value is None})
-    values = config.flat()
-    changed = nested({key: value for key, value in values.items() if key not in before or value != before[key]})
+    # No key that may be None has another default.
+    name, before = base or ("", {})
+    changed = nested({key: value for key, value in config.flat().items() if value != before.get(key)})
     content = {BASE: name, **changed} if name else changed
     if form == "json":
         return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
@@ -104,7 +98,7 @@ def _composed(path: Path) -> Any:
         if kind == "JSON":
             json.loads(text, parse_int=str, parse_float=str)
             text = _as_yaml(text)
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        node = yaml.compose(text, Loader=yaml.BaseLoader)
     except json.JSONDecodeError as error:
         raise InputError(f"{path}:{error.lineno}: is not JSON ({error.msg})") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:
@@ -147,7 +141,7 @@ def _text(node: Any, path: Path, key: str) -> str | None:
     line = node.start_mark.line + 1
     if node.id != "scalar":
         raise InputError(f"{path}:{line}: {key}: a {node.id} in a list; give a list of values")
-    if node.tag.removeprefix("tag:yaml.org,2002:") not in _TAGS:
+    if node.tag != "tag:yaml.org,2002:str":
         raise InputError(f"{path}:{line}: {key}: the tag {show(node.tag)} is not allowed; write the value without it")
     if node.style is None and node.value in _NULLS:
         return None

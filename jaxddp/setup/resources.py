@@ -117,7 +117,7 @@ def join_and_resolve(file: RecipeFile) -> tuple[Topology, Config]:
     config = file.config
     peers = join_job(find_job(), config.parallel)
     values = {key: str(value) for key, value in config.flat().items()}
-    peers.agree(values | {"the recipe file's digest": str(file.digest()), "replaced hooks": str(file.replaced)})
+    peers.agree(values | {"the recipe file's digest": str(file.digest()), "hooks": str(sorted(file.hooks))})
     topology = Topology.create(config.parallel.devices, peers)
     if file.notice and peers.is_first:
         _log.info(file.notice)

@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxddp.config import DataConfig
+from jaxddp.config import CheckpointConfig, DataConfig
 from jaxddp.config.goal import VAL_EMA, Goal, Mean
 from jaxddp.core.errors import InputError, counted, figure, first_line, speed
 from jaxddp.core.phases import doing, moved, phase, reached, running_time
@@ -287,7 +287,7 @@ class EarlyStopping:
         The default goal is checked only if `stop_after` is set. Raises: InputError if the metric is missing. The error
         lists the metrics.
         """
-        default = Goal.default(averages=any(name.startswith(VAL_EMA) for name in names))
+        default = CheckpointConfig().goal(averages=any(name.startswith(VAL_EMA) for name in names))
         if self.goal != default or self.stop_after is not None:
             self.goal.check(names)
 

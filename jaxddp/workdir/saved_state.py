@@ -26,7 +26,6 @@ def recipe_of_run(directory: Path) -> RecipeFile:
     path = directory / CONFIG_FILE
     files.content_of(path, _ADVICE, missing=f"no such file; {_ADVICE}")
     file = read_recipe(path)
-    file.check_copy()
     return file
 
 
