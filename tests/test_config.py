@@ -182,7 +182,7 @@ def test_an_unknown_key_unlike_any_other_gets_a_list_of_all_keys():
     ("change", "message"),
     [
         ({"seed": True}, "seed=True: expected a whole number"),
-        ({"train": 3}, "train=3: give a dict of its keys to change"),
+        ({"train": 3}, "train is a section; give its keys"),
         ({"train": {"batch_size": "256"}}, "train.batch_size='256': expected a whole number"),
         ({"train": {"duration": 90}}, "train.duration=90: expected a duration, such as '90 epochs'"),
         ({"optimizer": {"learning_rate": "0.1"}}, "optimizer.learning_rate='0.1': expected a number"),

@@ -94,12 +94,13 @@ def test_rows_follow_the_files_in_their_order(root: Path):
 def test_labels_without_names_are_numbered_and_strings_are_sorted(tmp_path: Path, train, val, classes: str):
     options = {"named": False, "columns": ("img", "labels")}
     for name, labels in {**{f"train-{part}": labels for part, labels in enumerate(train)}, "val": val}.items():
-        write_file(tmp_path / f"{name}.parquet", range(len(labels)), labels=pa.array(labels), **options)
+        file = write_file(tmp_path / f"{name}.parquet", range(len(labels)), labels=pa.array(labels), **options)
+        pq.write_table(pq.read_table(file).append_column("w", pa.array([1.0] * len(labels))), file)
     if "row" in classes:
         assert classes in message_of(tmp_path)
         return
     written = [label for part in train for label in part], pa.array(val).to_pylist()
-    for keys, split in itertools.product(({}, {"label_separator": "|"}), (0, 1)):
+    for keys, split in itertools.product(({}, {"weight_column": "w"}), (0, 1)):
         table, labels = open_both(tmp_path, **keys)[split], written[split]
         assert " ".join(table.class_names) == classes
         names = dict(enumerate(table.class_names)) | {-1: "-1"}

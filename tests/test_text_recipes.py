@@ -143,7 +143,7 @@ def test_the_config_of_a_run_is_a_config_under_any_name(tmp_path):
         ("train:\n\tbatch_size: 1", "recipe.yaml:2: is not YAML (found character '\\t' that cannot start any token)"),
         ("- a\n- b", "recipe.yaml: is a sequence and not a mapping"),
         ("", "recipe.yaml: is empty; write keys and values"),
-        ("train:\nseed: 5", "recipe.yaml:1: train is a section; write its keys below it"),
+        ("train:\nseed: 5", "recipe.yaml:1: train is a section; give its keys"),
         ("model: &m\n  name: a\nloss: *m", "recipe.yaml:3: loss is an alias; write its value"),
         ("seed: !!python/name:os.system x", "recipe.yaml:1: seed: the tag 'tag:yaml.org"),
         ("log.to: [[jsonl]]", "recipe.yaml:1: log.to: a sequence in a list"),

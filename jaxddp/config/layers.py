@@ -86,10 +86,11 @@ class LayerSettings:
     def parse(cls, texts: Iterable[str], key: str) -> "LayerSettings":
         """Parse "fc:rate=10", "fc:decay=0" and "conv1:frozen=true". Raises: InputError, also for a second value."""
         values: dict[str, dict[str, Any]] = {setting: {} for setting in _SETTINGS}
-        for name, value in assignments(texts, key, left_name="LAYER:rate, LAYER:decay or LAYER:frozen").items():
+        form = "LAYER:rate=X, LAYER:decay=X or LAYER:frozen=true"
+        for name, value in assignments(texts, key, form=form).items():
             layer, _, setting = (part.strip() for part in name.rpartition(":"))
             if not layer or setting not in _SETTINGS:
-                raise InputError(Key(key), f": {show(name)}: expected LAYER:rate=X, LAYER:decay=X or LAYER:frozen=true")
+                raise InputError(Key(key), f": {show(f'{name}={value}')}: expected {form}")
             with about(Key(key)):
                 values[setting][layer] = read(value, _SETTINGS[setting], f"{layer}:{setting}")
         return cls(values["rate"], values["decay"], tuple(values["frozen"]))
@@ -107,19 +108,19 @@ def has_prefix(prefix: str, name: str) -> bool:
     return len(words) <= len(first) and all(word in ("*", other) for word, other in zip(words, first, strict=False))
 
 
-def assignments(pairs: Iterable[str], key: str, kind: Any = str, left_name: str = "LAYER") -> dict[str, Any]:
+def assignments(pairs: Iterable[str], key: str, kind: Any = str, form: str = "LAYER=VALUE") -> dict[str, Any]:
     """Parse pairs such as "layer4=0.1" into a dict. Raises: InputError if one is invalid, or a layer is given twice."""
-    values: dict[str, Any] = {}
+    values: dict[str, str] = {}
     for pair in pairs:
         layer, equals, value = (part.strip() for part in pair.partition("="))
         if not layer or not equals or not value:
-            raise InputError(Key(key), f": {show(pair)}: expected {left_name}=VALUE")
+            raise InputError(Key(key), f": {show(pair)}: expected {form}")
         if repeated := [other for other in values if _words(other) == _words(layer)]:
             problem = f": {show(layer)} has two values, {values[repeated[0]]} and {value}; give only one"
             raise InputError(Key(key), problem)
-        with about(Key(key)):
-            values[layer] = read(value, kind, layer)
-    return values
+        values[layer] = value
+    with about(Key(key)):
+        return {layer: read(value, kind, layer) for layer, value in values.items()}
 
 
 def _words(name: str) -> list[str]:

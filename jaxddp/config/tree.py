@@ -307,7 +307,7 @@ class LogConfig:
     @cached_property
     def recorded(self) -> dict[str, str]:
         """The parsed `config`, by name."""
-        return assignments(self.config, "log.config", left_name="NAME")
+        return assignments(self.config, "log.config", form="NAME=VALUE")
 
 
 @dataclass(frozen=True)

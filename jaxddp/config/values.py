@@ -64,7 +64,7 @@ def replaced(node: Any, changes: dict[str, Any], prefix: str = "", root: Any = N
             names = f"{similar} there are: {', '.join(sorted(hints))}".lstrip(", ")
             raise InputError("unknown config key ", unknown, advice=names)
         if is_tree(hints[key]) and not isinstance(value, dict):
-            raise InputError(Key(prefix + key, value), ": give a dict of its keys to change")
+            raise InputError(Key(prefix + key), " is a section", advice="give its keys")
         values[key] = replaced(getattr(node, key), value, f"{prefix}{key}.", root) if is_tree(hints[key]) else value
     return dataclasses.replace(node, **values)
 

@@ -176,8 +176,6 @@ class RecipeFile:
     """Whether `path` is a config.json of a run."""
     has_network: bool = True
     """Whether the config and the hooks determine the network; false for a run whose model is a Python object."""
-    stored_digest: str | None = None
-    """The digest in config.json of the run's copy of the recipe's files; None if there is no copy."""
     taken: frozenset[str] = frozenset()
     """The keys that a command takes from the run that provides the initial weights."""
     notice: str = ""
@@ -185,8 +183,6 @@ class RecipeFile:
     set_keys: frozenset[str] = frozenset()
     """The keys that must have an effect: those that the last layer with hooks sets, and those of later layers. A layer
     is a recipe file, or the command line; it is later than the recipe that it loads."""
-    replaced: tuple[str, ...] = ()
-    """Names of the hooks of the recipe that a command replaced by naming another choice."""
     reference: Reference | None = None
 
     def layered(self, keys: Collection[str], hooks: Mapping[str, Hook]) -> "RecipeFile":
@@ -197,13 +193,8 @@ class RecipeFile:
         # A schedule replaces no hook: `get_optimizer` receives it.
         named = {kind.hook for kind in CHOICES if kind.key in keys and kind is not SCHEDULES} & self.hooks.keys()
         inherited = frozenset() if named or hooks else self.set_keys - keys_of_choices(keys)
-        file = self.without(named - hooks.keys())
-        return replace(file, hooks={**file.hooks, **hooks}, set_keys=inherited | frozenset(keys))
-
-    def without(self, names: Collection[str]) -> "RecipeFile":
-        """Return the recipe without the hooks of these names."""
-        hooks = {name: hook for name, hook in self.hooks.items() if name not in names}
-        return replace(self, hooks=hooks, replaced=tuple(sorted({*self.replaced, *names})))
+        kept = {name: hook for name, hook in self.hooks.items() if name not in named}
+        return replace(self, hooks={**kept, **hooks}, set_keys=inherited | frozenset(keys))
 
     @property
     def rename(self) -> Callable[[str], str | None] | None:
@@ -239,17 +230,9 @@ class RecipeFile:
             return None
         return {"file": os.path.relpath(self.recipes[0], self.root), "digest": digest, "hooks": sorted(self.hooks)}
 
-    def check_copy(self) -> None:
-        """Raise `InputError` if a run's copy of its recipe differs from the digest in its config.json."""
-        if self.stored_digest not in (None, self.digest()):
-            raise InputError(f"{self.root}: the run's copy of its recipe has changed; restore it")
-
     def digest(self) -> str | None:
-        """Return the SHA-256 of `files`, as hex; None if there are no files."""
-        digest, files = hashlib.sha256(), self.files()
-        for name, content in files.items():
-            digest.update(f"{name} {len(content)}\n".encode() + content)
-        return digest.hexdigest() if files else None
+        """Return the digest of `files`; None if there are no files."""
+        return _digest(files) if (files := self.files()) else None
 
 
 _readings: ContextVar[Sequence[RecipeFile]] = ContextVar("readings", default=())
@@ -330,9 +313,22 @@ def _read_run(path: Path) -> RecipeFile:
     if not file.is_file():
         problem = "the run's copy of its recipe is missing; restore it, or give the recipe file itself"
         raise InputError(f"{file}: {problem}")
+    # Which modules a recipe imports is known only after its hooks have run, so all copied files are compared.
+    folder = path.parent / COPY_FOLDER
+    copied = (each for suffix in (".py", *TEXT_FILES) for each in folder.rglob(f"*{suffix}"))
+    if _digest({os.path.relpath(each, folder): each.read_bytes() for each in sorted(copied)}) != digest:
+        raise InputError(f"{folder}: the run's copy of its recipe has changed; restore it")
     recipe = _read_file(file)
     # A command may have replaced other hooks by naming a choice.
-    return replace(recipe.without(recipe.hooks.keys() - {*hooks}), **of_run, stored_digest=digest)
+    return replace(recipe, **of_run, hooks={name: hook for name, hook in recipe.hooks.items() if name in hooks})
+
+
+def _digest(contents: Mapping[str, bytes]) -> str:
+    """Return the SHA-256, in hex, of files by their names."""
+    digest = hashlib.sha256()
+    for name, content in contents.items():
+        digest.update(f"{name} {len(content)}\n".encode() + content)
+    return digest.hexdigest()
 
 
 def _read_file(path: Path) -> RecipeFile:

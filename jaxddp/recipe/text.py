@@ -55,10 +55,8 @@ def with_entries(config: Config, entries: Mapping[str, Entry], path: Path) -> Co
     hints = dict(keys_of(Config))
     try:
         # The whole config raises the error for a key that is unknown, or is a section.
-        read_values = {
-            key: read(entry.content, hints[key], key) if key in hints else None for key, entry in entries.items()
-        }
-        return config.replace(**read_values)
+        values = {key: read(each.content, hints[key], key) if key in hints else None for key, each in entries.items()}
+        return config.replace(**values)
     except InputError as error:
         line = entries.get(error.key or "")
         raise error.within(str(path) if line is None else f"{path}:{line.line}") from error

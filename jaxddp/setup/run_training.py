@@ -82,8 +82,9 @@ def train(
         signature = Signature.of(recipe.resources.train, config.data)
         if resumes:
             signature.check_resumed(directory)
-            if opened.resume_step > (total := recipe.layout.plan.total_steps):
-                problem = f": ends at step {total:,}, and {directory} was trained for {opened.resume_step:,} steps"
+            done, total = opened.resume_step or 0, recipe.layout.plan.total_steps
+            if done > total:
+                problem = f": ends at step {total:,}, and {directory} was trained for {done:,} steps"
                 advice = "give more, or start in another ", Option("workdir")
                 raise InputError(Key("train.duration", str(config.train.duration)), problem, advice=advice)
         record, is_same = claim(directory, claimed, peers, resuming=resumes)

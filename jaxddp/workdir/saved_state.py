@@ -25,8 +25,7 @@ def recipe_of_run(directory: Path) -> RecipeFile:
     """Return the recipe of a run. Raises: InputError if there is no such run, or its copy of the recipe has changed."""
     path = directory / CONFIG_FILE
     files.content_of(path, _ADVICE, missing=f"no such file; {_ADVICE}")
-    file = read_recipe(path)
-    return file
+    return read_recipe(path)
 
 
 def restore_state(directory: Path, which: str, topology: Topology, advice: str = _ADVICE) -> TrainState:
