@@ -245,7 +245,7 @@ def train(
     setup = setup.changed(resources=resources, config=config, schedule=arguments.check_schedule(schedule))
     history, measures = History(), arguments.check_evaluators(evaluators, setup)
     all_listeners = [*([progress()] if listeners is None else check_listeners(listeners, "listeners")), history]
-    directory = None if workdir is None else Path(files.check_path(workdir, "workdir")).absolute()
+    directory = None if workdir is None else Path(files.check_path(workdir, "workdir", in_utf8=True)).absolute()
     given = {"workdir": workdir is not None, "schedule": schedule is not None, "evaluators": len(measures)}
     setup.topology.peers.agree(shared_settings(setup, **given))
     state = train_run(setup, directory, listeners=all_listeners, evaluators=measures)

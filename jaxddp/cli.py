@@ -79,6 +79,7 @@ def main(arguments: list[str] | None = None) -> int:
     # fifth longer: 7.9 s of CPU time in place of 6.3 for the digits.
     gc.set_threshold(50_000, 20, 20)
     stops = stopping_on_signals(lambda error: _end(*_stopped(error, words), error), is_program=arguments is None)
+    code = 1
     try:
         try:
             with stops, describing_errors(all_errors=True), report_work(), _status_line():
@@ -86,9 +87,13 @@ def main(arguments: list[str] | None = None) -> int:
         finally:
             sys.stdout.flush()
     except JaxddpError as error:
-        return _end(format_error(error, words), error.exit_code, error)
+        code = _end(format_error(error, words), error.exit_code, error)
     except KeyboardInterrupt as error:
-        return _end(*_stopped(error, words), error)
+        code = _end(*_stopped(error, words), error)
+    if arguments is None:
+        # Python would wait for its threads: XLA may compile in one, which then crashes, and Orbax prints late errors.
+        os._exit(code)
+    return code
 
 
 # CPython keeps the frames of calls in chunks of 16 kB. A loop whose calls cross the end of a chunk maps and unmaps

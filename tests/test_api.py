@@ -317,11 +317,6 @@ def falling(step):
     return 1 / (1 + step)
 
 
-def steeper(schedule):
-    """Return another schedule with the same name."""
-    return functools.wraps(schedule)(lambda step: schedule(2 * step))
-
-
 @pytest.mark.slow
 def test_resuming_without_the_schedule_or_with_another_names_the_argument(tmp_path):
     setup = prepared(ScaledDense(), TABLE, 4, SGD, 2, epochs=1)
@@ -340,7 +335,8 @@ def test_resuming_without_the_schedule_or_with_another_names_the_argument(tmp_pa
     assert re.search(
         r"schedule was 'falling [0-9a-f]{12}' and is now None; a resumed run keeps", resume_error("w", None)
     )
-    assert re.search(r"schedule was 'falling .*' and is now 'falling .*'", resume_error("w", steeper(falling)))
+    steeper = functools.wraps(falling)(lambda step: falling(2 * step))
+    assert re.search(r"schedule was 'falling .*' and is now 'falling .*'", resume_error("w", steeper))
     for steps in (10, 20):
         run(f"cosine{steps}", optax.cosine_decay_schedule(1.0, steps))
     assert "schedule was 'cosine_decay_schedule" in resume_error("cosine10", optax.cosine_decay_schedule(1.0, 20))

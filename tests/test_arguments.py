@@ -177,6 +177,7 @@ def test_train_names_the_bad_argument(argument, value, expected, setup, tmp_path
     arguments = {"loss": jaxddp.softmax_cross_entropy, "setup": setup, "listeners": (), argument: value}
     assert error_line(train, **arguments) == expected
     if argument == "log_to":
+        assert error_line(train, **arguments, workdir="r\udcfc") == r"'r\udcfc': the name is not UTF-8; choose another"
         message = error_line(train, **arguments, workdir=tmp_path)
         assert message.startswith("log_to='tensorbord' is unknown; did you mean 'tensorboard'? there are: ")
 
@@ -188,7 +189,8 @@ def test_train_names_the_bad_argument(argument, value, expected, setup, tmp_path
         ({"norm": "large"}, "evaluators: measure returned norm='large': return a number"),
         ({"norm": np.ones(2)}, "evaluators: measure returned norm: an object of type ndarray was given; return a "
          "number"),
-        ({"epoch": 1}, "evaluators: measure: 'epoch' cannot be the name of a metric; give another")
+        ({"epoch": 1}, "evaluators: measure: 'epoch' cannot be the name of a metric; give another"),
+        ({"top1": 1}, "evaluators: top1 is measured already; give it another name")
     ]
 )  # fmt: skip
 def test_invalid_results_of_an_evaluator_are_rejected(returned, expected, setup):

@@ -12,7 +12,6 @@ from support.networks import linear_model
 from support.runs import setup_of, train
 from support.shared import sgd
 
-import jaxddp
 from jaxddp.config import AugmentConfig, DataConfig
 from jaxddp.data.order import BalancedOrder
 
@@ -59,12 +58,6 @@ def test_the_balanced_order_equals_that_of_earlier_releases():
     assert (BalancedOrder.of(labels, 10, 18).rows(0) != columns[:10]).any()
 
 
-def unequal_table(size: int = 50):
-    table = random_table(size)
-    keep = np.flatnonzero((table.labels > 0) | (np.arange(size) % 4 == 0))
-    return jaxddp.ArrayTable(table.images[keep], table.labels[keep], table.class_names)
-
-
 def losses_and_weight(setup, steps=5):
     values: list[float] = []
     listener = type("Losses", (), {"step": lambda self, record: values.append(record.metrics["loss"])})()
@@ -74,8 +67,8 @@ def losses_and_weight(setup, steps=5):
 
 @pytest.mark.slow
 def test_a_run_draws_the_same_balanced_batches_on_any_devices_and_from_a_device_cache():
-    table = unequal_table()
-    results = {}
+    table, results = random_table(50), {}
+    table = table.rows(np.flatnonzero((table.labels > 0) | (np.arange(50) % 4 == 0)))
     for devices, cache in [(1, "none"), (4, "device")]:
         data = dataclasses.replace(BALANCED, cache=cache)
         setup = setup_of(linear_model(), sgd(0.1), table, devices=devices, data=data)

@@ -106,6 +106,7 @@ def test_a_catalog_that_cannot_be_read_raises_a_one_line_error(catalog, tmp_path
     ("content", "expected"),
     [
         ("[a]\npath = /data\n", ": not TOML in UTF-8: Invalid value (at line 2, column 8); correct it"),
+        pytest.param(f"a = {'[' * 20_000}", ": not TOML in UTF-8: maximum recursion depth exceeded", id="deep"),
         ("a = '/data'\n", """: a is '/data'; write [a], below it path = "..." and, if needed, train, val, cl"""),
         ("[a]\n", ": a is {}; write [a]"),
         ("[a]\npath = 3\n", ": a is {'path': 3}; write [a]"),

@@ -45,16 +45,13 @@ def test_an_error_that_is_not_of_a_file_keeps_its_traceback(orbax_logger, caplog
     assert logged(orbax_logger, caplog, "future", RuntimeError("a bug")) == ["Step 3 failed\nRuntimeError: a bug"]
 
 
-def file_error(number: int, by_tensorstore: bool) -> Exception:
-    message = os.strerror(number)
-    return ValueError(f"UNKNOWN: {message} [os_error_code='{number}']") if by_tensorstore else OSError(number, message)
-
-
 @pytest.mark.parametrize("by_tensorstore", [False, True])
 @pytest.mark.parametrize("number", [errno.ESTALE, errno.EIO])
 def test_a_failing_disk_or_server_is_not_a_mistake_of_the_user(tmp_path, number, by_tensorstore):
-    error = file_error(number, by_tensorstore)
-    line = f"^{tmp_path}: cannot be written \\({os.strerror(number)}\\); check the disk or its server"
+    message = os.strerror(number)
+    of_tensorstore = ValueError(f"UNKNOWN: {message} [os_error_code='{number}']")
+    error = of_tensorstore if by_tensorstore else OSError(number, message)
+    line = f"^{tmp_path}: cannot be written \\({message}\\); check the disk or its server"
     with pytest.raises(Unreachable, match=line), writing(tmp_path):
         raise error
     (tmp_path / "4").mkdir()

@@ -104,25 +104,19 @@ def test_each_parameter_group_has_the_optimizer_of_the_recipe(name):
             params = optax.apply_updates(params, updates)
             actual.append(jax.device_get(params))
     groups, rates = parameter_groups(initial_params), rates[:num_steps]
-    linear_decay, momentum = (1 - np.arange(num_steps) / 7.5), 0.85
+    linear_decay, sgd = (1 - np.arange(num_steps) / 7.5), functools.partial(numpy_sgd, momentum=0.85)
+    plain = functools.partial(sgd, rates=rates, decay=1.33e-3)
+    references = dict.fromkeys(("convolution", "whitening bias", "head"), plain)
+    references["norm"] = functools.partial(sgd, rates=64 * rates, decay=1.33e-3 / 64)
     if name == "cifar10_fast":
         bias, head = 0.053 * 20_000, 0.67 * 20_000
         references = {
             "convolution": lambda p, g: numpy_muon(p, g, rates, 0.6),
-            "norm": lambda p, g: numpy_sgd(p, g, rates / 0.24 * bias, 2e-6 / 0.053, momentum),
-            "whitening bias": lambda p, g: numpy_sgd(p, g, linear_decay * bias, 2e-6 / 0.053, momentum),
-            "head": lambda p, g: numpy_sgd(p, g, rates / 0.24 * head, 2e-6 / 0.67, momentum),
-            "whitening": lambda p, g: [p] * num_steps,
+            "norm": functools.partial(sgd, rates=rates / 0.24 * bias, decay=2e-6 / 0.053),
+            "whitening bias": functools.partial(sgd, rates=linear_decay * bias, decay=2e-6 / 0.053),
+            "head": functools.partial(sgd, rates=rates / 0.24 * head, decay=2e-6 / 0.67),
         }
-    else:
-        plain = functools.partial(numpy_sgd, rates=rates, decay=1.33e-3, momentum=momentum)
-        references = {
-            "convolution": plain,
-            "norm": lambda p, g: numpy_sgd(p, g, 64 * rates, 1.33e-3 / 64, momentum),
-            "whitening bias": plain,
-            "head": plain,
-            "whitening": lambda p, g: [p] * num_steps,
-        }
+    references["whitening"] = lambda p, g: [p] * num_steps
     for path, group in jax.tree_util.tree_leaves_with_path(groups):
         keys = [key.key for key in path]
         group_grads = [tree[keys[0]][keys[1]] for tree in grads]

@@ -76,7 +76,6 @@ def test_labels_of_lines_that_end_at_the_same_height_do_not_overlap() -> None:
         ([step_record(1), step_record(2, metrics={"loss": math.nan, "top1": math.nan})], 4),
         ([evaluation_record(4)], 4),
     ],
-    ids=["nothing", "one step", "zeros", "no accuracy", "not finite", "only an evaluation"],
 )
 def test_curves_of_very_few_points_are_drawn(records: list[StepRecord | EvaluationRecord], panels: int) -> None:
     history = History()

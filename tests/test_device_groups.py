@@ -226,12 +226,6 @@ def test_every_example_is_used_once_an_epoch():
 # --- Communication ---
 
 
-def bytes_of_averages(setup: Any) -> int:
-    """Return the bytes of the parameters and the batch statistics."""
-    leaves = jax.tree.leaves((setup.like.params, setup.like.model_state))
-    return sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
-
-
 def program_texts(groups: int | None, devices: int, **words: Any) -> tuple[str, Any]:
     setup = make_setup(groups, devices, "5 steps", parts=(Guard(), GradientNorm(1.0), ParameterAverage(0.9)), **words)
     program, _ = setup.program()
@@ -255,7 +249,8 @@ def test_an_outer_step_sends_the_parameters_and_the_statistics_between_groups_on
     state = setup.way.placed(setup.state)
     found, size = collectives(setup.way.prepare_meeting(state).as_text()), devices // groups
     between = [each for each in found if each.crosses(size)]
-    whole = bytes_of_averages(setup)
+    leaves = jax.tree.leaves((setup.like.params, setup.like.model_state))
+    whole = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
     assert [each.name for each in between] == ["all-reduce"]
     # Each device of a group sends a slice of equal length; the last slice is padded.
     assert whole <= size * between[0].num_bytes < whole + 8 * size

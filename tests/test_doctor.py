@@ -19,7 +19,7 @@ from support.runs import RECIPE
 from jaxddp.cli import main
 from jaxddp.cluster import doctor as checklist
 from jaxddp.cluster.doctor import CheckRow, doctor, merge
-from jaxddp.config import Config, load
+from jaxddp.config import load
 from jaxddp.core.errors import InputError
 from jaxddp.core.peers import Peers
 from jaxddp.recipe.file import RecipeFile, read_recipe
@@ -40,15 +40,12 @@ def tree(tmp_path_factory) -> Path:
     return write_tree(tmp_path_factory.mktemp("tree"), classes=3, images=13, val=11, size=20)
 
 
-def small_config(tree: Path, **changes) -> Config:
-    data = {"path": str(tree), "image_size": 16, "resize": 16, "augment": {"pad": 1}}
-    small = {"model": {"name": "resnet10", "width": 2}, "train": {"batch_size": 8}, "eval": {"batch_size": 8}}
-    return load("digits").replace(**{"data": data, **small, **changes})
-
-
 def small_recipe(tree: Path, **changes) -> RecipeFile:
     """Return a recipe whose network compiles in a second."""
-    return dataclasses.replace(read_recipe(RECIPE), config=small_config(tree, **changes))
+    data = {"path": str(tree), "image_size": 16, "resize": 16, "augment": {"pad": 1}}
+    small = {"model": {"name": "resnet10", "width": 2}, "train": {"batch_size": 8}, "eval": {"batch_size": 8}}
+    config = load("digits").replace(**{"data": data, **small, **changes})
+    return dataclasses.replace(read_recipe(RECIPE), config=config)
 
 
 def by_check(rows: list[CheckRow]) -> dict[str, CheckRow]:

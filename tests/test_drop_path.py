@@ -34,19 +34,11 @@ from jaxddp.models.vit import ViT, ViTSize
 FLOAT64 = {"dtype": jnp.float64, "param_dtype": jnp.float64}
 
 
-def small_vit(drop_path=0.0, **dtypes):
-    return ViT(ViTSize(8, 2, 3, 16), CLASSES, drop_path, **dtypes)
-
-
-def small_convnext(drop_path=0.0, **dtypes):
-    return ConvNeXt(ConvNeXtSize((1, 0, 0, 1), 4), CLASSES, drop_path, **dtypes)
-
-
-def small_swin(drop_path=0.0, **dtypes):
-    return Swin((1, 1), CLASSES, 8, drop_path, **dtypes)
-
-
-NETWORKS = {"vit": small_vit, "convnext": small_convnext, "swin": small_swin}
+NETWORKS = {
+    "vit": functools.partial(ViT, ViTSize(8, 2, 3, 16), CLASSES),
+    "convnext": functools.partial(ConvNeXt, ConvNeXtSize((1, 0, 0, 1), 4), CLASSES),
+    "swin": functools.partial(Swin, (1, 1), CLASSES, 8),
+}
 
 
 @functools.cache

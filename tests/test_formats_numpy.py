@@ -150,6 +150,18 @@ def test_the_error_for_a_missing_array_names_the_existing_ones(tmp_path, kind):
         read_numpy(tmp_path / "nowhere", "val")
 
 
+@pytest.mark.parametrize("method", [zipfile.ZIP_LZMA, zipfile.ZIP_BZIP2])
+def test_damage_in_a_compressed_array_raises_a_one_line_error(tmp_path, method):
+    with zipfile.ZipFile(tmp_path / "data.npz", "w", method) as archive:
+        for name, array in ARRAYS.items():
+            archive.writestr(f"{name}.npy", npy_bytes(array))
+    content = bytearray((tmp_path / "data.npz").read_bytes())
+    content[80:120] = bytes(40)
+    (tmp_path / "data.npz").write_bytes(content)
+    with pytest.raises(InputError, match="data.npz.*: damaged .*; download it again"):
+        read_numpy(tmp_path / "data.npz", "train")
+
+
 def npy_bytes(array: np.ndarray) -> bytes:
     stream = io.BytesIO()
     np.save(stream, array)
@@ -188,6 +200,8 @@ VALID = npy_bytes(IMAGES)
         (b"\x93NUMPY\x09\x00" + VALID[8:], "not an array that NumPy saved"),
         (raw_header(b"{[]: 1}"), "not an array that NumPy saved"),
         (raw_header(b"a\n  b\n c"), "not an array that NumPy saved"),
+        pytest.param(raw_header(b"1" + 4000 * b"+1"), "not an array that NumPy saved", id="RecursionError"),
+        pytest.param(raw_header(9000 * b"-" + b"1"), "not an array that NumPy saved", id="MemoryError"),
         (VALID[:-1], "cut short: the header promises 360 bytes, but 359 follow it; download it again"),
         (VALID + b"x", "the header promises 360 bytes, but more follow it"),
         (header("(1099511627776,)"), "the header promises 1099511627776 bytes, but 0 follow it"),

@@ -51,11 +51,13 @@ class Mlp(nn.Module):
         return nn.Dense(CLASSES, name="head")(nn.Dense(8, name="body")(images.mean((1, 2))))
 
 
-def init_pair(key, example):
-    return {"body": [{"w": jax.random.normal(key, (3, 4))}], "head": jax.random.normal(key, (4, CLASSES))}
-
-
-PAIR = init_pair, lambda params, images: images.mean((1, 2)) @ params["body"][0]["w"] @ params["head"]
+PAIR = (
+    lambda key, example: {
+        "body": [{"w": jax.random.normal(key, (3, 4))}],
+        "head": jax.random.normal(key, (4, CLASSES)),
+    },
+    lambda params, images: images.mean((1, 2)) @ params["body"][0]["w"] @ params["head"],
+)
 NO_DICT = lambda key, example: [jnp.ones((3, CLASSES))], lambda params, images: images.mean((1, 2)) @ params[0]
 
 

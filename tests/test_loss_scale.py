@@ -26,11 +26,7 @@ from jaxddp.schedules import Steps
 TABLE = random_table(48, image=8)
 
 
-def one_block_resnet(dtype: str) -> ResNet:
-    return ResNet(Architecture((1,), BASIC), 5, width=2, stem="small", dtype=dtype)
-
-
-FLOAT16_RESNET = one_block_resnet("float16")
+FLOAT16_RESNET = ResNet(Architecture((1,), BASIC), 5, width=2, stem="small", dtype="float16")
 
 
 def make_setup(devices: int = 2, model: Any = FLOAT16_RESNET, **scale: Any):

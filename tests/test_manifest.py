@@ -300,8 +300,8 @@ def test_listing_checkpoints_reports_a_missing_index_and_a_damaged_validation_fi
     assert lines[-1].startswith(f"{folder / 'validation.json'}: is damaged (")
     assert main(["checkpoints", str(workdir / "nothing")]) == 2
     (workdir / "empty").mkdir()
-    assert main(["checkpoints", str(workdir / "empty")]) == 0
-    assert "contains no checkpoints" in capfd.readouterr().out
+    assert main(["checkpoints", str(workdir / "empty")]) == 2
+    assert f"{workdir}/empty: contains neither checkpoints nor config.json" in capfd.readouterr().err
 
 
 DAMAGED_CONFIGS = {

@@ -228,6 +228,8 @@ def test_a_name_without_its_ending_gets_the_file_as_a_suggestion(folder):
     (folder / "deep" / "child.py").write_text(loads)
     with pytest.raises(InputError, match="config 'base' does not exist; did you mean the file 'base.py'"):
         read_recipe("deep/child.py")
+    with pytest.raises(InputError, match="^deep/config.json: no such file, so this folder is no run; give a run, the"):
+        read_recipe("deep")
 
 
 @pytest.mark.slow

@@ -24,6 +24,8 @@ pytestmark = pytest.mark.timeout(60)
 @pytest.mark.parametrize("mode", ["rb", "ab"])
 def test_only_regular_files_are_opened(kind, mode, tmp_path):
     KINDS[kind](tmp_path / "x")
+    with pytest.raises(InputError, match="x: cannot be written .*, not a regular file"):
+        files.replace(tmp_path / "x", b"")
     with pytest.raises(OSError) as error:
         files.open_regular(tmp_path / "x", mode)
     # A FIFO without a reader cannot be opened, so its kind is not checked.
@@ -68,6 +70,7 @@ def trained(tmp_path_factory):
     return train, workdir
 
 
+DEEP = "deeply nested JSON"
 RUN_FILES = (
     *("config.json", "signature.json", "result.json", "metrics.jsonl", ".lock", ".metrics.jsonl.tmp"),
     *("checkpoints/validation.json", "checkpoints/manifests.json", "checkpoints/1/manifest.json"),
@@ -76,7 +79,7 @@ RUN_FILES = (
 
 
 @pytest.mark.parametrize(
-    "kind", ["a FIFO", "a directory", *map(rare_case, ("a socket", "a device", "a link to a FIFO"))]
+    "kind", ["a FIFO", "a directory", *map(rare_case, ("a socket", "a device", "a link to a FIFO", DEEP))]
 )
 @pytest.mark.parametrize("name", RUN_FILES)
 def test_a_run_with_an_irregular_file_is_used_or_raises_a_one_line_error(name, kind, trained, tmp_path, capfd):
@@ -85,7 +88,7 @@ def test_a_run_with_an_irregular_file_is_used_or_raises_a_one_line_error(name, k
     file = copy / name
     if file.exists():
         file.unlink()
-    KINDS[kind](file)
+    (KINDS | {DEEP: lambda file: file.write_text("[" * 100_000)})[kind](file)
     uses = [lambda: jaxddp.load_run(copy, model=linear_model()), lambda: train(copy), lambda: jaxddp.History.read(copy)]
     for use in uses:
         try:

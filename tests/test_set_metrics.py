@@ -206,11 +206,6 @@ class Mean:
         return {"largest": sums["total"] / sums["examples"]}
 
 
-def metric_with(**methods):
-    """Return the metric `Mean` with other methods."""
-    return type("Metric", (Mean,), {name: staticmethod(method) for name, method in methods.items()})()
-
-
 def fail(*arguments):
     raise ValueError("no such thing")
 
@@ -251,5 +246,6 @@ def test_a_custom_metric_is_added_or_replaces_the_metric_of_its_name():
     ],
 )
 def test_an_invalid_metric_over_a_set_raises_a_one_line_error(methods, message):
+    metric = type("Metric", (Mean,), {name: staticmethod(method) for name, method in methods.items()})()
     with pytest.raises(InputError, match=message):
-        make_metrics(Config(), LabelKind(4), objects_of_arguments(metrics={"mine": metric_with(**methods)}))
+        make_metrics(Config(), LabelKind(4), objects_of_arguments(metrics={"mine": metric}))

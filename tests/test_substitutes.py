@@ -35,13 +35,9 @@ def write(root: Path, bad: Mapping[int, bytes | None]) -> list[str]:
     return names
 
 
-def rows_of_class(label: int) -> list[int]:
-    return list(range(label, NUM_EXAMPLES, CLASSES))
-
-
 def substitute(row: int, bad: Mapping[int, bytes | None]) -> int:
     """Return the next row of the class whose image is sound, cyclically."""
-    rows = rows_of_class(row % CLASSES)
+    rows = [*range(row % CLASSES, NUM_EXAMPLES, CLASSES)]
     at = rows.index(row)
     return next(other for other in rows[at:] + rows[:at] if other not in bad)
 

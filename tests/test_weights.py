@@ -154,7 +154,7 @@ EMPTY_OF_HUGE_SHAPE = header('{"w":{"dtype":"F32","shape":[0,4611686018427387904
     ("name", "content", "message"),
     [
         ("w.safetensors", b"no", "w.safetensors: not a complete .safetensors file (.*); download it again"),
-        ("w.safetensors", OF_FLOAT4, "w.safetensors: conv has dtype F4, which cannot be read; save it as F32 or BF16"),
+        ("w.safetensors", OF_FLOAT4, "w.safetensors: conv has dtype F4, which cannot be read; save it as F32 or BF16$"),
         ("w.safetensors", EMPTY_OF_HUGE_SHAPE, r"w.safetensors: not a complete .safetensors file \(array is too big"),
         ("w.npz", b"no", "w.npz: weights cannot be read from this kind of file; give a .safetensors file, a .pth"),
         ("absent.safetensors", None, "absent.safetensors: no such file; give a .safetensors file"),

@@ -15,6 +15,7 @@ import jaxddp.training.checkpoints.integrity as integrity
 from jaxddp.command_line.parse import RunDirectory, parse
 from jaxddp.command_line.terminal import TableRow, print_table
 from jaxddp.core.errors import InputError, figure, on_screen, size
+from jaxddp.recipe.sources import CONFIG_FILE
 from jaxddp.training.checkpoints.integrity import Integrity, ValidationFile
 
 
@@ -45,8 +46,10 @@ def run(arguments: list[str]) -> int:
         print(f"run {manifests.run.id}")
     if listed:
         print_table(("step", "saved", "size", "validation", "", "files"), [row for _, row in listed])
-    else:
+    elif (options.run / CONFIG_FILE).exists():
         print(f"{on_screen(str(directory))}: contains no checkpoints")
+    else:
+        raise InputError(f"{options.run}: contains neither checkpoints nor {CONFIG_FILE}", advice="give a run")
     for path in sorted(directory.glob(f"*{integrity.DAMAGED_SUFFIX}")):
         print(on_screen(f"set aside: {path} ({size(_bytes(path))})"))
     for fault in faults:

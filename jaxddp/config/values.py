@@ -156,7 +156,7 @@ def checked(value: Any, hint: Any, key: str, whole_hint: Any = None) -> Any:
         with about(Key(key)):
             return Duration.parse(value)
     if hint is Path and isinstance(value, str | Path):
-        return Path(check_path(value, key))
+        return Path(check_path(value, key, in_utf8=True))
     if hint is str and isinstance(value, str | Path):
         value = str(value)
         if not 0 < len(value) <= _LONGEST_TEXT or "\0" in value:

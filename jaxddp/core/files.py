@@ -69,15 +69,18 @@ def check_server(where: Path, error: OSError) -> None:
         raise Unreachable(f"{where}: cannot be read ({error.strerror}); {_SERVER_ADVICE}") from error
 
 
-def check_path(path: Any, name: str) -> str | os.PathLike[str]:
+def check_path(path: Any, name: str, *, in_utf8: bool = False) -> str | os.PathLike[str]:
     """Check an argument that is a path (text or a path object), and return it. The path need not exist.
 
     Raises:
-        InputError: the argument is no path, or the operating system does not allow such a path.
+        InputError: the argument is no path, the operating system does not allow such a path, or its name is not
+            `in_utf8`, which TensorStore needs.
     """
     text = os.fspath(path) if isinstance(path, str | os.PathLike) else None
     if not isinstance(text, str) or not text or "\0" in text:
         raise refused(name, path, "expected a path")
+    if in_utf8 and any("\ud800" <= character <= "\udfff" for character in text):
+        raise InputError(f"{show(text)}: the name is not UTF-8; choose another")
     try:
         os.stat(text)
     except FileNotFoundError:
@@ -136,11 +139,17 @@ def parse_json(content: bytes | str, kind: type = object) -> Any:
 
 def _regular_opener(path: str, flags: int) -> int:
     handle = os.open(path, flags | os.O_NONBLOCK, 0o666)
-    kind = stat.S_IFMT(os.fstat(handle).st_mode)
-    if kind != stat.S_IFREG:
+    try:
+        _check_regular(os.fstat(handle), path)
+    except OSError:
         os.close(handle)
-        raise OSError(errno.EINVAL, f"{_KINDS.get(kind, 'a device')}, not a regular file", path)
+        raise
     return handle
+
+
+def _check_regular(state: os.stat_result, path: str | Path) -> None:
+    if (kind := stat.S_IFMT(state.st_mode)) != stat.S_IFREG:
+        raise OSError(errno.EINVAL, f"{_KINDS.get(kind, 'a device')}, not a regular file", path)
 
 
 def create(path: Path) -> Path:
@@ -174,10 +183,13 @@ def append(path: Path, data: bytes) -> None:
 def replace(path: Path, data: bytes | Iterable[bytes] | Callable[[BinaryIO], Any]) -> None:
     """Write a whole file atomically: bytes, an iterable of bytes, or what a function writes into the open file.
 
-    Readers see the previous content until all bytes are on the disk. Raises: InputError.
+    Readers see the previous content until all bytes are on the disk. Raises: InputError, also for a path that is not a
+    regular file: a rename would remove a device such as /dev/null.
     """
     temporary = path.with_name(f".{path.name}.tmp")
     with readable_errors(path):
+        with suppress(FileNotFoundError):
+            _check_regular(path.stat(), path)
         try:
             with open_regular(temporary, "wb") as file:
                 data(file) if callable(data) else file.writelines([data] if isinstance(data, bytes) else data)

@@ -1,6 +1,6 @@
 """Functions that find faulty rows, files and names of a data set, and pass each fault to a callback."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -50,19 +50,18 @@ def find_repeats(values: np.ndarray) -> list[tuple[int, int]]:
     return [(row, int(first[inverse[row]])) for row in repeats.tolist()]
 
 
-def check_column(names: Sequence[str], wanted: str, where: str) -> None:
-    """Check that no other column has the same name as `wanted`, apart from case, spaces and invisible characters.
+def check_columns(names: Sequence[str], wanted: Collection[str], where: str) -> None:
+    """Check that no other column has the name of one of `wanted`, apart from case, spaces and invisible characters.
 
     Raises: InputError, with the place of the header `where`.
     """
-    index = names.index(wanted)
+    first: dict[str, int] = {}
     for place, name in enumerate(names):
-        if place != index and _folded(name) == _folded(wanted):
-            one, other = code_points(wanted, name)
-            both = show(name) if name == wanted else f"{show(wanted)} ({one}) and {show(name)} ({other})"
-            columns = f"columns {index + 1} and {place + 1} have the same name, {both}"
+        before = first.setdefault(appearance(name).replace(" ", "").casefold(), place)
+        if before != place and not {name, names[before]}.isdisjoint(wanted):
+            pair = (before, place) if names[before] in wanted else (place, before)
+            one, other = (names[each] for each in pair)
+            points = code_points(one, other)
+            both = show(one) if one == other else f"{show(one)} ({points[0]}) and {show(other)} ({points[1]})"
+            columns = f"columns {pair[0] + 1} and {pair[1] + 1} have the same name, {both}"
             raise InputError(f"{where}: {columns}; remove one, or rename it")
-
-
-def _folded(name: str) -> str:
-    return appearance(name).replace(" ", "").casefold()

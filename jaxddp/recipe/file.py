@@ -283,9 +283,9 @@ def read_config(path: Path) -> tuple[Config, dict[str, Any]]:
     """Return the config in a config.json, and the content of the file. Raises: InputError if it is no config."""
     with about(path), with_keys_of_file():
         try:
-            content = files.parse_json(files.read(path))
+            content = files.parse_json(files.read(path), dict)
             config = {key: value for key, value in content.items() if key not in BESIDE_CONFIG}
-        except (OSError, ValueError, AttributeError) as error:
+        except (OSError, ValueError) as error:
             raise InputError(f"cannot be read as a run's config ({error})", advice="give a run's config.json") from None
         return Config().replace(**config), content
 

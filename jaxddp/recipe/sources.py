@@ -24,11 +24,14 @@ def recipe_path(name_or_path: str | Path, folder: Path = Path()) -> Path:
     built_in = configs_folder() / f"{name}.py"
     if is_name(name) and (os.path.isfile(built_in) or not os.path.isdir(path)):
         path = built_in
-    elif os.path.isfile(path / CONFIG_FILE):
+    elif os.path.isdir(path):
         path /= CONFIG_FILE
     is_file = (folder / f"{name}.py").is_file()
     other = f"did you mean the file {name + '.py'!r}?" if is_file else choices(Path(name).stem, config_names())
     if not os.path.exists(path):
+        if path.name == CONFIG_FILE:
+            other = "this folder is no run; give a run, the name of a config or a recipe file"
+            raise InputError(f"{path}: no such file, so {other}")
         raise InputError(f"config {show(name)} does not exist; {other}")
     with files.reading(f"config {show(name)}", "give a Python file with get_config()"):
         files.open_regular(path).close()

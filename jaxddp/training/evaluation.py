@@ -120,7 +120,10 @@ class Evaluator:
                 sets = {name: {**found, "references": of_others[name]} for name, found in sets.items()}
             metrics = {**totals.means(), **finish_metrics(self.metrics, sets), "count": seen}
             for measure in self.extra:
-                metrics |= measure(state)
+                more = measure(state)
+                if repeated := sorted(more.keys() & metrics.keys()):
+                    raise InputError(f"evaluators: {repeated[0]} is measured already; give it another name")
+                metrics |= more
         return metrics, sets
 
     def evaluate(

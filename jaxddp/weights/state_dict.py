@@ -11,10 +11,9 @@ import io
 import math
 import os
 import pickle
-import pickletools
 import zipfile
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -86,6 +85,8 @@ def _read_safetensors(path: Path) -> dict[str, np.ndarray]:
                 problem = f"{path}: {name} has dtype {entry['dtype']}, which cannot be read"
                 raise InputError(problem, advice="save it as F32 or BF16")
             arrays[name] = np.frombuffer(entry["data"], _DTYPES[entry["dtype"]]).reshape(entry["shape"])
+    except InputError:
+        raise
     # NumPy refuses a shape such as (0, 2**62).
     except (safetensors.SafetensorError, ValueError) as error:
         raise InputError(f"{path}: not a complete .safetensors file ({error}); download it again") from None
@@ -167,26 +168,47 @@ def _read_old(file: BinaryIO) -> Any:
     return content
 
 
-class _Unpickler(pickle.Unpickler):
+_IN_PYTHON: Any = pickle._Unpickler
+
+
+def _with_checked_keys(operation: bytes) -> Callable[[Any], None]:
+    """Return an operation of a pickle that puts items of the stack into a dict."""
+    load = _IN_PYTHON.dispatch[operation[0]]
+
+    def checked(unpickler: Any) -> None:
+        for key in unpickler.stack[-2:-1] if operation == pickle.SETITEM else unpickler.stack[::2]:
+            _check_key(key)
+        load(unpickler)
+
+    return checked
+
+
+class _Unpickler(_IN_PYTHON):
     """An unpickler that knows only the names in a state dict, and returns a read-only array for each tensor.
 
-    The arrays are parts of `storages`, by key, which `fill` gives their content after the pickle is read.
+    The arrays are parts of `storages`, by key, which `fill` gives their content after the pickle is read. It is that in
+    Python, which refuses keys that take for ever to hash (nested tuples), and allocates no memory for missing objects.
 
     Args:
         size: the size of the file, which bounds that of the storages.
     """
 
+    dispatch = _IN_PYTHON.dispatch | {
+        operation[0]: _with_checked_keys(operation) for operation in (pickle.SETITEM, pickle.SETITEMS, pickle.DICT)
+    }
+    # No state dict needs a set, or a buffer whose size a few bytes of the pickle determine.
+    del dispatch[pickle.ADDITEMS[0]], dispatch[pickle.FROZENSET[0]], dispatch[pickle.BYTEARRAY8[0]]
+
     def __init__(self, file: BinaryIO, size: int):
         super().__init__(file)
         self.storages: dict[str, np.ndarray] = {}
         self.unread, self.most = size, max(size, _SMALL)
-        _check_memo(file)
 
     def find_class(self, module: str, name: str) -> Any:
         if module == "torch" and name in _OF_STORAGE:
             return name
         known: dict[tuple[str, str], Any] = {
-            ("collections", "OrderedDict"): OrderedDict,
+            ("collections", "OrderedDict"): _ordered_dict,
             ("torch", "Size"): tuple,
             ("torch._utils", "_rebuild_tensor_v2"): self.tensor,
             ("torch._utils", "_rebuild_parameter"): lambda tensor, *_: tensor,
@@ -197,6 +219,8 @@ class _Unpickler(pickle.Unpickler):
 
     def persistent_load(self, pid: Any) -> np.ndarray:
         _, kind, key, _, elements = pid[:5]
+        _check_key(kind)
+        _check_key(key)
         if kind not in _OF_STORAGE:
             raise _Refused(f"a storage of kind {kind}")
         if key not in self.storages:
@@ -209,6 +233,7 @@ class _Unpickler(pickle.Unpickler):
 
     def fill(self, key: str, content: bytes) -> None:
         """Give a storage its content. Raises: ValueError if the content has another size."""
+        _check_key(key)
         if len(content) != self.storages[key].nbytes:
             raise ValueError(f"storage {key} has another size")
         self.storages[key].view("u1")[:] = np.frombuffer(content, "u1")
@@ -233,13 +258,13 @@ class _Unpickler(pickle.Unpickler):
         return np.lib.stride_tricks.as_strided(storage[offset:], shape, steps, writeable=False)
 
 
-def _check_memo(file: BinaryIO) -> None:
-    """Check the next pickle of a file. Raises: ValueError if it stores objects in its memo under too large numbers.
+def _check_key(key: Any) -> None:
+    if not isinstance(key, str | int):
+        raise _Refused(f"a {type(key).__name__} as a key")
 
-    Python allocates 16 bytes for each number up to the largest, so 5 bytes of a pickle could ask for 64 GiB.
-    """
-    begin = file.tell()
-    for count, (operation, argument, _) in enumerate(pickletools.genops(file)):
-        if operation.name.endswith("PUT") and argument is not None and argument > count:
-            raise ValueError(f"a number {argument:,} of an object, after {count} operations")
-    file.seek(begin)
+
+def _ordered_dict(items: Sequence[tuple[Any, Any]] = ()) -> OrderedDict[Any, Any]:
+    """Return an OrderedDict; files of Python 2 give its items."""
+    for key, _ in items:
+        _check_key(key)
+    return OrderedDict(items)

@@ -1,6 +1,5 @@
 """A rehearsal of `benchmarks/gpu.py` on a CPU, killed and continued, with failures by `stand_in_torch.py`."""
 
-import functools
 import json
 import os
 import random
@@ -80,10 +79,6 @@ def rows_of_table(path):
     return {key: json.dumps(figures) for key, figures in results.items()}
 
 
-def has_more(path, rows):
-    return len(rows_of_table(path)) > rows
-
-
 FAILED = {
     "batches/torch/reduce-overhead/2": "out of memory",
     "batches/torch/max-autotune-no-cudagraphs/2": "no result within 2 s",
@@ -116,7 +111,7 @@ def test_a_benchmark_that_is_killed_and_continued_completes_its_table(tmp_path, 
     assert f"\ncontinue with: python {BENCHMARKS / 'gpu.py'} --small" in short.stdout
     for signal_number in signals:
         running = subprocess.Popen([*command], env=environment, stdout=subprocess.DEVNULL)
-        assert becomes_true(functools.partial(has_more, out, len(kept)), 120)
+        assert becomes_true(lambda: len(rows_of_table(out)) > len(kept), 120)  # noqa: B023
         time.sleep(rng.uniform(0, 4))
         running.send_signal(signal_number)
         running.wait(timeout=30)

@@ -76,10 +76,6 @@ def averages(state: Any, metrics: Metrics) -> bool:
     return largest_difference(state.eval_params, state.params) > 1e-3
 
 
-def ends_on_slow_weights(state: Any, metrics: Metrics) -> bool:
-    return largest_difference(state.parts["lookahead"]["params"], state.params) == 0
-
-
 def scales_both_ways(state: Any, metrics: Metrics) -> bool:
     changes = np.sign(np.diff([each["loss_scale"] for each in metrics]))
     return {-1, 1} <= set(changes.tolist())
@@ -88,7 +84,10 @@ def scales_both_ways(state: Any, metrics: Metrics) -> bool:
 CASES = {
     "average": Case((ParameterAverage(0.9, every=2),), averages),
     "swa": Case((LastAverage(STEPS - 4),), averages),
-    "lookahead": Case((Lookahead(5, optax.constant_schedule(0.5), STEPS),), ends_on_slow_weights),
+    "lookahead": Case(
+        (Lookahead(5, optax.constant_schedule(0.5), STEPS),),
+        lambda state, metrics: largest_difference(state.parts["lookahead"]["params"], state.params) == 0,
+    ),
     "gradient_norm": Case(
         (GradientNorm(CLIP),),
         lambda state, metrics: min(each["gradient_norm"] for each in metrics) > CLIP,

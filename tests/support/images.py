@@ -83,17 +83,13 @@ def interlaced(mode: str) -> bytes:
     return png([(b"IHDR", header), (b"IDAT", zlib.compress(coded)), (b"IEND", b"")])
 
 
-def sixteen_bits() -> bytes:
-    return encode(Image.fromarray(np.asarray(picture(13, 17, "L")).astype(np.uint16) * 200), "PNG")
-
-
 PNGS = {
     "color": lambda: encode(picture(13, 17), "PNG"),
     "gray": lambda: encode(picture(13, 17, "L"), "PNG"),
     "palette": lambda: encode(picture(13, 17, "P"), "PNG"),
     "one bit": lambda: encode(picture(13, 17, "1"), "PNG"),
     "alpha": lambda: encode(picture(13, 17, "RGBA"), "PNG"),
-    "16 bits": sixteen_bits,
+    "16 bits": lambda: encode(Image.fromarray(np.asarray(picture(13, 17, "L")).astype(np.uint16) * 200), "PNG"),
     "interlaced": lambda: interlaced("RGB"),
     "interlaced gray": lambda: interlaced("L"),
 }

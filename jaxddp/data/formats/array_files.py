@@ -1,6 +1,6 @@
 """Functions that the readers of array files share: errors that name the file, checks of lengths, class names."""
 
-import gzip
+import lzma
 import os
 import re
 import zlib
@@ -40,7 +40,10 @@ def as_input_errors(where: Path | str, advice: str = "download it again") -> Ite
         # NumPy raises ValueError for data that are not an array, and KeyError for a missing array. zipfile raises
         # NotImplementedError for a version that it does not know.
         # A manifest whose values have other types raises AttributeError or TypeError.
-        except (*_DAMAGE, zlib.error, gzip.BadGzipFile, BadZipFile) as error:
+        except (*_DAMAGE, zlib.error, lzma.LZMAError, OSError, BadZipFile) as error:
+            # Damaged gzip and bzip2 are an OSError without a number.
+            if getattr(error, "errno", None) is not None:
+                raise
             raise InputError(f"{where}: damaged ({error}); {advice}") from None
 
 

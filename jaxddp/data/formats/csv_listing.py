@@ -27,7 +27,7 @@ from jaxddp.config.data_section import TABLE_KEYS
 from jaxddp.config.registry import FORMATS
 from jaxddp.core.errors import InputError, show
 from jaxddp.core.phases import reached
-from jaxddp.data.faults import Refuse, check_column, raise_fault
+from jaxddp.data.faults import Refuse, check_columns, raise_fault
 from jaxddp.data.format import Match, Place
 from jaxddp.data.formats.folders import is_image_name, visible_folders
 from jaxddp.data.formats.splits import SPLITS, find_split
@@ -130,9 +130,9 @@ def csv_rows(file: FolderFile, names: Sequence[str], refuse: Refuse = raise_faul
         found = show(table.delimiter.join(table.header))
         fault = f"no column {names[columns.index(None)]}, found {found}; give the columns {','.join(names)}"
         raise InputError(f"{file}:1: {fault}")
-    for column in filter(None, columns):
-        check_column(table.header, column, f"{file}:1")
-    return table.rows([*filter(None, columns)], refuse)
+    found = [*filter(None, columns)]
+    check_columns(table.header, found, f"{file}:1")
+    return table.rows(found, refuse)
 
 
 def check_utf8(texts: Iterable[str], file: FolderFile, line: int) -> None:

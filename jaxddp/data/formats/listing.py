@@ -24,7 +24,7 @@ import numpy as np
 import jaxddp.core.files as files
 from jaxddp.config import DataConfig
 from jaxddp.core.errors import InputError, Key, choices, counted, nearest, show, some
-from jaxddp.data.faults import Refuse, check_column, check_distinct, find_repeats, raise_fault
+from jaxddp.data.faults import Refuse, check_columns, check_distinct, find_repeats, raise_fault
 from jaxddp.data.formats.array_files import check_names, in_order
 from jaxddp.data.formats.folders import visible_folders
 from jaxddp.data.formats.splits import SPLITS
@@ -288,8 +288,7 @@ def choose_columns(listing: Listing, data: DataConfig, divider: str | None = Non
         role = "label" if image else "image"
         fault = f"{listing.top}: no column of {role}s by a usual name, found {some([*map(show, header)], 12) or 'none'}"
         raise InputError(fault, advice=("name one by ", Key("data.columns"), f" {role}=NAME"))
-    for column in filter(None, (image, *labels, group, divider, weight)):
-        check_column(header, column, listing.top)
+    check_columns(header, [*filter(None, (image, *labels, group, divider, weight))], listing.top)
     names = () if form != "one label" else listing.classes.get(labels[0], ())
     check_names(names, lambda place: f"{listing.top}: the names of {labels[0]}, name {place + 1}")
     return Columns(image, tuple(labels), group, divider, form, weight, names)

@@ -120,7 +120,7 @@ def _read_header(stream: IO[bytes] | zipfile.ZipExtFile) -> tuple[tuple[int, ...
     try:
         shape, column_major, dtype = _HEADERS[np.lib.format.read_magic(stream)](stream)
     # The header is a Python expression, so damage can raise many errors.
-    except (KeyError, SyntaxError, TokenError, TypeError, ValueError):
+    except (KeyError, MemoryError, RecursionError, SyntaxError, TokenError, TypeError, ValueError):
         raise InputError("not an array that NumPy saved; write it with np.save or np.savez") from None
     if dtype.hasobject:
         raise InputError("holds pickled Python objects, which are never read; save numbers, or strings of dtype=str")

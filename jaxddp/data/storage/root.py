@@ -168,7 +168,7 @@ def resolve(name: str) -> DatasetEntry:
     try:
         tables = tomllib.loads(content.decode("utf-8-sig"))
     # The errors of tomllib and of bytes that are not UTF-8.
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{catalog}: not TOML in UTF-8: {error}; correct it") from None
     check_distinct(tables, lambda name: str(catalog))
     if name not in tables:
@@ -191,7 +191,7 @@ def find_dataset(place: str | os.PathLike[str]) -> DatasetEntry:
     """
     text = os.fspath(place)
     is_path = not isinstance(place, str) or "/" in text or text.startswith("~") or os.path.exists(text)
-    if is_path or is_address(text) or not os.path.isfile(_catalog_path()):
+    if is_path or is_address(text) or not os.path.exists(_catalog_path()):
         return DatasetEntry(text)
     with about(f"{show(text)} is not a path"):
         return resolve(text)

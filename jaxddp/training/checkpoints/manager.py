@@ -6,6 +6,7 @@ The file errors of Orbax and TensorStore become one-line errors that a user can 
 import contextlib
 import errno
 import functools
+import json
 import logging
 import os
 import re
@@ -90,8 +91,15 @@ class Checkpoints:
         for step in steps_in(self.directory):
             # Orbax would wait forever at metadata that are a FIFO.
             if (metadata := self.directory / str(step) / METADATA).exists():
-                with files.reading(metadata, f"move the directory of step {step} away"):
-                    files.open_regular(metadata).close()
+                advice = f"move the directory of step {step} away"
+                with files.reading(metadata, advice):
+                    content = files.read(metadata)
+                try:
+                    json.loads(content)
+                except RecursionError:
+                    raise InputError(f"{metadata}: is nested too deeply", advice=advice) from None
+                except ValueError:
+                    pass  # Orbax finds this damage by itself.
         with reading(self.directory) if read_only else writing(self.directory):
             self._manager = _Manager(
                 self.directory,
