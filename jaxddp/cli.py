@@ -44,7 +44,7 @@ from jaxddp.command_line.terminal import StatusLine, make_usable
 from jaxddp.command_line.words import config_first, format_error
 from jaxddp.config.values import HELP
 from jaxddp.core.errors import HelpPrinted, InputError, JaxddpError, Preempted, choices, on_screen, with_notes
-from jaxddp.core.peers import joined
+from jaxddp.core.peers import ALONE, joined
 from jaxddp.core.phases import show_on
 from jaxddp.core.process_exit import StopRequested, stopping_on_signals
 from jaxddp.core.user_code import describing_errors
@@ -90,8 +90,9 @@ def main(arguments: list[str] | None = None) -> int:
         code = _end(format_error(error, words), error.exit_code, error)
     except KeyboardInterrupt as error:
         code = _end(*_stopped(error, words), error)
-    if arguments is None:
-        # Python would wait for its threads: XLA may compile in one, which then crashes, and Orbax prints late errors.
+    if arguments is None and joined() is ALONE:
+        # Python would wait for its threads: XLA may compile in one, which then crashes, and Orbax prints late errors. A
+        # process of a job that is preempted leaves the job at exit.
         os._exit(code)
     return code
 

@@ -202,7 +202,7 @@ class QuadraticKappa:
 
     The grades are the classes in their order, or the numbers to predict, rounded. Kappa is 1 minus the mean squared
     difference of grade and prediction, divided by that of independent grades and predictions; the mean over the numbers
-    to predict. It is NaN if all grades and predictions are equal.
+    to predict. It is NaN if all grades and predictions of one of these are equal.
     """
 
     takes = ("one label", "numbers")

@@ -79,7 +79,7 @@ def test_keys_that_take_for_ever_to_hash_are_refused(tmp_path, end):
     """The hash of the key, a tuple of twice the tuple before, takes 2**60 steps."""
     begin = {b"s": b"}", b"u": b"}(", b"d": b"("}.get(end[-2:-1], b"\x8f(")
     key = b")q\0" + b"".join(b"h%ch%c\x86q%c" % (i, i, i + 1) for i in range(60))
-    with pytest.raises(InputError, match="w.pth: (contains a tuple as a key, which is not|not a complete .pth file)"):
+    with pytest.raises(InputError, match="w.pth: contains a (tuple as a key|set), which is not part of plain weights"):
         read(written(tmp_path / "w.pth", changed_zip(torch_file("zip"), {"data.pkl": b"\x80\x02" + begin + key + end})))
 
 

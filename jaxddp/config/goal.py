@@ -101,8 +101,13 @@ def flat(measured: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
 
 def of_exported(metrics: Mapping[str, T]) -> dict[str, T]:
     """Return the metrics of the parameters that predict and export use, averaged or not, from the result of `flat`."""
-    averaged = {name.removeprefix(f"{VAL_EMA} "): value for name, value in metrics.items() if VAL_EMA in name}
+    averaged = {name.removeprefix(f"{VAL_EMA} "): value for name, value in metrics.items() if is_averaged(name)}
     return averaged | {name: value for name, value in metrics.items() if name == "count" or not averaged}
+
+
+def is_averaged(name: str) -> bool:
+    """Return whether a metric, with the name of `flat`, is that of averaged parameters."""
+    return name.startswith(f"{VAL_EMA} ")
 
 
 def name_with_split(metric: str) -> str:

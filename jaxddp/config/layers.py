@@ -71,6 +71,7 @@ class Layers:
 NO_LAYERS = Layers()
 
 
+_COLON = re.compile(r"\s*:\s*")
 _SETTINGS: dict[str, Any] = {"rate": Factor, "decay": WeightDecay, "frozen": Literal["true"]}
 
 
@@ -87,8 +88,8 @@ class LayerSettings:
         """Parse "fc:rate=10", "fc:decay=0" and "conv1:frozen=true". Raises: InputError, also for a second value."""
         values: dict[str, dict[str, Any]] = {setting: {} for setting in _SETTINGS}
         form = "LAYER:rate=X, LAYER:decay=X or LAYER:frozen=true"
-        for name, value in assignments(texts, key, form=form).items():
-            layer, _, setting = (part.strip() for part in name.rpartition(":"))
+        for name, value in assignments([_COLON.sub(":", text) for text in texts], key, form=form).items():
+            layer, _, setting = name.partition(":")
             if not layer or setting not in _SETTINGS:
                 raise InputError(Key(key), f": {show(f'{name}={value}')}: expected {form}")
             with about(Key(key)):

@@ -550,7 +550,7 @@ class PublishedRun:
             return f"## Results\n\nThese are the weights after step {self.step:,}. They were not validated."
         table = _table("metric", ((name, errors.figure(name, v)) for name, v in self.metrics.items() if name != _COUNT))
         images = f" on {counted(int(self.metrics[_COUNT]), 'image')}" if _COUNT in self.metrics else ""
-        averaged = any(goal.VAL_EMA in name for name in self.measured)
+        averaged = any(map(goal.is_averaged, self.measured))
         of_which = " of the averaged parameters, which this repository holds," if averaged else ""
         return f"## Results\n\nThe validation{of_which} after step {self.step:,}{images}:\n\n{table}"
 

@@ -29,9 +29,9 @@ def recipe_path(name_or_path: str | Path, folder: Path = Path()) -> Path:
     is_file = (folder / f"{name}.py").is_file()
     other = f"did you mean the file {name + '.py'!r}?" if is_file else choices(Path(name).stem, config_names())
     if not os.path.exists(path):
-        if path.name == CONFIG_FILE:
-            other = "this folder is no run; give a run, the name of a config or a recipe file"
-            raise InputError(f"{path}: no such file, so {other}")
+        if os.path.isdir(path.parent) and path.name == CONFIG_FILE:
+            advice = other if is_file else "give a run, the name of a config or a recipe file"
+            raise InputError(f"{path}: no such file, so this folder is no run; {advice}")
         raise InputError(f"config {show(name)} does not exist; {other}")
     with files.reading(f"config {show(name)}", "give a Python file with get_config()"):
         files.open_regular(path).close()

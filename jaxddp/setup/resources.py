@@ -152,7 +152,8 @@ class Resources:
 
 def check_grades(config: Config, train: Source) -> None:
     """Raise `InputError` if kappa is measured, and the classes are whole numbers in another order than by value."""
-    ids = labels_of(train).ids
+    labels = labels_of(train)
+    ids = labels.ids if labels.form == "one label" else ()
     if "kappa" in config.eval.metrics and are_numbers(ids) and [*ids] != in_order(ids):
         problem = f": kappa compares grades, and the classes are in the order {some(ids, 4)}"
         raise InputError(Key("eval.metrics"), problem, advice="name the classes 00, 01, and so on")

@@ -18,7 +18,7 @@ import jax
 import numpy as np
 
 from jaxddp.config import CheckpointConfig, DataConfig
-from jaxddp.config.goal import VAL_EMA, Goal, Mean
+from jaxddp.config.goal import Goal, Mean, is_averaged
 from jaxddp.core.errors import InputError, counted, figure, first_line, speed
 from jaxddp.core.phases import doing, moved, phase, reached, running_time
 from jaxddp.data.batch import Batch
@@ -290,7 +290,7 @@ class EarlyStopping:
         The default goal is checked only if `stop_after` is set. Raises: InputError if the metric is missing. The error
         lists the metrics.
         """
-        default = CheckpointConfig().goal(averages=any(name.startswith(VAL_EMA) for name in names))
+        default = CheckpointConfig().goal(averages=any(map(is_averaged, names)))
         if self.goal != default or self.stop_after is not None:
             self.goal.check(names)
 

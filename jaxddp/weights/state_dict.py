@@ -183,6 +183,13 @@ def _with_checked_keys(operation: bytes) -> Callable[[Any], None]:
     return checked
 
 
+def _refused(what: str) -> Callable[[Any], None]:
+    def refused(unpickler: Any) -> None:
+        raise _Refused(what)
+
+    return refused
+
+
 class _Unpickler(_IN_PYTHON):
     """An unpickler that knows only the names in a state dict, and returns a read-only array for each tensor.
 
@@ -196,8 +203,9 @@ class _Unpickler(_IN_PYTHON):
     dispatch = _IN_PYTHON.dispatch | {
         operation[0]: _with_checked_keys(operation) for operation in (pickle.SETITEM, pickle.SETITEMS, pickle.DICT)
     }
-    # No state dict needs a set, or a buffer whose size a few bytes of the pickle determine.
-    del dispatch[pickle.ADDITEMS[0]], dispatch[pickle.FROZENSET[0]], dispatch[pickle.BYTEARRAY8[0]]
+    # The items of a set can also take for ever to hash, and a few bytes determine the size of a buffer.
+    dispatch |= dict.fromkeys((pickle.ADDITEMS[0], pickle.FROZENSET[0]), _refused("a set"))
+    dispatch |= {pickle.BYTEARRAY8[0]: _refused("a bytearray")}
 
     def __init__(self, file: BinaryIO, size: int):
         super().__init__(file)
@@ -259,7 +267,8 @@ class _Unpickler(_IN_PYTHON):
 
 
 def _check_key(key: Any) -> None:
-    if not isinstance(key, str | int):
+    parts = key if isinstance(key, tuple) else (key,)
+    if not all(isinstance(part, str | int | float | bytes | None) for part in parts):
         raise _Refused(f"a {type(key).__name__} as a key")
 
 

@@ -108,8 +108,8 @@ class Listing:
         labels, reading = np.full(len(ids), -1, np.int32), f"{self.file.name}: {columns}{found}"
         return ExampleTable(LocalFiles(root), *columns_of_table, labels=labels, reading=reading)
 
-    def numbered(self, column: str, val: Any) -> tuple[str, ...]:
-        """Return the names of the classes whose indices are in a column, here and in `val`; none for other labels."""
+    def numbered(self, column: str) -> tuple[str, ...]:
+        """Return the names of the classes whose indices are in a column; none for other labels."""
         return ()
 
     def column(self, key: str, name: str) -> str:
@@ -169,7 +169,7 @@ def read_listing(
 
     Args:
         listing: the rows of the training split, or of both splits.
-        val: the rows of the validation split, if they are in another file.
+        val: the rows of the validation split, if they are in another file and wanted.
         by_column: whether a column may divide the rows; see `division`.
 
     Raises:
@@ -179,9 +179,10 @@ def read_listing(
     columns = choose_columns(listing, data, divider)
     rows, listed = _read_rows(listing, columns, data, refuse, values.get("train")), listing
     is_of_classes = data.targets is None
-    numbered = listing.numbered(columns.labels[0], val) if columns.form == "one label" and not columns.names else ()
+    numbered = listing.numbered(columns.labels[0]) if columns.form == "one label" and not columns.names else ()
     first = {label: row.number for row in reversed(rows) for label in row.labels} if is_of_classes else {}
-    first.pop(listing.unknown or "", None)
+    unknown_label = listing.unknown if all(len(row.labels) == 1 for row in rows) else None
+    first.pop(unknown_label or "", None)
     names = columns.labels if columns.form != "one label" else columns.names or numbered or in_order(first)
     check_distinct(sorted(first, key=first.__getitem__), lambda name: listing.place(first[name]), refuse)
     if split == "val":
@@ -193,12 +194,15 @@ def read_listing(
             columns = choose_columns(val, replace(data, columns=named, weight_column=None))
         rows = _read_rows(listed, columns, data, refuse, values.get("val"))
     known, index = [], {name: label for label, name in enumerate(names)}
-    if listing.unknown is not None and all(len(row.labels) == 1 for row in rows):
-        index[listing.unknown] = -1
+    if unknown_label is not None:
+        index[unknown_label] = -1
     for row in rows:
         if is_of_classes and (unknown := [label for label in row.labels if label not in index]):
             label = f"{show(unknown[0])}{nearest(unknown[0], index)}"
-            refuse(f"{listed.place(row.number)}: no row of {listing.file.name} has the label {label}; correct it")
+            fault = f"no row of {listing.file.name} has the label {label}"
+            if numbered:
+                fault = f"label {unknown[0]} is none of the {counted(len(names), 'class')}"
+            refuse(f"{listed.place(row.number)}: {fault}; correct it")
         else:
             known.append(row)
     if data.targets is not None:

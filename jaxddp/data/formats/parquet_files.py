@@ -57,7 +57,7 @@ def read_parquet(place: Place, folder: Folder, split: Split, shards: dict[Split,
     with pass_faults_to(refuse):
         _check_parts(parts)
     if (rows := _listing(place, folder, shards)) is not None:
-        val = ParquetRows([FolderFile(folder, path) for path in shards["val"]]) if "val" in shards else None
+        val = ParquetRows(parts) if split == "val" and "val" in shards else None
         return listing.read_listing(rows, split, place.data, refuse, val, by_column="val" not in shards)
     columns, parts = _find_columns(parts, place.data, refuse)
     cells = _read_cells(parts, columns, refuse)
@@ -99,19 +99,19 @@ class ParquetRows(listing.Listing):
     def place(self, number: tuple[int, int]) -> str:
         return f"{self.files[number[0]]}, row {number[1]}"
 
-    def numbered(self, column: str, val: Any) -> tuple[str, ...]:
+    def numbered(self, column: str) -> tuple[str, ...]:
         """Return the names of the classes of a column of integers. Raises: see `tables.label_type`."""
         import pyarrow.compute as compute
 
         largest = []
-        for file in (*self.files, *(val.files if val else ())) if column not in self.lists else ():
+        for file in self.files if column not in self.lists else ():
             with tables.open_parquet(file) as parquet, tables.as_input_errors(file):
-                values = _column(parquet, column)
+                values = _column(parquet, column, file)
             if tables.label_type(values, file, column) is not int:
                 return ()
             largest.append(compute.call_function("max", [values]).as_py() or 0)
         with about(self.file):
-            return numbered_names(np.array(largest)) if largest else ()
+            return numbered_names(np.array([max(largest)])) if largest else ()
 
     def rows(self, columns: Sequence[str], refuse: Refuse) -> Iterator[list[Any]]:
         """Yield [number of the row, *texts of the columns]; the text of a cell with an image is the id of the row."""
@@ -241,18 +241,19 @@ def _read_cells(
     cells, column = dict[FolderFile, tables.LabelCells](), columns.labels[0]
     for file in files:
         with pass_faults_to(refuse), tables.open_parquet(file) as parquet, tables.as_input_errors(file):
-            if column not in parquet.schema_arrow.names:
-                raise InputError(f"{file}: no column {column!r}, which the first file has; {tables.WRITE_AGAIN}")
+            values = _column(parquet, column, file)
             if (_class_names(parquet.schema_arrow).get(column) or columns.names) != columns.names:
                 raise InputError(f"{file}: the names of {column} are not those of the first file; {tables.WRITE_AGAIN}")
-            cells[file] = tables.label_cells(_column(parquet, column), file, column, refuse)
+            cells[file] = tables.label_cells(values, file, column, refuse)
     return cells
 
 
-def _column(parquet: Any, column: str) -> Any:
-    """Return the values of a column, as a `pyarrow.Array`."""
+def _column(parquet: Any, column: str, file: FolderFile) -> Any:
+    """Return the values of a column, as a `pyarrow.Array`. Raises: InputError if the file has no such column."""
     import pyarrow
 
+    if column not in parquet.schema_arrow.names:
+        raise InputError(f"{file}: no column {column!r}, which the first file has; {tables.WRITE_AGAIN}")
     values = parquet.read(columns=[column]).column(0).combine_chunks()
     return values.dictionary_decode() if pyarrow.types.is_dictionary(values.type) else values
 

@@ -296,10 +296,10 @@ def label_type(values: Any, where: object, column: str) -> type[int] | type[str]
     """Return the type of labels in a `pyarrow.Array`. Raises: InputError if they are neither integers nor strings."""
     import pyarrow
 
-    kinds = pyarrow.types
-    if not any(is_kind(values.type) for is_kind in (kinds.is_integer, kinds.is_string, kinds.is_large_string)):
+    is_integer = pyarrow.types.is_integer(values.type)
+    if not is_integer and str(values.type) not in ("string", "large_string", "string_view"):
         raise InputError(f"{where}: {column} is of {values.type}; give one integer or one string per row")
-    return int if kinds.is_integer(values.type) else str
+    return int if is_integer else str
 
 
 def label_cells(values: Any, where: object, column: str, refuse: Refuse) -> LabelCells:
