@@ -122,8 +122,7 @@ def test_kappa_equals_scikit_learns(pairs):
     actual, predicted = np.array(pairs).T
     logits = jnp.eye(5)[predicted]
     measured = QuadraticKappa().finish(QuadraticKappa().examples(logits, jnp.asarray(actual)))
-    # Kappa is symmetric.
-    numbers = jnp.stack([predicted, actual], 1) + 0.4, jnp.stack([actual, predicted], 1)
+    numbers = jnp.stack([predicted, actual], 1) + 0.4, jnp.stack([actual, predicted], 1)  # Kappa is symmetric.
     assert QuadraticKappa().finish(QuadraticKappa().examples(*numbers)) == pytest.approx(measured, nan_ok=True)
     if len({*actual} | {*predicted}) > 1:
         expected = cohen_kappa_score(actual, predicted, weights="quadratic", labels=range(5))
