@@ -19,8 +19,9 @@ from support.shared import sgd
 import jaxddp
 from jaxddp.augment.preprocess import Preprocess
 from jaxddp.cli import main
-from jaxddp.config import Config, DataConfig
+from jaxddp.config import DataConfig
 from jaxddp.core.errors import InputError
+from jaxddp.data.formats.array_files import check_grades
 from jaxddp.data.opening import open_full_splits
 from jaxddp.data.order import EvalOrder, SampleOrder, columns
 from jaxddp.data.source import LabelKind, labels_of
@@ -32,7 +33,6 @@ from jaxddp.losses import cross_entropy, huber, negative_log_likelihood, softmax
 from jaxddp.mesh import Topology
 from jaxddp.metrics import R2, QuadraticKappa
 from jaxddp.models.adapt import adapt
-from jaxddp.setup.resources import check_grades
 
 NAMES = ("grade", "age")
 RNG = np.random.default_rng(0)
@@ -130,12 +130,11 @@ def test_kappa_equals_scikit_learns(pairs):
 
 
 def test_kappa_needs_numbered_classes_in_the_order_of_their_numbers():
-    config = Config().replace(eval={"metrics": "kappa"})
-    check_grades(config, jaxddp.ArrayTable(IMAGES, np.arange(24) % 3, ("0", "2", "10")))
+    check_grades(labels_of(jaxddp.ArrayTable(IMAGES, np.arange(24) % 3, ("0", "2", "10"))))
     with pytest.raises(
         InputError, match="^eval.metrics: kappa compares grades, and the classes are in the order 0, 10"
     ):
-        check_grades(config, jaxddp.ArrayTable(IMAGES, np.arange(24) % 3, ("0", "10", "2")))
+        check_grades(labels_of(jaxddp.ArrayTable(IMAGES, np.arange(24) % 3, ("0", "10", "2"))))
 
 
 def test_r2_equals_scikit_learns_and_huber_its_definition():

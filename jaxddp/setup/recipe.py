@@ -16,6 +16,7 @@ from jaxddp.config.goal import VAL_EMA, Goal
 from jaxddp.config.registry import MODELS, OBJECTIVES
 from jaxddp.core.errors import InputError, Key, Words, about, counted, kind_of
 from jaxddp.data.batch import Division
+from jaxddp.data.formats.array_files import check_grades
 from jaxddp.data.order import BalancedOrder, RepeatedOrder, SampleOrder, check_repeats, unlabelled_seed
 from jaxddp.data.source import Source, check_labelled, check_one_label, check_pixels, labels_of
 from jaxddp.data.united import UnitedSource, own_part
@@ -30,7 +31,7 @@ from jaxddp.recipe.file import RecipeFile
 from jaxddp.schedules import make_schedule
 from jaxddp.setup.feed import Feed
 from jaxddp.setup.network_checks import check_network, check_sizes, in_precision
-from jaxddp.setup.resources import ImageShape, Layout, Resources, TrainingData, check_grades
+from jaxddp.setup.resources import ImageShape, Layout, Resources, TrainingData
 from jaxddp.setup.user_objects import ObjectSource, losses_of, metrics_of, optimizer_of, parts_of
 from jaxddp.training.evaluation import EarlyStopping
 
@@ -163,7 +164,8 @@ def minimized(make_objective: Callable[[Objective], TrainObjective], supervised:
 
 def make_recipe(config: Config, topology: Topology, resources: Resources, given: ObjectSource, **more: Any) -> Recipe:
     """Make the recipe of a config, its data and devices, and the objects of the user; see `make_objects`."""
-    check_grades(config, resources.train)
+    if "kappa" in config.eval.metrics:
+        check_grades(labels_of(resources.train))
     layout = Layout.of(config, topology, TrainingData.of(resources.train, config.data))
     return Recipe.of(config, topology, resources, layout, make_objects(config, layout, given, **more))
 

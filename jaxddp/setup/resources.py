@@ -11,11 +11,10 @@ import numpy as np
 import jaxddp.data.opening as opening
 from jaxddp.augment.mixing import check_mixing
 from jaxddp.config import Config, DataConfig, ParallelConfig
-from jaxddp.core.errors import InputError, Key, some
+from jaxddp.core.errors import InputError, Key
 from jaxddp.core.peers import Peers
 from jaxddp.core.phases import doing
 from jaxddp.data.batch import Division, Growth
-from jaxddp.data.formats.array_files import are_numbers, in_order
 from jaxddp.data.source import VALIDATION, LabelKind, Source, check_comparable, check_labelled, image_dtype, labels_of
 from jaxddp.data.united import class_counts, own_part, unite
 from jaxddp.engine.compilation import keep_compiled_programs, step_options
@@ -148,15 +147,6 @@ class Resources:
         if getattr(val, "verified", None) is not None:
             cast(Any, val).check(data)
         return replace(self, val=None if val is None else unite(val, data, peers, VALIDATION))
-
-
-def check_grades(config: Config, train: Source) -> None:
-    """Raise `InputError` if kappa is measured, and the classes are whole numbers in another order than by value."""
-    labels = labels_of(train)
-    ids = labels.ids if labels.form == "one label" else ()
-    if "kappa" in config.eval.metrics and are_numbers(ids) and [*ids] != in_order(ids):
-        problem = f": kappa compares grades, and the classes are in the order {some(ids, 4)}"
-        raise InputError(Key("eval.metrics"), problem, advice="name the classes 00, 01, and so on")
 
 
 def resources_of(config: Config, topology: Topology, train: Source, unlabelled: Source | None) -> Resources:

@@ -82,8 +82,7 @@ def train(
         signature = Signature.of(recipe.resources.train, config.data)
         if resumes:
             signature.check_resumed(directory)
-            done, total = opened.resume_step or 0, recipe.layout.plan.total_steps
-            if done > total:
+            if (done := opened.resume_step or 0) > (total := recipe.layout.plan.total_steps):
                 problem = f": ends at step {total:,}, and {directory} was trained for {done:,} steps"
                 advice = "give more, or start in another ", Option("workdir")
                 raise InputError(Key("train.duration", str(config.train.duration)), problem, advice=advice)

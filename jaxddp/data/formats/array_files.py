@@ -13,9 +13,10 @@ from zipfile import BadZipFile
 import numpy as np
 
 import jaxddp.core.files as files
-from jaxddp.core.errors import InputError, show, size
+from jaxddp.core.errors import InputError, Key, show, size, some
 from jaxddp.data.arrays import ArrayTable, as_pixels
 from jaxddp.data.faults import check_distinct, find_repeats
+from jaxddp.data.source import Labels
 
 _CHUNK = 1 << 20
 _MAX_NUMBERED = 100_000
@@ -115,6 +116,13 @@ def in_order(names: Iterable[str]) -> list[str]:
     """Return the names of classes sorted, by value if all are whole numbers."""
     ordered = sorted(names)
     return sorted(ordered, key=int) if are_numbers(ordered) else ordered
+
+
+def check_grades(labels: Labels) -> None:
+    """Raise `InputError` if the classes are whole numbers in another order than by value, so no grades."""
+    if labels.form == "one label" and are_numbers(labels.ids) and [*labels.ids] != in_order(labels.ids):
+        problem = f": kappa compares grades, and the classes are in the order {some(labels.ids, 4)}"
+        raise InputError(Key("eval.metrics"), problem, advice="name the classes 00, 01, and so on")
 
 
 def numbered_names(*labels: np.ndarray) -> tuple[str, ...]:
