@@ -52,7 +52,9 @@ def run_ours(seed: int, options: argparse.Namespace) -> Figures:
     call([*jaxddp, "train", options.recipe, *words])
     final = call([*jaxddp, "eval", run, "--eval.views", load(options.recipe).eval.views])
     results = series([row for _, row in parse(run / "metrics.jsonl")])
-    rows = zip(results.epochs["top1"], results.val["top1"], results.epochs["seconds"].cumsum(), strict=True)
+    # The part of an epoch at the end is validated, too.
+    whole, seconds = results.epochs["top1"], results.epochs["seconds"].cumsum()
+    rows = zip(whole, results.val["top1"][: len(whole)], seconds, strict=True)
     return {
         "epochs": [{"train": float(row[0]), "val": float(row[1]), "seconds": float(row[2])} for row in rows],
         "top1": float(dict(line.split(": ") for line in final.splitlines() if ": " in line)["top1"]),
