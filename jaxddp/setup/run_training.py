@@ -45,7 +45,7 @@ from jaxddp.training.listeners.jsonl import SlowProcesses
 from jaxddp.training.listeners.notifier import make_loggers
 from jaxddp.training.loop import fit
 from jaxddp.training.run import Run
-from jaxddp.workdir.claim import Claim, claim, describe_end
+from jaxddp.workdir.claim import Claim, claim, compare, describe_end
 from jaxddp.workdir.session import Resume, session
 from jaxddp.workdir.signature import Signature
 
@@ -83,6 +83,7 @@ def train(
         if resumes:
             signature.check_resumed(directory)
             if (done := opened.resume_step or 0) > (total := recipe.layout.plan.total_steps):
+                compare(directory, claimed, peers)  # Another batch size also leads to another number of steps.
                 problem = f": ends at step {total:,}, and {directory} was trained for {done:,} steps"
                 advice = "give more, or start in another ", Option("workdir")
                 raise InputError(Key("train.duration", str(config.train.duration)), problem, advice=advice)

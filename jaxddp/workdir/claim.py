@@ -173,9 +173,8 @@ def check_evaluation(directory: Path, config: Config) -> None:
         return
     of_run, of_config = (effective_settings(Config, each) for each in (flatten(saved), config.flat()))
     changes = changed_keys(of_run, of_config)
-    # Balanced weights depend on the training images.
-    counted = ("data.limit", "data.labels_per_class") if of_run.get("loss.class_weights") == BALANCED else ()
-    for key in (key for key in (*EVALUATION_KEYS, *counted) if key in changes):
+    of_balanced = ("data.limit", "data.labels_per_class") if of_run.get("loss.class_weights") == BALANCED else ()
+    for key in (key for key in (*EVALUATION_KEYS, *of_balanced) if key in changes):
         advice = "a checkpoint is evaluated as it was trained: leave the option out"
         raise InputError(f"{path}: ", Key(key), changes[key], advice=advice)
 
