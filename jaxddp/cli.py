@@ -78,8 +78,8 @@ def main(arguments: list[str] | None = None) -> int:
     # Imports and tracing make many objects that stay. By default Python collects garbage so often that a start takes a
     # fifth longer: 7.9 s of CPU time in place of 6.3 for the digits.
     gc.set_threshold(50_000, 20, 20)
-    stops = stopping_on_signals(lambda error: _end(*_stopped(error, words), error), is_program=arguments is None)
-    code = 1
+    is_program = arguments is None
+    stops = stopping_on_signals(lambda error: _end(*_stopped(error, words), error), is_program=is_program)
     try:
         try:
             with stops, describing_errors(all_errors=True), report_work(), _status_line():
@@ -87,14 +87,9 @@ def main(arguments: list[str] | None = None) -> int:
         finally:
             sys.stdout.flush()
     except JaxddpError as error:
-        code = _end(format_error(error, words), error.exit_code, error)
+        return _end(format_error(error, words), error.exit_code, error, is_program=is_program)
     except KeyboardInterrupt as error:
-        code = _end(*_stopped(error, words), error)
-    if arguments is None and joined() is ALONE:
-        # Python would wait for its threads: XLA may compile in one, which then crashes, and Orbax prints late errors. A
-        # process of a job that is preempted leaves the job at exit.
-        os._exit(code)
-    return code
+        return _end(*_stopped(error, words), error, is_program=is_program)
 
 
 # CPython keeps the frames of calls in chunks of 16 kB. A loop whose calls cross the end of a chunk maps and unmaps
@@ -125,11 +120,16 @@ def _status_line() -> Iterator[None]:
         yield
 
 
-def _end(line: str, code: int, error: BaseException) -> int:
+def _end(line: str, code: int, error: BaseException, *, is_program: bool = False) -> int:
+    """Write the last line, and return the exit code. A program that is in no job ends here."""
     line = on_screen(with_notes(line, error))
     joined().abandon(line, code)
     sys.stderr.write(f"jaxddp: {line}\n")
     sys.stderr.flush()
+    if is_program and joined() is ALONE:
+        # Python would wait for its threads: XLA may compile in one, which then crashes, and Orbax prints late errors. A
+        # process of a job that is preempted leaves the job at exit.
+        os._exit(code)
     return code
 
 

@@ -178,6 +178,11 @@ class MeanAbsoluteError:
         return jnp.abs(predictions - targets).mean(-1)
 
 
+def _mean_explained(errors: np.ndarray, of_chance: np.ndarray) -> float:
+    """Return the mean of 1 - errors / of_chance over the numbers to predict, [K]; NaN if an error of chance is 0."""
+    return float(np.mean(1 - np.divide(errors, of_chance, where=of_chance > 0, out=errors * np.nan)))
+
+
 class R2:
     """The coefficient of determination, the mean over the numbers to predict, as scikit-learn's `r2_score`.
 
@@ -194,7 +199,7 @@ class R2:
         predictions, targets = (np.asarray(found[key], np.float64) for key in ("predictions", "targets"))
         around_mean = np.square(targets - targets.mean(0)).sum(0)
         errors = np.square(targets - predictions).sum(0)
-        return {"r2": float(np.mean(1 - np.divide(errors, around_mean, where=around_mean > 0, out=errors * np.nan)))}
+        return {"r2": _mean_explained(errors, around_mean)}
 
 
 class QuadraticKappa:
@@ -217,7 +222,7 @@ class QuadraticKappa:
         predicted, actual = (np.asarray(found[key], np.float64) for key in ("predicted", "actual"))
         independent = predicted.var(0) + actual.var(0) + (predicted.mean(0) - actual.mean(0)) ** 2
         errors = np.square(predicted - actual).mean(0)
-        return {"kappa": float(np.mean(1 - np.divide(errors, independent, where=independent > 0, out=errors * np.nan)))}
+        return {"kappa": _mean_explained(errors, independent)}
 
 
 def vote_of_neighbours(features: np.ndarray, references: np.ndarray, labels: np.ndarray, neighbours: int) -> np.ndarray:

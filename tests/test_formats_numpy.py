@@ -152,14 +152,11 @@ def test_the_error_for_a_missing_array_names_the_existing_ones(tmp_path, kind):
 
 @pytest.mark.parametrize("method", [zipfile.ZIP_LZMA, zipfile.ZIP_BZIP2])
 def test_damage_in_a_compressed_array_raises_a_one_line_error(tmp_path, method):
-    with zipfile.ZipFile(tmp_path / "data.npz", "w", method) as archive:
-        for name, array in ARRAYS.items():
-            archive.writestr(f"{name}.npy", npy_bytes(array))
-    content = bytearray((tmp_path / "data.npz").read_bytes())
-    content[80:120] = bytes(40)
-    (tmp_path / "data.npz").write_bytes(content)
+    with zipfile.ZipFile(path := tmp_path / "data.npz", "w", method) as archive:
+        [archive.writestr(f"{name}.npy", npy_bytes(array)) for name, array in ARRAYS.items()]
+    path.write_bytes(path.read_bytes()[:80] + bytes(40) + path.read_bytes()[120:])
     with pytest.raises(InputError, match="data.npz.*: damaged .*; download it again"):
-        read_numpy(tmp_path / "data.npz", "train")
+        read_numpy(path, "train")
 
 
 def npy_bytes(array: np.ndarray) -> bytes:

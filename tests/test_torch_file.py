@@ -74,13 +74,17 @@ class Attack:
         return os.mkdir, (str(self.path),)
 
 
-@pytest.mark.parametrize("end", [b"K\x01s.", b"K\x01u.", b"K\x01d.", b"\x90.", b"\x91."])
+@pytest.mark.parametrize("end", [b"K\x01s.", b"K\x01u.", b"K\x01d.", b"\x90.", b"\x91.", b"\x85."])
 def test_keys_that_take_for_ever_to_hash_are_refused(tmp_path, end):
     """The hash of the key, a tuple of twice the tuple before, takes 2**60 steps."""
-    begin = {b"s": b"}", b"u": b"}(", b"d": b"("}.get(end[-2:-1], b"\x8f(")
+    begin = {b"s": b"}", b"u": b"}(", b"d": b"(", b"\x85": b""}.get(end[-2:-1], b"\x8f(")
     key = b")q\0" + b"".join(b"h%ch%c\x86q%c" % (i, i, i + 1) for i in range(60))
+    pickled = b"\x80\x02" + begin + key + end
+    # The old format ends with the keys of its storages.
+    old = b"".join(pickle.dumps(part, 2) for part in (0x1950A86A20F9469CFC6C, 1001, {"little_endian": True}, {}))
+    content = old + pickled if end == b"\x85." else changed_zip(torch_file("zip"), {"data.pkl": pickled})
     with pytest.raises(InputError, match="w.pth: contains a (tuple as a key|set), which is not part of plain weights"):
-        read(written(tmp_path / "w.pth", changed_zip(torch_file("zip"), {"data.pkl": b"\x80\x02" + begin + key + end})))
+        read(written(tmp_path / "w.pth", content))
 
 
 @pytest.mark.parametrize("form", ["zip", "old"])

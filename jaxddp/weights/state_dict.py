@@ -163,6 +163,7 @@ def _read_old(file: BinaryIO) -> Any:
     unpickler = _Unpickler(file, size)
     content = unpickler.load()
     for key in _Unpickler(file, size).load():
+        _check_key(key)
         file.seek(8, os.SEEK_CUR)  # The number of elements, which the pickle has too.
         unpickler.fill(key, file.read(unpickler.storages[key].nbytes))
     return content
@@ -241,7 +242,6 @@ class _Unpickler(_IN_PYTHON):
 
     def fill(self, key: str, content: bytes) -> None:
         """Give a storage its content. Raises: ValueError if the content has another size."""
-        _check_key(key)
         if len(content) != self.storages[key].nbytes:
             raise ValueError(f"storage {key} has another size")
         self.storages[key].view("u1")[:] = np.frombuffer(content, "u1")

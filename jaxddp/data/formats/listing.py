@@ -180,9 +180,9 @@ def read_listing(
     rows, listed = _read_rows(listing, columns, data, refuse, values.get("train")), listing
     is_of_classes = data.targets is None
     numbered = listing.numbered(columns.labels[0]) if columns.form == "one label" and not columns.names else ()
-    first = {label: row.number for row in reversed(rows) for label in row.labels} if is_of_classes else {}
-    unknown_label = listing.unknown if all(len(row.labels) == 1 for row in rows) else None
-    first.pop(unknown_label or "", None)
+    of_unknown = listing.unknown if all(len(row.labels) == 1 for row in rows) else None
+    labelled = [(label, row) for row in reversed(rows) for label in row.labels if is_of_classes and label != of_unknown]
+    first = {label: row.number for label, row in labelled}
     names = columns.labels if columns.form != "one label" else columns.names or numbered or in_order(first)
     check_distinct(sorted(first, key=first.__getitem__), lambda name: listing.place(first[name]), refuse)
     if split == "val":
@@ -194,8 +194,8 @@ def read_listing(
             columns = choose_columns(val, replace(data, columns=named, weight_column=None))
         rows = _read_rows(listed, columns, data, refuse, values.get("val"))
     known, index = [], {name: label for label, name in enumerate(names)}
-    if unknown_label is not None:
-        index[unknown_label] = -1
+    if of_unknown is not None:
+        index[of_unknown] = -1
     for row in rows:
         if is_of_classes and (unknown := [label for label in row.labels if label not in index]):
             label = f"{show(unknown[0])}{nearest(unknown[0], index)}"
@@ -231,9 +231,6 @@ def read_images(listing: Listing, data: DataConfig) -> ExampleTable:
     image = image or header[0]
     rows = _read_rows(listing, Columns(image), data, raise_fault)
     table = listing.table(Columns(image), rows, data)
-    for row, first in find_repeats(table.id)[:1]:
-        fault = f"{show(rows[row].image)} is also in {listing.place(rows[first].number)}; write one row for each image"
-        raise InputError(f"{listing.place(rows[row].number)}: {fault}")
     return sound_rows(table, lambda row: listing.place(rows[row].number), raise_fault)
 
 
@@ -490,12 +487,17 @@ def sound_rows(
 ) -> ExampleTable:
     """Return the rows of some classes whose path is within the root, each image once. The others are rejected.
 
+    Rows of a table with classes may repeat an image if they agree.
+
     Args:
         place: returns the place of a row of the table in its file, for messages.
         classes: see `Table.select`. Only the folders of these classes are listed.
     """
     repeated = find_repeats(table.id)
     columns = {"other labels": table.labels, "another weight": table.weights, "another group": table.group}
+    for row, first in () if table.class_ids else repeated[:1]:
+        fault = f"{show(os.fsdecode(table.id[row]))} is also in {place(first)}; write one row for each image"
+        refuse(f"{place(row)}: {fault}")
     for (row, first), (other, column) in itertools.product(repeated, columns.items()):
         if column is not None and np.any(column[row] != column[first]):
             fault = f"{show(os.fsdecode(table.id[row]))} has {other} than in {place(first)}"
