@@ -62,6 +62,8 @@ ASPECT = (3 / 4, 4 / 3)
 """The bounds of width / height of a crop of random area."""
 _BILINEAR_TO = 1.6
 """The largest ratio of input length to output length at which an axis is resized bilinearly."""
+_ASPECT_TO = 300
+"""Of an image whose sides are more unequal than this, only the middle is resized."""
 Interpolation = Literal["bilinear", "bicubic"]
 Area = tuple[float, float]
 """The bounds of (area of the crop) / (area of the image), within 0..1."""
@@ -128,21 +130,19 @@ class Pixels:
         return random_area_window(header.height, header.width, key, self.area)
 
     def _center(self, image: np.ndarray) -> np.ndarray:
-        """Resize the short side to `resize`, and crop the center. An image of the size already is not changed.
+        """Resize the short side to `resize`, and crop the center, like torchvision's Resize and CenterCrop.
 
-        Bicubic pixels equal those of torchvision's Resize and CenterCrop. Bilinear pixels differ by at most one of 255
-        levels: only the pixels of the crop are computed.
+        Pixels are equal to theirs if no side is longer than `_ASPECT_TO` times the other.
         """
-        size, side = image.shape[:2], self.image_size
-        short, resize = min(size), self.resize or side
+        side, resize, short = self.image_size, self.resize or self.image_size, min(image.shape[:2])
+        # One row of 20,000 pixels would become 256 rows of 5,120,000.
+        ends = [0 if self.squash else max(length - _ASPECT_TO * short, 0) // 2 for length in image.shape[:2]]
+        image = image[ends[0] : image.shape[0] - ends[0], ends[1] : image.shape[1] - ends[1]]
+        size = image.shape[:2]
         # As by torchvision 0.29's Resize, the length of the long side is rounded down. Its CenterCrop rounds the start
         # to an integer, halves to even.
         height, width = (resize if self.squash else resize * length // short for length in size)
         top, left = round((height - side) / 2), round((width - side) / 2)
-        if self.interpolation == "bilinear" and (height, width) != size:
-            down, across = size[0] / height, size[1] / width
-            box = left * across, top * down, min((left + side) * across, size[1]), min((top + side) * down, size[0])
-            return _resample(image, (side, side), "bilinear", box)
         whole = image if (height, width) == size else _resample(image, (width, height), self.interpolation)
         return whole[top : top + side, left : left + side]
 
@@ -363,18 +363,13 @@ def resize(image: np.ndarray, image_size: int, interpolation: Interpolation = "b
     return np.rint(values, out=values).astype(image.dtype)
 
 
-def _resample(
-    image: np.ndarray,
-    size: tuple[int, int],
-    interpolation: Interpolation,
-    box: tuple[float, float, float, float] | None = None,
-) -> np.ndarray:
-    """Resize [H, W, C], or a box (left, top, right, bottom) of it, to a size (width, height) with Pillow."""
+def _resample(image: np.ndarray, size: tuple[int, int], interpolation: Interpolation) -> np.ndarray:
+    """Resize [H, W, C] to a size (width, height) with Pillow."""
     method = Image.Resampling[interpolation.upper()]
     if image.dtype == np.uint8 and image.shape[2] == 3:
-        return np.asarray(Image.fromarray(image).resize(size, method, box))
+        return np.asarray(Image.fromarray(image).resize(size, method))
     # Pillow resizes RGBA as colors that are multiplied by alpha, and of 16 bits only single channels.
     planes = np.moveaxis(image if image.dtype == np.uint8 else image.astype(np.float32), -1, 0)
-    resized = [Image.fromarray(np.ascontiguousarray(plane)).resize(size, method, box) for plane in planes]
+    resized = [Image.fromarray(np.ascontiguousarray(plane)).resize(size, method) for plane in planes]
     levels = np.rint(np.stack([np.asarray(plane) for plane in resized], axis=-1))
     return np.clip(levels, 0, np.iinfo(image.dtype).max).astype(image.dtype)
