@@ -16,6 +16,7 @@
        jaxddp data check PATH [--manifest FILE] [--threads N] [--train CSV] [--val CSV]
        jaxddp data show CONFIG [--step N] [--count N] [--out FILE] [overrides]
        jaxddp data pack PATH --out DIR [--short-side PIXELS] [--quality Q] [--train CSV] [--val CSV]
+       jaxddp data split PATH [--folds N] [--group-column NAME] [--out FILE]
        jaxddp data get mnist|fashion_mnist|cifar10|cifar100 --out DIR
        jaxddp data sample digits --out DIR
        jaxddp completion bash|zsh

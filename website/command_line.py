@@ -14,8 +14,8 @@ from jaxddp import cli
 
 COMMANDS = (
     *("train", "sweep", "eval", "find-lr", "predict", "features", "probe", "checkpoints", "export", "push", "weights"),
-    *("report", "runs", "doctor", "config", "data check", "data show", "data pack", "data get", "data sample"),
-    *("completion", "launch"),
+    *("report", "runs", "doctor", "config", "data check", "data show", "data pack"),
+    *("data split", "data get", "data sample", "completion", "launch"),
 )
 COLUMNS = "110"
 """The width of a terminal in which all options are in one column."""
