@@ -218,7 +218,7 @@ def test_a_run_of_numbers_predicts_a_column_for_each_and_has_heads_of_two_kinds(
     for options, message in (
         ("train digits {data}", "loss.name=cross_entropy takes one label or shares per image, but the data have"),
         ("train digits {data} --loss.name mse", "eval.metrics: top1 takes one label or shares per image, but the d"),
-        ("train digits {data} --loss.name mse --train.label-smoothing 0.1", "--train.label-smoothing: the labels are"),
+        ("train digits {data} --loss.name mse --train.label-smoothing 0.1", "--train.label-smoothing 0.1: the labels"),
         (
             "predict {run} {run}/../0.png --out a.csv --min-confidence 0.5",
             "--format kaggle, --min-confidence, --explain: ",

@@ -132,8 +132,8 @@ def class_weights(config: Config, class_counts: np.ndarray, num_examples: int) -
 def _make_loss(config: Config, weights: np.ndarray | None, labels: LabelKind) -> ExampleLoss:
     make: Any = LOSSES.get(config.loss.name)
     name = Key.plain("loss.name", config.loss.name)
-    if config.train.label_smoothing and labels.form == "numbers":
-        raise InputError(Key("train.label_smoothing"), ": the labels are numbers, not classes", advice="set it to 0")
+    if (smoothing := config.train.label_smoothing) and labels.form == "numbers":
+        raise InputError(Key("train.label_smoothing", smoothing), ": the labels are numbers, not classes", advice="set it to 0")
     if weights is not None:
         if "class_weights" not in inspect.signature(make).parameters:
             raise InputError(Key(_KEY), ": ", name, " takes no weights", advice="leave them out")
