@@ -77,7 +77,7 @@ def _message(box: str, arguments: Sequence[str], options: Mapping[str, Any]) -> 
     lines = itertools.dropwhile(operator.not_, ("" if {*line} <= {*_RULES} else line for line in inside))
     first = " ".join(itertools.takewhile(bool, lines))
     if not first.startswith(_UNKNOWN):
-        return first
+        return first.rstrip(".")
     unknown = first.removeprefix(_UNKNOWN).split(", ")
     for flag, word in itertools.pairwise(part for argument in arguments for part in argument.split("=", 1)):
         if word == unknown[0] and is_flag(options.get(key_of_option(flag))):
