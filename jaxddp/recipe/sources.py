@@ -32,6 +32,9 @@ def recipe_path(name_or_path: str | Path, folder: Path = Path()) -> Path:
         if os.path.isdir(path.parent) and path.name == CONFIG_FILE:
             advice = other if is_file else "give a run, the name of a config or a recipe file"
             raise InputError(f"{path}: no such file, so this folder is no run; {advice}")
+        if "/" in name and path.suffix not in (".py", *TEXT_FILES) and not is_file:
+            beside = files.nearest_beside(path)
+            other = f"{beside.removeprefix(', ')} give a run, the name of a config or a recipe file".strip()
         raise InputError(f"config {show(name)} does not exist; {other}")
     with files.reading(f"config {show(name)}", "give a Python file with get_config()"):
         files.open_regular(path).close()
