@@ -252,7 +252,7 @@ def test_a_run_without_gain_stops_and_continues_only_with_more_patience_or_epoch
     assert (ends.status, ends.at, int(state.step)) == ("stopped", 9, 9) and history.val["step"].tolist() == [3, 6, 9]
     assert ends.reason.startswith(reason) and result() | {"reason": ends.reason} == result()
     assert ends.reason.endswith(
-        "; the best checkpoint is step 6; to continue, give a larger stop_after or another duration"
+        "; the best checkpoint is step 6; to continue, give a larger train.stop_after or another train.duration"
     )
     written = lines(tmp_path)
     repeated, history = trained(setup, tmp_path, [ends])

@@ -117,7 +117,8 @@ class _Loop:
         """Return the reason for the end of the run before its last step, with advice to continue it."""
         best = self.checkpoints and self.checkpoints.best()
         note = "" if best in (None, self.early_stopping.step) else f"; the best checkpoint is step {best}"
-        return f"{self.early_stopping.reason}{note}; to continue, give a larger stop_after or another duration"
+        reason = f"{self.early_stopping.reason}{note}"
+        return f"{reason}; to continue, give a larger train.stop_after or another train.duration"
 
     def begin(self, step: int, state: TrainState) -> TrainState:
         """Return the state for the first step. A resumed run first does points 5 and 6 of `fit` for its checkpoint."""
