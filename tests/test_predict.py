@@ -24,6 +24,7 @@ from support.shared import sgd
 
 import jaxddp
 from jaxddp.cli import main
+from jaxddp.config import Config, DataConfig
 from jaxddp.core.errors import InputError
 from jaxddp.core.files import try_lock
 from jaxddp.data.formats.ilsvrc import TEST_CSV
@@ -215,7 +216,7 @@ def test_a_sweep_of_folds_predicts_each_training_image_once_and_its_runs_predict
 # --- Predictions of a fake run ---
 
 
-def fake_run(step: int = 6, bad_rows: tuple[int, ...] = ()) -> Any:
+def fake_run(step: int = 6, bad_rows: tuple[int, ...] = (), resize: int = 256) -> Any:
     """Return a run that predicts equal probabilities, and errors for the images of `bad_rows`."""
 
     def stream(source, at_once):
@@ -226,6 +227,7 @@ def fake_run(step: int = 6, bad_rows: tuple[int, ...] = ()) -> Any:
 
     names = tuple("abcde")
     of_run = {"topology": Topology.create(1), "identity": {"run": "run", "step": step}}
+    of_run["config"] = Config(data=DataConfig(resize=resize))
     signature = SimpleNamespace(label_form="one label")
     return SimpleNamespace(stream=stream, signature=signature, class_ids=names, class_names=names, **of_run)
 
@@ -247,9 +249,12 @@ def test_a_class_is_unknown_below_the_least_confidence_and_not_at_it(tmp_path, l
     assert {row["class"] for row in predict_rows(fake_run(), tmp_path / "out.csv", min_confidence=least)} == {name}
 
 
-@pytest.mark.parametrize(("step", "seed", "top", "repeated"), [(6, 0, 5, 0), (7, 0, 5, 1), (6, 1, 5, 1), (6, 0, 4, 1)])
-def test_an_unfinished_prediction_is_identified_by_step_images_and_class_count(
-    tmp_path, caplog, step, seed, top, repeated
+@pytest.mark.parametrize(
+    ("step", "seed", "top", "resize", "repeated"),
+    [(6, 0, 5, 256, 0), (7, 0, 5, 256, 1), (6, 1, 5, 256, 1), (6, 0, 4, 256, 1), (6, 0, 5, 257, 1)],
+)
+def test_an_unfinished_prediction_is_identified_by_step_images_class_count_and_settings(
+    tmp_path, caplog, step, seed, top, resize, repeated
 ):
     def stop(done: int, errors: int) -> None:
         raise KeyboardInterrupt
@@ -258,7 +263,7 @@ def test_an_unfinished_prediction_is_identified_by_step_images_and_class_count(
         predict_rows(fake_run(), tmp_path / "out.csv", progress=stop)
     progress: list[int] = []
     options = {"top": top, "progress": lambda done, errors: progress.append(done)}
-    assert len(predict_rows(fake_run(step), tmp_path / "out.csv", seed=seed, **options)) == 70
+    assert len(predict_rows(fake_run(step, resize=resize), tmp_path / "out.csv", seed=seed, **options)) == 70
     assert progress == ([64, 70] if repeated else [70])
     assert ("holds rows of other images" in caplog.text) == repeated
 

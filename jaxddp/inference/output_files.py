@@ -65,7 +65,8 @@ class RowFile:
     def __init__(self, run: trained.TrainedRun, table: SourceTable, out: Path, header: Mapping[str, Any]):
         self.out = Path(run.topology.peers.from_first("the file", lambda: str(files.check_out(out))))
         self.path = self.out.with_name(f"{self.out.name}.partial")
-        self._header = _line({**run.identity, "images": table.fingerprint, **header, "version": 1})
+        identity = {**run.identity, "settings": _settings(run), "images": table.fingerprint}
+        self._header = _line({**identity, **header, "version": 1})
         self._peers, self._table, self._columns = run.topology.peers, table, {*header["columns"]}
 
     def complete(
@@ -166,6 +167,18 @@ class RowFile:
         if expected is not None and number - 1 != expected:
             found = f"{counted(number - 1, 'row')} for {counted(expected, 'image')}"
             raise InputError(f"{self.path}: {found}; remove the file and start again")
+
+
+def _settings(run: trained.TrainedRun) -> str:
+    """Return a digest of the settings of the images, of the networks and of the precision. The outputs depend on them.
+
+    Those of weights are options, so two commands with the same weights may differ in them.
+    """
+    members = run.members if isinstance(run, trained.Ensemble) else (run,)
+    flat = [item for member in members for item in member.config.flat().items()]
+    parts, kept = ("data.", "model.", "train.precision", "eval.views"), MAY_CHANGE - {"eval.views"}
+    settings = [(key, str(value)) for key, value in flat if key.startswith(parts) and key not in kept]
+    return hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:16]
 
 
 def _line(row: Mapping[str, object]) -> bytes:
@@ -279,12 +292,7 @@ def write_features(
         decoded = ((np.frombuffer(base64.b64decode(str(row["features"])), _STORED), row["error"]) for row in rows)
         predictions.write_feature_rows(file, form, columns, decoded)
 
-    # Features depend on the settings of the images, of the network and of the precision.
-    flat = run.config.flat().items()
-    parts = ("data.", "model.", "train.precision")
-    settings = {key: str(value) for key, value in flat if key.startswith(parts) and key not in MAY_CHANGE}
-    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
-    header = {"columns": ["features", "error"], "layer": str(layer), "pool": pool, "settings": digest}
+    header = {"columns": ["features", "error"], "layer": str(layer), "pool": pool}
     outputs = lambda rest, at_once: run.feature_stream(rest, layer, pool, at_once)  # noqa: E731
     return RowFile(run, table, out, header).complete(outputs, rows_of, write, progress)
 
