@@ -75,13 +75,14 @@ def test_the_last_average_gives_the_same_weight_to_each_of_the_last_steps():
 
 
 class Normalized(nn.Module):
-    """A network whose batch statistics depend on a kernel and on the mean color of the images."""
+    """A network whose batch statistics depend on a kernel, the mean color of the images, and those of a frozen norm."""
 
     momentum: float
 
     @nn.compact
     def __call__(self, images, train: bool):
-        x = nn.Dense(6, name="first")(images.mean((1, 2)))
+        frozen = nn.BatchNorm(use_running_average=True, epsilon=0, use_scale=False, use_bias=False, name="frozen")
+        x = nn.Dense(6, name="first")(frozen(images.mean((1, 2))))
         x = nn.BatchNorm(use_running_average=not train, momentum=self.momentum, use_fast_variance=False)(x)
         return nn.Dense(CLASSES)(x)
 

@@ -37,7 +37,7 @@ def with_own_statistics(
     own, start = state.parts[name], state.model_state
     shared = {key: arrays for key, arrays in state.parts.items() if key == DEVICE_GROUPS}
     # A program consumes its state.
-    step, params, shared = _scaled((state.step, own[EVAL_PARAMS], shared))
+    step, params, shared = _copied((state.step, own[EVAL_PARAMS], shared))
     if state.stacked is not None:
         # The mean of all stacked states is evaluated.
         shardings = jax.tree.map(lambda leaf: leaf.sharding, params)
@@ -46,7 +46,7 @@ def with_own_statistics(
 
     def updated(model_state: Any, chunk: Any) -> Any:
         nonlocal probe
-        probe, _ = program(probe.replace(step=_scaled(state.step), model_state=model_state), *chunk.feed)
+        probe, _ = program(probe.replace(step=_copied(state.step), model_state=model_state), *chunk.feed)
         return probe.model_state
 
     own = {**own, EVAL_MODEL_STATE: mean_statistics(start, updated, chunks(), way.jit_between(_solved))}
@@ -68,9 +68,8 @@ def mean_statistics(start: Any, update: Update, batches: Iterable[Any], solve: U
     """
     results, total, count = [], None, 0
     for batch in batches:
-        results = results or [update(_scaled(start, 2.0), batch)]
-        found = update(_scaled(start), batch)
-        results = [*results, found][:2]
+        found = update(_copied(start), batch)
+        results = results or [update(_doubled(start, found), batch), found]
         total = found if total is None else _added(total, found)
         count += 1
         jax.block_until_ready(total)
@@ -78,9 +77,19 @@ def mean_statistics(start: Any, update: Update, batches: Iterable[Any], solve: U
 
 
 @jax.jit
-def _scaled(tree: Any, factor: float = 1.0) -> Any:
-    """Return a copy of a tree, whose floats are multiplied by a factor."""
-    return jax.tree.map(lambda leaf: leaf * factor if _is_float(leaf) else jnp.copy(leaf), tree)
+def _copied(tree: Any) -> Any:
+    """Return a copy of a tree."""
+    return jax.tree.map(jnp.copy, tree)
+
+
+@jax.jit
+def _doubled(tree: Any, after: Any) -> Any:
+    """Return twice the floats that differ after an update. Others belong to frozen norms, which normalize by them."""
+
+    def doubled(leaf: jax.Array, new: jax.Array) -> jax.Array:
+        return leaf * jnp.where((leaf == new).all(), 1, 2).astype(leaf.dtype) if _is_float(leaf) else jnp.copy(leaf)
+
+    return jax.tree.map(doubled, tree, after)
 
 
 @jax.jit
@@ -103,7 +112,8 @@ def _solved(arrays: Any, count: jax.Array) -> Any:
         kept = jnp.where(squared > 0, jnp.sum(left * start) / squared, 0)
         is_linear = jnp.sum((left - kept * start) ** 2) <= _TOLERANCE**2 * squared
         mean = (total / count.astype(total.dtype) - kept * start) / (1 - kept)
-        return jnp.where(is_linear & (kept >= -_TOLERANCE) & (kept < _MOST_KEPT), mean, start).astype(start.dtype)
+        is_mean = is_linear & (kept >= -_TOLERANCE) & (kept < _MOST_KEPT) & (once != start).any()
+        return jnp.where(is_mean, mean, start).astype(start.dtype)
 
     return jax.tree.map(batch_mean, arrays["start"], *arrays["results"], arrays["total"])
 
