@@ -18,7 +18,7 @@ import pytest
 from PIL import Image
 from support.cases import essential_and_rare
 from support.data import random_table, write_pictures
-from support.networks import linear_model
+from support.networks import largest_difference, linear_model
 from support.runs import LEAN, fails, train_words
 from support.shared import sgd
 
@@ -168,7 +168,7 @@ def test_the_probabilities_of_several_runs_are_averaged_by_weight(run, workdir, 
 
 
 @pytest.mark.slow
-def test_the_mean_of_parameters_has_batch_statistics_of_its_own(run, workdir, pictures, tmp_path, capfd):
+def test_the_mean_of_parameters_has_batch_statistics_of_its_own(run, workdir, pictures, tmp_path, capfd, monkeypatch):
     out = tmp_path / "soup"
     assert main(["export", "--average", str(workdir), str(workdir), "--out", str(out), "--format", "hub"]) == 0
     assert "arrays of mean of step 6 of" in capfd.readouterr().out
@@ -185,6 +185,11 @@ def test_the_mean_of_parameters_has_batch_statistics_of_its_own(run, workdir, pi
         return optax.tree.norm(jax.tree.map(jax.numpy.subtract, after, model_state)) / optax.tree.norm(after)
 
     assert moved(soup.state.model_state) < 0.3 * moved(run.state.model_state)
+    # Frozen layers keep theirs.
+    file = recipe_of_run(workdir)
+    frozen = replace(file, config=file.config.replace(model={"freeze": "all but fc"}))
+    monkeypatch.setattr("jaxddp.inference.exports.recipe_of_run", lambda _: frozen)
+    assert largest_difference(averaged([workdir, workdir], "best").state.model_state, run.state.model_state) == 0
     plain = ["export", str(workdir), str(workdir), "--out", "a.onnx"]
     assert fails(plain, capfd) == "jaxddp: export: 2 runs; give one run, or --average and several runs"
 

@@ -40,6 +40,7 @@ from jaxddp.data.stream.tf_data import tensorflow
 from jaxddp.engine import statistics
 from jaxddp.inference.trained import Ensemble, TrainedRun, fitted, restore_run
 from jaxddp.mesh import AXIS, Topology
+from jaxddp.models.adapt import with_frozen_norms
 from jaxddp.models.interface import Model, by_path
 from jaxddp.models.ops.layers import polynomial_erf
 from jaxddp.recipe.file import RUN_ID
@@ -350,7 +351,7 @@ def export_run(directory: Path, which: str, out: Path) -> str:
 def averaged(directories: Sequence[Path], which: str, precision: tree.Precision | None = None) -> TrainedRun:
     """Return the network with the mean of the parameters of several runs, a model soup (arXiv:2203.05482).
 
-    Its batch statistics are those of the training images of the first run.
+    Its batch statistics are those of the training batches of the first run. Frozen layers keep theirs.
 
     Raises: InputError if a run or the data cannot be read, or the networks or the classes differ.
     """
@@ -361,17 +362,18 @@ def averaged(directories: Sequence[Path], which: str, precision: tree.Precision 
     trees = ((state.params, state.model_state) for state in states)
     params, start = jax.tree.map(lambda *leaves: np.mean(leaves, 0, np.float64).astype(leaves[0].dtype), *trees)
     key, preprocess = jax.random.key(config.seed), Preprocess.of(soup.config, config.data.augment)
+    trained = with_frozen_norms(soup.model, config.frozen_norms)
 
     def after(model_state: Any, batch: Batch) -> Any:
         images = preprocess(batch, train=True, key=key).images
-        updated = soup.model.apply(params, model_state, images, train=True, key=key)[1]
+        updated = trained.apply(params, model_state, images, train=True, key=key)[1]
         return jax.tree.map(lambda leaf: jax.lax.pmax(leaf, AXIS), updated)  # Of one device.
 
     step = jax.jit(jax.shard_map(after, mesh=topology.mesh, in_specs=(jax.P(), jax.P(AXIS)), out_specs=jax.P()))
     if jax.tree.leaves(start):
         with phases.doing("computing batch statistics"):
             train = opening.open_full_splits(config.data)["train"]
-            rows = order.SampleOrder(len(train), min(config.train.batch_size, len(train)), config.seed)
+            rows = recipe.make_order(train, config, topology)
             batches = map(topology.place, train.train_batches(rows, config.data, range(statistics.PASSES)))
             start = statistics.mean_statistics(start, step, batches)
     return dataclasses.replace(soup, state=soup.state.replace(params=params, model_state=start))
