@@ -62,8 +62,8 @@ class _PredictOptions:
     """In csv, write an apostrophe before an id, a class or an error that begins with =, +, -, @, a tab or a line break.
     Without this option a spreadsheet reads such values as formulas."""
     explain: Path | None = None
-    """A folder for a PNG file of each image, with a heat map of the pixels that its predicted class depends on
-    (Grad-CAM)."""
+    """With one run: a folder for a PNG file of each image, with a heat map of the pixels that its predicted class
+    depends on (Grad-CAM)."""
     devices: Devices | None = None
     """The number of devices to use; all by default."""
     cpu_devices: CpuDevices | None = None
@@ -99,6 +99,9 @@ def run(arguments: list[str]) -> None:
     is_one_run = len(places) == 1 and isinstance(place, Path)
     if options.coverage is not None and not is_one_run:
         raise InputError("--coverage: needs one run, whose validation data decide about the sets; leave it out")
+    if options.explain is not None and len(places) > 1:
+        given = counted(len(places), "run")
+        raise InputError(f"--explain: draws on which pixels one network depends, and here are {given}; leave it out")
     check_output(options.out, images)
     with doing(IMPORTING):
         from jaxddp.data.opening import open_inputs
