@@ -40,7 +40,7 @@ def check_output(out: Path, images: Iterable[str]) -> None:
 class _PredictOptions:
     images: tyro.conf.Positional[tuple[str, ...]] = ()
     """Further runs, whose probabilities are averaged with those of the first; a sweep of folds or seeds stands for its
-    runs. Then the images: a folder, files, a table (with the run's data.columns), or a directory with
+    runs. Then the images: a folder, files, a CSV file (with the run's data.columns), or a directory with
     LOC_sample_submission.csv. Also as --data IMAGES."""
     out: Path = tyro.MISSING
     """The file to write."""
