@@ -192,6 +192,9 @@ def test_the_two_best_recipes_are_compared(tmp_path):
     change_json(workdirs[2] / "result.json", status="failed")
     assert "0.2 82.00 ± 3.84% (1 run, 100 images)" in Page(read_runs(workdirs)).comparisons[0]
     assert not Page(read_runs(workdirs[:2])).comparisons
+    for workdir in workdirs[2:]:
+        change_json(workdir / "config.json", fingerprint={"val": "c" * 64})
+    assert not Page(read_runs(workdirs)).comparisons
 
 
 def test_a_mean_is_over_the_steps_that_all_runs_have(tmp_path):

@@ -493,7 +493,7 @@ def comparisons(runs: Sequence[RunFiles], groups: Sequence[SeedGroup]) -> list[s
     """Return sentences about the last validations of groups of runs that are done.
 
     There is one for each published result, which is compared with the best group of its recipe, and one for the two
-    best groups.
+    best groups, if they have the same validation data.
     """
     ends, lines = list[tuple[Estimate, str, RunFiles]](), list[str]()
     for name, _, members in groups:
@@ -512,7 +512,8 @@ def comparisons(runs: Sequence[RunFiles], groups: Sequence[SeedGroup]) -> list[s
         for end, text, run in own[:1]:
             line += f"; {text} after {run.validations['epoch'][-1]:.3g} epochs, {end.minus(published)}"
         lines.append(f"{line}.")
-    if len(ends) > 1 and ends[0][0].metric == ends[1][0].metric:
+    # Results on different images do not tell which recipe is better.
+    if len(ends) > 1 and len({(end.metric, run.config.get("fingerprint.val")) for end, _, run in ends[:2]}) == 1:
         (best, text, _), (second, other, _) = ends[:2]
         lines.append(f"The two best recipes, {best.metric}: {text}, and {other}, {best.minus(second)}.")
     return lines
