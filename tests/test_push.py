@@ -50,7 +50,7 @@ def get_model(config, num_classes):
     class Network(nn.Module):
         @nn.compact
         def __call__(self, images):
-            return nn.Dense(num_classes)(images.reshape(len(images), -1))
+            return nn.Dense(num_classes, name="head")(images.reshape(len(images), -1))
 
     return Network()
 """
@@ -159,7 +159,7 @@ def test_nothing_that_is_pushed_names_this_machine(folder, hub: Hub, monkeypatch
     assert "model" not in json.loads(hub.repos["me/own"]["config.json"])
     card = hub.repos["me/own"]["README.md"].decode()
     assert "The network of the recipe, with 545 parameters, was" in card and "(get_model)" in card
-    assert "PyTorch" not in card
+    assert "PyTorch" not in card and "--model.new-layers head --optimizer.rate-factors head=10\n" in card
 
 
 def test_the_card_states_what_the_run_measured(folder, tmp_path, monkeypatch, capfd):

@@ -562,6 +562,8 @@ class PublishedRun:
         mean, std = (", ".join(f"{value:g}" for value in values) for values in (data.mean, data.std))
         weights = self.title if isinstance(self.place, Path) else str(self.place)
         sides = "Both sides of an image are" if data.eval_crop == "squash" else "The short side of an image is"
+        is_head = "params/head/kernel" in self.arrays
+        weights += " --model.new-layers head --optimizer.rate-factors head=10" if is_head else ""
         text = (
             "## How to load it\n\n```\njaxddp train finetune_folder --data.path PICTURES --model.weights "
             f"{weights}\n```\n\n{sides} resized to {data.resize} pixels ({data.interpolation}), and the "
