@@ -29,6 +29,7 @@ from jaxddp.engine.objective import Objective, example_loss
 from jaxddp.engine.state import TrainState
 from jaxddp.engine.step import Phases
 from jaxddp.engine.ways.way import Way
+from jaxddp.inference.output_files import write_out_of_fold
 from jaxddp.losses import cross_entropy, huber, negative_log_likelihood, softmax_cross_entropy, squared_error
 from jaxddp.mesh import Topology
 from jaxddp.metrics import R2, QuadraticKappa
@@ -199,22 +200,25 @@ def get_loss(config):
 def test_a_run_of_numbers_predicts_a_column_for_each_and_has_heads_of_two_kinds(folder, capfd):
     (folder / "heads.py").write_text(RECIPE)
     rows = [(f"{row}.png", row % 2, 1 - row % 2, NUMBERS[row, 1]) for row in range(24)]
-    write_table(folder / "t.csv", "path,even,odd,age", rows)
+    write_table(folder / "t.csv", "path,even,fold,age", rows)
     data = f"--data.path {folder / 't.csv'} --data.val-share 0.25 --data.targets numbers --data.image-size 8"
     run, out = folder / "run", folder / "p.csv"
+    data += " --data.columns image=path,label=even,label=fold,label=age"
     words = f"{folder / 'heads.py'} {data} --eval.metrics mae,r2 --workdir {run}"
     main(["train", *words.split(), *LEAN])
-    assert "18 examples | t.csv: image=path, 3 columns of numbers (even, odd, age)" in capfd.readouterr().out
+    assert "18 examples | t.csv: image=path, 3 columns of numbers (even, fold, age)" in capfd.readouterr().out
     main(["predict", str(run), str(folder / "0.png"), str(folder / "1.png"), "--out", str(out)])
     with out.open() as file:
         written = [*csv.DictReader(file)]
     trained = jaxddp.load_run(run)
     predictions = trained.predict([folder / "0.png", folder / "1.png"])
-    assert [*written[0]] == ["id", "even", "odd", "age", "error"] and predictions.form == "numbers"
-    numbers = np.array([[row[name] for name in ("even", "odd", "age")] for row in written], np.float32)
+    assert [*written[0]] == ["id", "even", "fold", "age", "error"] and predictions.form == "numbers"
+    numbers = np.array([[row[name] for name in ("even", "fold", "age")] for row in written], np.float32)
     np.testing.assert_array_equal(numbers, predictions.probabilities)
     logits = trained.logits(trained.source([folder / "0.png", folder / "1.png"]))
     np.testing.assert_array_equal(predictions.probabilities, logits)
+    write_out_of_fold([run], out)
+    assert out.read_text().splitlines()[0] == "id,even,fold,age,error,label,known_fold"
     for options, message in (
         ("train digits {data}", "loss.name=cross_entropy takes one label or shares per image, but the data have"),
         ("train digits {data} --loss.name mse", "eval.metrics: top1 takes one label or shares per image, but the d"),

@@ -300,7 +300,8 @@ def write_features(
 def write_out_of_fold(runs: Sequence[Path], out: Path) -> tuple[dict[str, float], list[dict[str, float]]]:
     """Write a CSV file with the prediction of each training example by the run whose fold it is in.
 
-    The columns are those of `jaxddp predict`, with the label and the fold. The best checkpoint of each run predicts.
+    The columns are those of `jaxddp predict`, with `label` and `fold`; `known_label` or `known_fold` if a number to
+    predict has the name. The best checkpoint of each run predicts.
 
     Args:
         runs: the work directories of the runs of all folds, in their order.
@@ -320,7 +321,8 @@ def write_out_of_fold(runs: Sequence[Path], out: Path) -> tuple[dict[str, float]
             found, labels = member.predict(split["val"]), labels_of(split["val"])
             logits = member.logits(split["val"])
         for row, cells in enumerate(found.rows()):
-            rows.append({**cells, "label": labels.text(row), "fold": fold})
+            known = {"label": labels.text(row), "fold": fold}
+            rows.append(cells | {f"known_{name}" if name in cells else name: known[name] for name in known})
         usable = np.isfinite(logits).all(1)
         parts.append((logits[usable], labels.values[usable]))
     columns = dict.fromkeys(rows[0], str)
