@@ -213,9 +213,9 @@ def check_length(before: Config, after: Config) -> None:
         return
     changed = f"a run of {before.train.duration}, but the length is now {after.train.duration}"
     advice = "give the new length to prepare_training"
-    if before.train.lookahead is not None:
-        slow = f": the last step takes over the slow weights, and the setup was prepared for {changed}"
-        raise InputError(Key("train.lookahead"), slow, advice=advice)
+    for key in ("lookahead", "swa"):
+        if getattr(before.train, key) is not None:
+            raise InputError(Key(f"train.{key}"), f": it depends on the last step of {changed}", advice=advice)
     times = [("model.unfreeze", time) for time in before.model.unfreeze_times.values()]
     if before.data.grow_from is not None:
         times += [("data.grow_start", before.data.grow_start), ("data.grow_end", before.data.grow_end)]

@@ -293,8 +293,15 @@ def test_a_wrong_layer_setting_raises_a_one_line_error(changes, message):
         prepare_training(**arguments, batch_size_per_device=4)
 
 
-def test_unfreezing_at_a_percentage_raises_an_error_if_the_run_has_another_length():
-    setup = prepare_training(LinenNet(), random_table(20), 1, sgd(0.1), 4, unfreeze="conv=50%")
-    message = "unfreeze: 50% is a fraction of a run of 1 epoch, but the length is now 3 epochs; give the "
-    with pytest.raises(InputError, match=message):
+@pytest.mark.parametrize(
+    ("option", "problem"),
+    [
+        ({"unfreeze": "conv=50%"}, "unfreeze: 50% is a fraction"),
+        ({"swa": "1 epoch"}, "swa: it depends on the last step"),
+        ({"lookahead": 2}, "lookahead: it depends on the last step"),
+    ],
+)
+def test_a_setting_that_depends_on_the_length_raises_an_error_if_the_run_has_another(option, problem):
+    setup = prepare_training(LinenNet(), random_table(20), 1, sgd(0.1), 4, **option)
+    with pytest.raises(InputError, match=f"^{problem} of a run of 1 epoch, but the length is now 3 epochs; give the "):
         fit(softmax_cross_entropy, setup, epochs=3, listeners=())
