@@ -50,6 +50,16 @@ def first_step(setup):
     return jax.device_get((after.opt_state, *expected, sums.means()["loss"]))
 
 
+@pytest.mark.parametrize("options", [{}, {"rate_factors": ("weight=0.5",)}])
+def test_an_optimizer_that_refuses_extra_arguments_gets_none(options):
+    optimizer = optax.contrib.sam(optax.sgd(0.1), optax.sgd(0.05))
+    setup = make_setup(optimizer, **options)
+    stored, _, grad, _ = first_step(setup)
+    params = jax.device_get(setup.state.params)
+    _, expected = optimizer.update(grad, optimizer.init(params), params)
+    jax.tree.map(lambda *pair: np.testing.assert_allclose(*pair, rtol=1e-4, atol=1e-6), stored, expected)
+
+
 @pytest.mark.parametrize(("devices", "options"), [(1, {}), (4, {"accumulate": 2}), (4, {"reproducible": True})])
 def test_the_optimizer_gets_the_loss_and_its_gradient_on_any_number_of_devices(devices, options):
     stored, value, grad, reported = first_step(make_setup(RECORDER, devices, 16 // devices, clip_norm=0.1, **options))

@@ -23,6 +23,7 @@ from jaxddp.core.errors import InputError, kind_of
 from jaxddp.models.interface import path_of, without_frozen
 
 _MISSING = re.compile(r"missing \d+ required (?:keyword-only|positional) argument")
+_REFUSED = re.compile("unexpected keyword argument '(value|grad)'")
 StepFactor = Callable[[str], Any]
 """A function of a parameter's path that returns the factor of the parameter's steps, 0 or more."""
 
@@ -46,6 +47,10 @@ def call_update(
     try:
         result = optimizer.update(grads, opt_state, params, **extra)
     except TypeError as error:
+        if takes_more and _REFUSED.search(str(error)):
+            # The update takes no extra arguments, contrary to its type, as in `optax.contrib.sam`.
+            plain = optax.GradientTransformation(*optimizer)
+            return call_update(plain, grads, opt_state, params, value=value, grad=grad)
         if not _MISSING.search(str(error)):
             raise
         passed = "only value (the mean loss) and grad (its gradient) to an optax.GradientTransformationExtraArgs"
