@@ -56,6 +56,7 @@ def test_a_short_form_beside_its_key_is_refused(short):
 def test_without_a_config_there_are_no_short_forms():
     words = ["run", "--lr", "1", "--data", "d"]
     assert expand_short_forms(words, options_of(PredictImages)) == words
+    assert similar_keys("batch_size", options_of(PredictImages)) == []
 
 
 @pytest.mark.parametrize(

@@ -321,6 +321,7 @@ def similar_keys(name: str, known: Iterable[str]) -> list[str]:
     close = exact[:_MAX_KEYS] or get_close_matches(name, keys, n=1, cutoff=_MIN_SIMILARITY)
     if close:
         return close
-    parts = [*SHORT, *(part for part in last_parts.values() if len(part) > _MAX_IGNORED)]
+    parts = [short for short, key in SHORT.items() if key in keys]
+    parts += (part for part in last_parts.values() if len(part) > _MAX_IGNORED)
     similar = get_close_matches(last, parts, n=1, cutoff=_MIN_SIMILARITY)
     return similar_keys(similar[0], keys) if similar else []
