@@ -438,7 +438,7 @@ def pack(
             advice = "keep one label per row, or set ", Key("data.classes"), " to classes of which no row has two"
             raise InputError(f"{source.name(int(several[0]))}: {fault} ({of_all})", advice=advice)
     _check_classes(sources)
-    if out.exists():
+    if os.path.lexists(out):
         raise InputError(f"{out}: exists already; remove it, or choose another --out")
     done = count(1)
     with files.whole_folder(out) as unfinished:

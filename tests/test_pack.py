@@ -98,8 +98,10 @@ def test_two_packs_of_a_set_are_equal_in_bytes(tables, packed: Path, tmp_path: P
 
 
 def test_wrong_arguments_of_pack_raise_one_line_errors(tables, packed: Path, tmp_path: Path, capfd):
-    with pytest.raises(InputError, match="exists already; remove it"):
-        pack(tables, packed, PackOptions())
+    (tmp_path / "link").symlink_to("nowhere")
+    for out in (packed, tmp_path / "link"):
+        with pytest.raises(InputError, match="exists already; remove it"):
+            pack(tables, out, PackOptions())
     reversed_names = tables["val"].class_ids[::-1]
     other = dataclasses.replace(tables["val"], class_ids=reversed_names, class_names=reversed_names)
     with pytest.raises(InputError, match="val: class 0 is 'n01000274', and 'n01000000' in train; give all splits"):
