@@ -154,6 +154,7 @@ SEARCH = ["--search", "optuna", "--trials", "2"]
         (["--lr", "1e-3"], "sweep: no option has several values; give some, such as --lr 1e-3,3e-3 or --seed 0:3"),
         (["--lr", "1,0.1", "--optimizer.foo", "3"], "Unrecognized options: --optimizer.foo"),
         (["--lr", "1e-3,0.001"], "--lr: 1e-3 and 0.001 are the same value; give each value once"),
+        (["--seed", "0:2", "--lr", "1,1"], "--lr: 1 and 1 are the same value"),
         (["--lr", "1,,2"], "--lr 1,,2: a value of the list is empty; give a,b,c"),
         (
             ["--lr", "0.1..1"],

@@ -154,8 +154,10 @@ def _trials(template: Template, folder: Path) -> list[Trial]:
     trials = dict[str, Trial]()
     for trial in (_trial(template, folder, values) for values in template.grid()):
         if (twin := trials.setdefault(trial.name, trial)) is not trial:
-            key = max(trial.values, key=lambda key: twin.values[key] != trial.values[key])
-            words = f"{twin.values[key]} and {trial.values[key]}"
+            one, other, spaces = twin.values, trial.values, template.spaces
+            # A word that is given twice differs from its twin in no key.
+            key = max(other, key=lambda key: (one[key] != other[key], spaces[key].words.count(other[key])))
+            words = f"{one[key]} and {other[key]}"
             raise InputError(Key(key), f": {words} are the same value; give each value once")
     return [*trials.values()]
 
