@@ -31,7 +31,7 @@ from jaxddp.core.errors import InputError, JaxddpError, Unreachable
 from jaxddp.data.formats import ilsvrc
 from jaxddp.data.formats.ilsvrc import train_solutions, val_solutions
 from jaxddp.data.order import SampleOrder
-from jaxddp.data.storage.objects import Objects, RetryPolicy
+from jaxddp.data.storage.objects import Objects, RetryPolicy, classify_error
 from jaxddp.data.storage.store import CachedStore
 from jaxddp.data.table import ExampleTable
 
@@ -267,6 +267,9 @@ def test_a_body_of_another_length_than_announced_is_never_returned(proxy, store,
     bodies += [b"some"] * 9
     message = error_of(Unreachable, store.read, b"x")
     assert re.search(r": 4 bytes arrived in place of 6 \(after \d+ s and 3 tries\); start again", message)
+    # A server that sends a body in chunks does so each time.
+    unannounced = "Generic HTTP error: Content-Length Header missing from response"
+    assert classify_error(Exception(unannounced))[0] is InputError
 
 
 def test_an_error_names_missing_objects_and_buckets(proxy, store):

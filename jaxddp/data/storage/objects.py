@@ -113,7 +113,7 @@ def classify_error(error: Exception) -> tuple[type[Exception], str]:
         return TemporaryFailure if is_temporary else InputError, reason
     if "BadScheme" in detail:
         return InputError, "plain http is not allowed unless AWS_ALLOW_HTTP=true is set"
-    if "HTTP error" not in text:
+    if "HTTP error" not in text or "Header missing" in text:
         return InputError, show(re.sub(r"^Generic \w+ error: ", "", text.strip()))
     if "kind: Timeout" in detail:
         return TemporaryFailure, f"{keys}no data arrived"
