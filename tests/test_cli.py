@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +28,7 @@ from support.runs import RECIPE, fails, metrics, train_words
 import jaxddp
 from jaxddp.cli import main
 from jaxddp.command_line.parse import workdir_of
+from jaxddp.command_line.terminal import _Writer
 from jaxddp.commands.eval import parse_eval
 from jaxddp.core.peers import ALONE
 from jaxddp.inference.pretrained import evaluate_weights
@@ -218,6 +220,17 @@ def test_a_command_runs_with_closed_or_full_streams(streams, words, code, error)
     command = ["sh", "-c", f'exec "$@" {streams}', "sh", sys.executable, "-m", "jaxddp", *words]
     completed = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert (completed.returncode, completed.stderr) == (code, error)
+
+
+def test_a_stream_that_does_not_block_gets_all_output():
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    writer, text = _Writer(writing, raises=True), bytes(100_000)  # A pipe holds 65,536 bytes.
+    thread = threading.Thread(target=lambda: (writer.write(text), os.close(writing)))
+    thread.start()
+    with open(reading, "rb") as output:
+        assert output.read() == text
+    thread.join()
 
 
 def test_closed_streams_are_opened_and_a_missing_character_is_escaped(tmp_path):

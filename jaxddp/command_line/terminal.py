@@ -4,6 +4,7 @@ import contextlib
 import io
 import os
 import re
+import select
 import shutil
 import sys
 from collections.abc import Iterable, Sequence
@@ -159,14 +160,18 @@ class _Writer(io.FileIO):
 
     def write(self, data: Any, /) -> int:
         try:
-            return super().write(data)
+            # A stream that another program has set to non-blocking takes a part, or nothing.
+            start = 0
+            while start < len(data):
+                select.select([], [self], [])
+                start += super().write(data[start:]) or 0
         except OSError as error:
             null = os.open(os.devnull, os.O_WRONLY)
             os.dup2(null, self.fileno())
             os.close(null)
             if self._raises:
                 raise OutputError(f"standard output cannot be written ({error.strerror})") from None
-            return len(data)
+        return len(data)
 
 
 def _replaced(stream: Any, number: int, *, raises: bool) -> io.TextIOWrapper:
