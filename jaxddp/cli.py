@@ -47,7 +47,7 @@ from jaxddp.config.values import HELP
 from jaxddp.core.errors import HelpPrinted, InputError, JaxddpError, Preempted, choices, on_screen, with_notes
 from jaxddp.core.peers import ALONE, joined
 from jaxddp.core.phases import show_on
-from jaxddp.core.process_exit import StopRequested, stopping_on_signals
+from jaxddp.core.process_exit import StopRequested, show_stacks_on_signal, stopping_on_signals
 from jaxddp.core.user_code import describing_errors
 from jaxddp.job.environment import report_work
 from jaxddp.recipe.sources import config_names
@@ -80,6 +80,9 @@ def main(arguments: list[str] | None = None) -> int:
     # fifth longer: 7.9 s of CPU time in place of 6.3 for the digits.
     gc.set_threshold(50_000, 20, 20)
     is_program = arguments is None
+    if is_program:
+        # Without a handler, the signal would end the process, also a launcher with its job.
+        show_stacks_on_signal()
     stops = stopping_on_signals(lambda error: _end(*_stopped(error, words), error), is_program=is_program)
     try:
         try:

@@ -286,9 +286,13 @@ def test_a_signal_before_training_ends_the_command_with_a_line(number, recipe, c
     while not sign.exists():
         assert process.poll() is None
         time.sleep(0.01)
+    process.send_signal(signal.SIGUSR1)
+    time.sleep(0.2)
     process.send_signal(number)
     _, error = process.communicate(timeout=60)
-    assert (process.returncode, error) == (code, f"jaxddp: {line}; nothing was written\n")
+    stacks, _, last = error.rpartition("jaxddp: ")
+    assert (process.returncode, last) == (code, f"{line}; nothing was written\n")
+    assert "(most recent call first)" in stacks and "Traceback" not in stacks
 
 
 def test_an_error_message_includes_errors_during_cleanup(monkeypatch, capfd):
