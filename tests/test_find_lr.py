@@ -12,8 +12,7 @@ from support.data import random_table, write_arrays
 from support.recipes import DENSE
 
 from jaxddp.cli import main
-from jaxddp.command_line.words import options_of, words_without
-from jaxddp.commands.find_lr import FindLr
+from jaxddp.commands.find_lr import words_to_train
 from jaxddp.rate_range import RateRange, RateTest
 
 HOOK = """
@@ -93,8 +92,7 @@ def test_without_a_falling_loss_no_rate_is_suggested(losses):
 
 def test_the_suggested_command_repeats_the_users_options():
     words = ["digits", "--steps", "50", "--seed", "1", "--optimizer.learning_rate=3", "--out", "x.png", "--lowest=1"]
-    without = {"steps", "out", "lowest", "optimizer.learning_rate"}
-    assert words_without(words, options_of(FindLr), without) == ["digits", "--seed", "1"]
+    assert words_to_train(words) == ["digits", "--seed", "1"]
 
 
 @pytest.mark.slow

@@ -3,7 +3,7 @@
 import contextlib
 import itertools
 import shlex
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxddp.config.values import HELP, SHORT, TRUTHS, bare, keys_of
@@ -63,8 +63,8 @@ def expand_short_forms(words: Sequence[str], options: Mapping[str, Any]) -> list
             if key in typed:
                 problem = f"{name} is short for {format_option(key)}, which is given too"
                 raise InputError(problem, advice="leave one of them out")
-            if short == "epochs":
-                values[:1] = map(_epochs, values[:1])
+            if short == "epochs" and values and not {" ", "%"} & {*values[0].strip()}:
+                values[0] += " epochs"
             name = format_option(key)
         truth = TRUTHS.get("".join(values[:1]).lower())
         if is_flag(options.get(key)) and (truth is not None or not equals):
@@ -100,16 +100,6 @@ def _full_key(key: str, options: Mapping[str, Any]) -> str:
         if key not in options and is_flag(options.get(positive)):
             return positive
     return key if key in options else SHORT.get(key, key)
-
-
-def words_without(words: Sequence[str], options: Mapping[str, Any], keys: Collection[str]) -> list[str]:
-    """Return the words of a command line without the options of some keys and their values."""
-    return [word for key, words_of_key in by_key(words, options) if key not in keys for word in words_of_key]
-
-
-def _epochs(text: str) -> str:
-    """Return the text of a duration with its unit. The default unit is epochs."""
-    return text if " " in text.strip() or "%" in text else f"{text} epochs"
 
 
 def format_error(error: JaxddpError, arguments: Sequence[str]) -> str:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from jaxddp.command_line.parse import ConfigOfRecipe, parse_recipe, workdir_of
 from jaxddp.command_line.terminal import IMPORTING
-from jaxddp.command_line.words import options_of, words_without
+from jaxddp.command_line.words import by_key, options_of
 from jaxddp.core.errors import NonFiniteError, counted
 from jaxddp.core.phases import doing
 from jaxddp.core.ranges import Positive, Range
@@ -57,9 +57,15 @@ def run(arguments: list[str]) -> None:
         print(f"the loss never falls, and {ended}; no rate is suggested: check the data, or try other rates")
         return
     print(f"the loss falls fastest at {steepest:.2g}, and {ended}; suggested: {rate:.2g}")
-    words = words_without(arguments, options_of(FindLr), {*FindLr.__annotations__, "optimizer.learning_rate"})
+    words = words_to_train(arguments)
     if file.is_run:
         # A run cannot continue in its work directory with another learning rate.
         words += ["--workdir", f"{workdir_of(file.path)}-lr{rate:.2g}"]
     # If the config has a reference batch size, the key is the learning rate for this size.
     print(f"jaxddp train {shlex.join(words)} --optimizer.learning-rate {rate / batch_factor(file.config):.2g}")
+
+
+def words_to_train(arguments: list[str]) -> list[str]:
+    """Return the words of the command without the options of the test and the learning rate."""
+    own = {*FindLr.__annotations__, "optimizer.learning_rate"}
+    return [word for key, words in by_key(arguments, options_of(FindLr)) if key not in own for word in words]

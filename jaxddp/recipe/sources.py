@@ -26,16 +26,16 @@ def recipe_path(name_or_path: str | Path, folder: Path = Path()) -> Path:
         path = built_in
     elif os.path.isdir(path):
         path /= CONFIG_FILE
-    is_file = (folder / f"{name}.py").is_file()
-    other = f"did you mean the file {name + '.py'!r}?" if is_file else choices(Path(name).stem, config_names())
     if not os.path.exists(path):
-        if os.path.isdir(path.parent) and path.name == CONFIG_FILE:
-            advice = other if is_file else "give a run, the name of a config or a recipe file"
-            raise InputError(f"{path}: no such file, so this folder is no run; {advice}")
-        if "/" in name and path.suffix not in (".py", *TEXT_FILES) and not is_file:
-            beside = files.nearest_beside(path)
-            other = f"{beside.removeprefix(', ')} give a run, the name of a config or a recipe file".strip()
-        raise InputError(f"config {show(name)} does not exist; {other}")
+        is_folder = path.name == CONFIG_FILE and os.path.isdir(path.parent)
+        advice = choices(Path(name).stem, config_names())
+        if (folder / f"{name}.py").is_file():
+            advice = f"did you mean the file {name + '.py'!r}?"
+        elif is_folder or ("/" in name and path.suffix not in (".py", *TEXT_FILES)):
+            beside = "" if is_folder else files.nearest_beside(path).removeprefix(", ")
+            advice = f"{beside} give a run, the name of a config or a recipe file".lstrip()
+        problem = f"{path}: no such file, so this folder is no run" if is_folder else None
+        raise InputError(f"{problem or f'config {show(name)} does not exist'}; {advice}")
     with files.reading(f"config {show(name)}", "give a Python file with get_config()"):
         files.open_regular(path).close()
     return path

@@ -133,8 +133,7 @@ def _make_loss(config: Config, weights: np.ndarray | None, labels: LabelKind) ->
     make: Any = LOSSES.get(config.loss.name)
     name = Key.plain("loss.name", config.loss.name)
     if (smoothing := config.train.label_smoothing) and labels.form == "numbers":
-        key = Key("train.label_smoothing", smoothing)
-        raise InputError(key, ": the labels are numbers, not classes", advice="set it to 0")
+        raise InputError(Key("train.label_smoothing", smoothing), ": the labels are numbers", advice="set it to 0")
     if weights is not None:
         if "class_weights" not in inspect.signature(make).parameters:
             raise InputError(Key(_KEY), ": ", name, " takes no weights", advice="leave them out")
