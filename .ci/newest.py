@@ -18,7 +18,7 @@ ROOT = Path(__file__).parent.parent
 ENVIRONMENT = ROOT / ".venv-newest"
 PYTHON, STAMP = ENVIRONMENT / "bin" / "python", ENVIRONMENT / "made"
 UV = ROOT / ".venv" / "bin" / "uv"
-MINOR_VERSIONS = (13, 12, 11)
+MINOR_VERSIONS = (14, 13, 12, 11)
 MAX_AGE_SECONDS, INSTALL_SECONDS = 24 * 3600, 600
 EXCLUDED = {
     "jax2onnx",  # Requires an older Orbax than the other packages.

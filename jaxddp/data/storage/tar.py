@@ -118,11 +118,11 @@ def _members(tar: tarfile.TarFile, file: BinaryIO, size: int) -> Iterator[tarfil
         if not member.isdir() and not member.name.rpartition("/")[2].startswith("."):
             yield member
     # The last sample before damage may lack its image or its label. `tarfile` stops at a damaged or zeroed header
-    # without an error, so only zeros may follow.
-    file.seek(tar.offset)
+    # without an error, also behind an extended header, so only zeros may follow the last file.
+    file.seek(end)
     block = file.read(tarfile.RECORDSIZE)
     if block.strip(b"\0") or len(block) < BLOCK:
-        raise InputError(f"damaged: no header of a file at byte {tar.offset:,} of {size:,}; {WRITE_AGAIN}")
+        raise InputError(f"damaged: no header of a file at byte {end:,} of {size:,}; {WRITE_AGAIN}")
 
 
 def _row(key: str, members: Sequence[tarfile.TarInfo], tar: tarfile.TarFile) -> tuple[bytes, bytes, int, int, bytes]:
