@@ -44,7 +44,7 @@ LAYERS = (
     Group(4, "engine", "jax flax optax"),
     Group(4, "weights", "PIL huggingface_hub ml_dtypes safetensors tqdm"),
     Group(5, "configs"),
-    Group(5, "training", "jax"),
+    Group(5, "training", "jax IPython PIL clu matplotlib mlflow orbax pandas rich tensorboard wandb"),
     # training/ receives the other processes of a job as an argument from setup/, which joins the job.
     Group(6, "job", "jax"),
     Group(8, "setup workdir", "jax optax"),
@@ -93,12 +93,7 @@ FILE_LIBRARIES = {
     "jaxddp/data/stream/tf_data.py": "tensorflow",
     "jaxddp/recipe/text.py": "yaml",
     "jaxddp/setup/input_figure.py": "matplotlib",
-    "jaxddp/training/checkpoints/manager.py": "orbax",
     "jaxddp/api.py": "matplotlib",
-    "jaxddp/training/pictures.py": "matplotlib",
-    "jaxddp/training/listeners/jsonl.py": "clu pandas",
-    "jaxddp/training/progress.py": "rich IPython",
-    "jaxddp/training/listeners/trackers.py": "PIL mlflow tensorboard wandb",
 }
 
 DEVICE_FUNCTIONS = {

@@ -1,7 +1,7 @@
 """The documentation site's pages, before MkDocs reads them: docstrings, options, links and messages."""
 
 import importlib
-import inspect
+from inspect import isclass, isroutine
 
 import pytest
 
@@ -16,9 +16,7 @@ def test_every_public_class_and_function_has_a_docstring():
     names = [*dict.fromkeys(documented())]
     assert len(names) > 80 and ("jaxddp.data.source", "Source") in names
     things = [(f"{module}.{name}", getattr(importlib.import_module(module), name)) for module, name in names]
-    missing = [
-        path for path, thing in things if inspect.isroutine(thing) or inspect.isclass(thing) if not thing.__doc__
-    ]
+    missing = [path for path, thing in things if (isroutine(thing) or isclass(thing)) and not thing.__doc__]
     # Python sets the docstring of a dataclass without one to its signature.
     assert missing + [path for path, thing in things if str(thing.__doc__).startswith(f"{path.split('.')[-1]}(")] == []
 
@@ -47,13 +45,8 @@ def test_each_message_has_a_heading():
 
 
 def test_the_navigation_holds_every_page():
-    pages = {
-        "index.md": "# jaxddp",
-        "data.md": "# Data",
-        "new.md": "# New `x`",
-        "recipes/index.md": "# R",
-        "recipes/a.md": "# a",
-    }
+    pages = {"index.md": "# jaxddp", "data.md": "# Data", "new.md": "# New `x`"}
+    pages |= {"recipes/index.md": "# R", "recipes/a.md": "# a"}
     sections = {title: part for section in navigation(pages) for title, part in section.items()}
     assert sections["Guides"] == [{"Data": "data.md"}, {"New x": "new.md"}]
     assert sections["Recipes"] == ["recipes/index.md", {"a": "recipes/a.md"}]

@@ -1,8 +1,7 @@
-"""The documentation site: MkDocs builds it strictly, and a real browser shows its pages and searches them."""
+"""The documentation site: MkDocs builds it strictly, and a real browser shows its pages."""
 
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,6 @@ PAGES = {
     "commands/train.html": "--resume {auto,never,must}",
     "python/index.html": "batch_size_per_device",
 }
-SEARCH_S = 30
 
 
 def build(folder: Path, *statements: str) -> subprocess.CompletedProcess[str]:
@@ -67,26 +65,3 @@ def test_a_page_is_shown_without_errors_and_fits_the_screen(browser, site, page,
     assert [address for address in browser.requests if not address.startswith(site.as_uri())] == []
     images = "[...document.images].filter(image => !image.naturalWidth).map(image => image.src)"
     assert browser.run(images) == []
-
-
-def test_the_search_finds_a_message(browser, site):
-    """The page is opened as a file, where browsers start no workers."""
-    browser.errors.clear()
-    browser.open(site / "index.html", *WIDE)
-    found = "[...document.querySelectorAll('.md-search-result__link')].map(link => link.getAttribute('href'))"
-    browser.run(
-        """(() => {
-            const input = document.querySelector('.md-search__input');
-            document.querySelector('#__search').click();
-            input.focus();
-            input.value = 'JAXDDP_JOB_KEY';
-            input.dispatchEvent(new Event('keyup'));
-            input.dispatchEvent(new InputEvent('input'));
-        })()"""
-    )
-    give_up = time.monotonic() + SEARCH_S
-    while not (links := browser.run(found)):
-        assert time.monotonic() < give_up, browser.errors
-        time.sleep(0.2)
-    assert any("troubleshooting.html#" in link for link in links)
-    assert browser.errors == []
