@@ -226,11 +226,9 @@ def test_a_stream_that_does_not_block_gets_all_output():
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     writer, text = _Writer(writing, raises=True), bytes(100_000)  # A pipe holds 65,536 bytes.
-    thread = threading.Thread(target=lambda: (writer.write(text), os.close(writing)))
-    thread.start()
+    threading.Thread(target=lambda: (writer.write(text), os.close(writing))).start()
     with open(reading, "rb") as output:
         assert output.read() == text
-    thread.join()
 
 
 def test_closed_streams_are_opened_and_a_missing_character_is_escaped(tmp_path):

@@ -173,7 +173,7 @@ def test_folds_are_a_table_that_opens_and_a_group_in_both_splits_is_an_error(tmp
     assert main(["data", "split", "b.csv", "--group-column", "patient", "--folds", "3", "--out", "set/c.csv"]) == 0
     assert Path("set/c.csv").read_text().startswith("path,label,patient,fold\nant/0.png,ant,p1,")
     assert main(["data", "split", "b.csv", "--group-column", "patient", "--folds", "9"]) == 2
-    assert "9 folds: there are only 5 groups; give at most" in capfd.readouterr().err
+    assert "9 folds of 5 groups; give at most" in capfd.readouterr().err
     train, val = jaxddp.open_data("b.csv", 0.5, group_column="patient")
     assert (len(train), len(val)) == (6, 6)
     with pytest.raises(InputError, match="open_data: unknown argument 'group'; there are: columns"):

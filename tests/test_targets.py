@@ -217,6 +217,8 @@ def test_a_run_of_numbers_predicts_a_column_for_each_and_has_heads_of_two_kinds(
     np.testing.assert_array_equal(numbers, predictions.probabilities)
     logits = trained.logits(trained.source([folder / "0.png", folder / "1.png"]))
     np.testing.assert_array_equal(predictions.probabilities, logits)
+    with pytest.raises(InputError, match="predicts numbers"):
+        _ = predictions.classes
     write_out_of_fold([run], out)
     assert out.read_text().splitlines()[0] == "id,even,fold,age,error,label,known_fold"
     for options, message in (

@@ -197,7 +197,7 @@ def folds(table: ExampleTable, number: int) -> np.ndarray:
     all_groups = None if table.group is None else _each_group(table, labels)
     if len(all_groups or table) < number:
         parts = counted(len(all_groups or table), "image" if all_groups is None else "group")
-        raise InputError(f"{number} folds: there are only {parts}; give at most that many folds")
+        raise InputError(f"{number} folds of {parts}; give at most as many folds")
     if all_groups is None:
         fold[np.lexsort((table.id, _digests(table.id), labels))] = np.arange(len(table)) % number
         return fold

@@ -79,7 +79,7 @@ class Predictions:
 
     @cached_property
     def labels(self) -> np.ndarray:
-        """int32[N], the most probable class; -1 for an image that cannot be used."""
+        """int32[N], the most probable class; -1 for an image that cannot be used. Raises: InputError for numbers."""
         return np.where(self._known, self._sorted[:, 0], -1).astype(np.int32)
 
     @property
@@ -90,7 +90,8 @@ class Predictions:
     def top(self, k: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the k most probable classes, int64[N, k], and their probabilities, float32[N, k].
 
-        Equally probable classes are in their original order. Raises: InputError if there are fewer than k classes.
+        Equally probable classes are in their original order. Raises: InputError if there are fewer than k classes, or
+        the network predicts numbers.
         """
         if not 1 <= checked(k, int, "k") <= len(self.class_ids):
             raise InputError(f"k={k}: expected 1 to {len(self.class_ids)}, the number of classes")
@@ -105,7 +106,8 @@ class Predictions:
             threshold: with it, the column `set` has all classes of at least this probability, separated by ";".
         """
         top = min(checked(top, int, "top"), len(self.class_ids))
-        columns, (labels, shares) = self._columns(top, sets=threshold is not None), self.top(top)
+        columns = self._columns(top, sets=threshold is not None)
+        labels, shares = (np.empty((0, 0)),) * 2 if self.form == "numbers" else self.top(top)
         for row, identity in enumerate(self.ids):
             error = self.errors.get(row) or (None if self._known[row] else _NOT_FINITE)
             cells: list[OutputCell] = [None] * (len(columns) - 2)
@@ -138,6 +140,8 @@ class Predictions:
 
     @cached_property
     def _sorted(self) -> np.ndarray:
+        if self.form == "numbers":
+            raise InputError("the network predicts numbers, which have no classes; read `probabilities` or `rows()`")
         return np.argsort(-self.probabilities, axis=1, kind="stable")
 
 
