@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import functools
 import io
 import json
 import socket
@@ -151,18 +150,19 @@ def test_a_precision_that_cannot_be_exported_is_an_error(run, workdir, tmp_path,
 
 
 def test_the_shapes_in_an_onnx_program_are_those_that_its_runtime_infers(capfd):
-    """jax2onnx gives the results of ReLU6 after a batch norm the shape NHWC, and computes them in NCHW."""
+    """jax2onnx gives the results of ReLU6 after a batch norm the shape NHWC, and each view a copy of the kernels."""
     norm = nn.BatchNorm(use_running_average=True)
     layers = [nn.Conv(2, (3, 3)), norm, nn.relu6, nn.Conv(4, (3, 3)), lambda x: x.mean((1, 2))]
     network, pixels = nn.Sequential(layers), np.random.default_rng(0).random((2, 8, 6, 3), np.float32)
     variables = jax.device_get(network.init(jax.random.key(0), pixels))
-    images = jax.ShapeDtypeStruct(("B", 8, 6, 3), jnp.float32)
-    content = exports.convert(functools.partial(network.apply, variables), images)
-    onnx.checker.check_model(onnx.load_from_string(content), full_check=True)
+    views = lambda images: network.apply(variables, images) + network.apply(variables, images[:, :, ::-1])  # noqa: E731
+    content = exports.convert(views, jax.ShapeDtypeStruct(("B", 8, 6, 3), jnp.float32))
+    onnx.checker.check_model(model := onnx.load_from_string(content), full_check=True)
+    assert sum(len(array.dims) == 4 for array in model.graph.initializer) == 2
     capfd.readouterr()
     logits = exports.session(content)(pixels)
     assert capfd.readouterr() == ("", "")
-    np.testing.assert_allclose(logits, network.apply(variables, pixels), rtol=1e-5)
+    np.testing.assert_allclose(logits, views(pixels), rtol=1e-5)
 
 
 @pytest.mark.parametrize("file_format", FORMATS)

@@ -271,18 +271,21 @@ def convert(function: Callable[[Any], Any], example: Any) -> bytes:
 
     Raises: InputError if jax2onnx is not installed, or cannot convert an operation of the function.
     """
-    # Hide warnings about rules for other JAX releases and about sizes, because the logits are compared later.
+    # Hide progress, and warnings about rules for other JAX releases and sizes, because the logits are compared later.
     for library in ("jax2onnx", "onnx_ir"):
         logging.getLogger(library).setLevel(logging.ERROR)
     with requires("format=onnx", "jax2onnx", "onnx"):
         from jax2onnx import to_onnx
-    # Discard the progress messages of jax2onnx.
+        from onnx_ir import from_proto, to_proto
+        from onnx_ir.passes.common import DeduplicateInitializersPass
     with contextlib.redirect_stdout(io.StringIO()), _accept_named_sizes_in_pad():
         try:
             model: Any = to_onnx(function, [example], input_names=[INPUT], output_names=[OUTPUT])
         # jax2onnx may raise any error for a network that it cannot convert.
         except Exception as error:
             raise InputError(f"format=onnx: jax2onnx cannot convert the network: {first_line(error)}") from error
+    # The views of an image have copies of the kernels.
+    model = to_proto(DeduplicateInitializersPass(size_limit=1 << 40)(from_proto(model)).model)
     # jax2onnx moves transpositions past elementwise operations, but keeps the shapes of their results as they were
     # (relu6: NHWC in place of NCHW). A runtime infers the shapes itself, and warns of each shape that differs.
     for part in (model.graph, *model.functions):
