@@ -162,7 +162,7 @@ def test_a_recipe_that_is_its_own_base_is_an_error(tmp_path):
 
 
 def test_errors_of_json_name_the_line(tmp_path):
-    assert message_of('{"seed": 1,\nx}', tmp_path, "a.json").startswith("a.json:2: is not JSON (Expecting property")
+    assert message_of('{"a": 1,\nx}', tmp_path, "a.json").startswith("a.json:2: is not JSON (Expecting property name")
     assert message_of('{"seed": 1,\n "seed": 2}', tmp_path, "a.json").startswith("a.json:2: seed is set in line 1, too")
     assert message_of('{\n\t"train": {\n\t\t"batch_size": 0}}', tmp_path, "a.json").startswith(
         "a.json:3: train.batch_size=0: expected 1 to"
