@@ -53,6 +53,7 @@ import pytest
 from hypothesis import settings
 from support.launches import HANGING, LaunchResult, Machine, plain_environment
 from support.longest import LONGEST
+from support.networks import linear_model
 
 import jaxddp.core.phases as activity
 import jaxddp.recipe.sources as recipes
@@ -113,6 +114,12 @@ def float64() -> Iterator[None]:
     """Compute in float64."""
     with jax.enable_x64(True):
         yield
+
+
+@pytest.fixture
+def linear_resnet(monkeypatch):
+    """Replace ResNets by a linear network. ResNets compile slowly, and CPUs do not dispatch their steps together."""
+    monkeypatch.setattr("jaxddp.models.resnet.build", lambda settings, classes, *_: linear_model(classes))
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 from support.ilsvrc import write_tree
-from support.networks import linear_model
 
 from jaxddp.cli import main
 from jaxddp.data.formats.ilsvrc import train_solutions
@@ -14,12 +13,7 @@ from jaxddp.data.formats.ilsvrc import train_solutions
 OPTIONS = ["--train.batch-size", "8", "--eval.batch-size", "8", "--train.duration", "2 epochs", "--log.to", "jsonl"]
 OPTIONS += ["--eval.every", "0 steps", "--log.every", "1 step", "--parallel.self-test", "never"]
 BAD = (3, 10)
-
-
-@pytest.fixture(autouse=True)
-def quick_network(monkeypatch: pytest.MonkeyPatch):
-    """Use a linear network, which compiles fast, because these tests are about the input."""
-    monkeypatch.setattr("jaxddp.models.resnet.build", lambda settings, classes, *_: linear_model(classes))
+pytestmark = pytest.mark.usefixtures("linear_resnet")
 
 
 @pytest.fixture(scope="module")

@@ -318,14 +318,8 @@ def train_words(root, workdir, *words: str) -> list[str]:
     return ["train", "digits", "--data.path", str(root), "--workdir", str(workdir), *SMALL, *LEAN, *options, *words]
 
 
-@pytest.fixture
-def linear(monkeypatch):
-    """Replace ResNets by a linear network. ResNets compile slowly, and CPUs do not dispatch their steps together."""
-    monkeypatch.setattr("jaxddp.models.resnet.build", lambda settings, classes, *_: linear_model(classes))
-
-
 @pytest.mark.slow
-def test_a_damaged_file_and_a_too_large_data_set_raise_a_one_line_error(linear, tmp_path, capfd):
+def test_a_damaged_file_and_a_too_large_data_set_raise_a_one_line_error(linear_resnet, tmp_path, capfd):
     root = write_tree(tmp_path / "tree", classes=3, images=13, val=3, size=20)
     device = ("--data.cache", "device")
     with pytest.MonkeyPatch.context() as patch:

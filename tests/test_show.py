@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from PIL import Image
 from support.ilsvrc import write_tree
-from support.networks import linear_model
 from support.runs import recipe_of
 
 import jaxddp
@@ -21,11 +20,7 @@ from jaxddp.setup.input_figure import denormalized, show
 from jaxddp.setup.run_setup import initialize
 from jaxddp.training.pictures import input_grid, png
 
-
-@pytest.fixture(autouse=True)
-def quick_network(monkeypatch: pytest.MonkeyPatch):
-    """Use a linear network, which compiles fast: these tests are about the input."""
-    monkeypatch.setattr("jaxddp.models.resnet.build", lambda settings, classes, *_: linear_model(classes))
+pytestmark = pytest.mark.usefixtures("linear_resnet")
 
 
 @pytest.fixture(scope="module")

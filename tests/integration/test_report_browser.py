@@ -48,9 +48,7 @@ def drawn_charts(browser: Browser) -> dict[str, bool]:
 
 
 def opened(browser: Browser, page: Path, *size: int, dark: bool = False) -> Browser:
-    """Open a page with all its details, and forget the errors and requests of earlier pages."""
-    browser.errors.clear()
-    browser.requests.clear()
+    """Open a page with all its details."""
     browser.open(page, *size, dark=dark)
     browser.run("document.querySelectorAll('details').forEach(part => part.open = true)")
     browser.settle()

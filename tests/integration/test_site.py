@@ -1,4 +1,4 @@
-"""The documentation site: MkDocs builds it strictly, and a real browser shows its pages."""
+"""The documentation site: MkDocs builds it strictly, and a real browser shows its pages and searches them."""
 
 import subprocess
 import sys
@@ -56,8 +56,6 @@ def test_a_dead_link_ends_the_build(tmp_path):
 @pytest.mark.parametrize("size", [WIDE, PHONE])
 @pytest.mark.parametrize("page", PAGES)
 def test_a_page_is_shown_without_errors_and_fits_the_screen(browser, site, page, size):
-    browser.errors.clear()
-    browser.requests.clear()
     browser.open(site / page, *size)
     assert PAGES[page] in browser.run("document.querySelector('article').innerText")
     assert browser.run("document.scrollingElement.scrollWidth") <= size[0]
@@ -65,3 +63,15 @@ def test_a_page_is_shown_without_errors_and_fits_the_screen(browser, site, page,
     assert [address for address in browser.requests if not address.startswith(site.as_uri())] == []
     images = "[...document.images].filter(image => !image.naturalWidth).map(image => image.src)"
     assert browser.run(images) == []
+
+
+def test_the_search_finds_a_message(browser, site):
+    """The page is opened as a file, where browsers start no workers."""
+    browser.open(site / "index.html", *WIDE)
+    typed = "box.focus(); box.value = 'JAXDDP_JOB_KEY'; box.dispatchEvent(new Event('keyup'))"
+    browser.run(f"const box = document.querySelector('.md-search__input'); __search.click(); {typed}")
+    links = "[...document.querySelectorAll('.md-search-result__link')].map(link => link.getAttribute('href'))"
+    look = f"const found = {links}; found.length ? done(found) : setTimeout(look, 100)"
+    found = browser.run(f"new Promise(done => {{ const look = () => {{ {look} }}; look() }})")
+    assert any("troubleshooting.html#" in link for link in found)
+    assert browser.errors == []

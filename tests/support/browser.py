@@ -22,7 +22,7 @@ _HANGING = 60
 
 
 class Browser:
-    """A browser with one page, which records all console errors and requests."""
+    """A browser with one page at a time, whose console errors and requests it records."""
 
     def __init__(self, profile: Path):
         self._numbers = itertools.count(1)
@@ -36,8 +36,7 @@ class Browser:
         self._process = subprocess.Popen(command, pass_fds=(to_browser, from_browser), **streams)
         os.close(to_browser)
         os.close(from_browser)
-        self.errors: list[str] = []
-        self.requests: list[str] = []
+        self.errors, self.requests = list[str](), list[str]()
         self._session: str | None = None
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
         self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
@@ -46,6 +45,7 @@ class Browser:
 
     def open(self, page: Path, width: int, height: int, *, dark: bool = False) -> None:
         """Load a file in a window of this size, as on a phone if it is narrow. Returns after the scripts have run."""
+        self.errors, self.requests = [], []
         phone = width < 600
         screen = {"width": width, "height": height, "deviceScaleFactor": 2 if phone else 1, "mobile": phone}
         self.call("Emulation.setDeviceMetricsOverride", **screen)
