@@ -83,6 +83,9 @@ def main(arguments: list[str] | None = None) -> int:
     if is_program:
         # Without a handler, the signal would end the process, also a launcher with its job.
         show_stacks_on_signal()
+        if not {*words[:1]} & {*_LONG}:
+            # In a job JAX would catch SIGTERM, to which only a training reacts.
+            os.environ["JAX_ENABLE_PREEMPTION_SERVICE"] = "false"
     stops = stopping_on_signals(lambda error: _end(*_stopped(error, words), error), is_program=is_program)
     try:
         try:
@@ -127,7 +130,8 @@ def _status_line() -> Iterator[None]:
 def _end(line: str, code: int, error: BaseException, *, is_program: bool = False) -> int:
     """Write the last line, and return the exit code. A program that is in no job ends here."""
     line = on_screen(with_notes(line, error))
-    joined().abandon(line, code)
+    if not isinstance(error, Preempted):
+        joined().abandon(line, code)
     sys.stderr.write(f"jaxddp: {line}\n")
     sys.stderr.flush()
     if is_program and joined() is ALONE:

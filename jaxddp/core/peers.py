@@ -76,8 +76,7 @@ class Peers:
         """In a job, send the others the reason, and end this process at once. Otherwise return.
 
         If another process was lost first, this process ends with the reason and exit code of that loss. If both reasons
-        are equal, all processes have the same fault, and each process reports its own. After a preemption, return, too:
-        all processes stop at the same step, and a process that is done must not end a process that still saves.
+        are equal, all processes have the same fault, and each process reports its own.
         """
 
     def spent(self) -> Mapping[int, Spent]:

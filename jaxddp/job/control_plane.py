@@ -7,6 +7,7 @@ error. One thread serves all network connections of a process.
 
 import asyncio
 import contextlib
+import functools
 import itertools
 import select
 import socket
@@ -19,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import jaxddp.job.messages as messages
-from jaxddp.core.errors import InputError, JaxddpError, Key, Preempted, Unreachable, about, listed, plural
+from jaxddp.core.errors import InputError, JaxddpError, Key, Unreachable, about, listed, plural
 from jaxddp.core.peers import Peers, Spent, answer_of, result_of
 from jaxddp.core.phases import phase
 from jaxddp.core.process_exit import end_now
@@ -61,7 +62,6 @@ class ControlPlane(Peers):
 
     Attributes:
         watchdog: watches the other processes.
-        jax_address: the coordinator's address for `jax.distributed.initialize`.
 
     Raises:
         InputError: the address is taken or wrong; a process joins twice, belongs to another job, or has a different
@@ -83,10 +83,15 @@ class ControlPlane(Peers):
         except BaseException:
             self._network.close()
             raise
-        self.jax_address = self._member.jax_address
-        if job.process_id:
-            # The reference keeps the proxy running as long as this object exists.
-            self._proxy, self.jax_address = _start_proxy(self.jax_address)
+
+    @functools.cached_property
+    def jax_address(self) -> str:
+        """The coordinator's address for `jax.distributed.initialize`. It starts the proxy of a process other than 0."""
+        if self.is_first:
+            return self._member.jax_address
+        # The reference keeps the proxy running as long as this object exists.
+        self._proxy, address = _start_proxy(self._member.jax_address)
+        return address
 
     def decide(self, name: str, text: str, decide: Callable[[list[str]], str]) -> str:
         """See `Peers.decide`. Raises: InputError if a process makes a call with another name."""
@@ -116,8 +121,6 @@ class ControlPlane(Peers):
         return {process: (alive.step, alive.spent) for process, alive in self.watchdog.heartbeats().items()}
 
     def abandon(self, reason: str, code: int) -> None:
-        if code == Preempted.exit_code:
-            return
         loss, own_reason = self.watchdog.loss(), f"ended: {reason}"
         if loss is not None and loss.reason != own_reason:
             end_now(str(loss), loss.code)

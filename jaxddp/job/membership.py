@@ -97,8 +97,13 @@ def join(job: Job | None, *, start: float = 60, silence: float = 10, stall: floa
 
 
 def abandon(reason: str, code: int) -> None:
-    """In a job, send the others the reason, and end this process at once; see `Peers.abandon`."""
-    joined().abandon(reason, code)
+    """In a job, send the others the reason, and end this process at once; see `Peers.abandon`.
+
+    After a preemption, whose code is 75, return: all processes stop at the same step, and a process that is done must
+    not end a process that still saves.
+    """
+    if code != Preempted.exit_code:
+        joined().abandon(reason, code)
 
 
 @contextlib.contextmanager

@@ -124,6 +124,17 @@ def test_sigterm_and_ctrl_c_save_and_the_same_command_resumes(training, workdir,
 
 
 @pytest.mark.ci
+def test_sigterm_to_a_process_ends_a_command_that_saves_nothing(start, arrays, tmp_path):
+    words = ["find-lr", *TRAIN[1:], "--data.path", str(arrays), "--steps", "100000"]
+    launched = start(Launched, tmp_path / "launch", 2, words)
+    launched.wait_until(lambda: "[Gloo] Rank" in launched.out)
+    os.kill(launched.worker(1), signal.SIGTERM)
+    assert launched.end(SOON) == 75
+    assert launched.last_of(1) == "jaxddp: asked to stop; nothing was written"
+    assert launched.last_of(0) == "jaxddp: process 1 ended: asked to stop; nothing was written; the job ends here"
+
+
+@pytest.mark.ci
 def test_all_processes_learn_of_sigterm_as_a_validation_begins(workdir, start, tmp_path):
     (tmp_path / "script.py").write_text(STOPPED_AS_A_VALIDATION_BEGINS)
     words = ["python", str(tmp_path / "script.py"), str(workdir)]
