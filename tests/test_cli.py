@@ -395,6 +395,7 @@ def test_a_mistyped_option_gets_the_nearest_name_as_a_suggestion(capfd):
         (["--epochs", "few"], "--epochs: 'few epochs' is not a duration; write"),
         (["--seed", "\u0661"], "--seed '\u0661': expected a whole number"),
         (["--workdir", ""], "--workdir '': expected a path"),
+        (["--workdir", "s3://bucket/run"], "--workdir s3://bucket/run: is a URL, and files are written to this"),
         (["--data.std", "nan", "1", "1"], "--data.std nan: expected"),
         (["--data.crop-area", "1", "0.1"], "--data.crop-area 1.0 0.1: give the smallest share of the image, above 0"),
     ],

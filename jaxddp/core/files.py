@@ -73,12 +73,14 @@ def check_path(path: Any, name: str, *, in_utf8: bool = False) -> str | os.PathL
     """Check an argument that is a path (text or a path object), and return it. The path need not exist.
 
     Raises:
-        InputError: the argument is no path, the operating system does not allow such a path, or its name is not
-            `in_utf8`, which TensorStore needs.
+        InputError: the argument is no path, the operating system does not allow such a path, or a place to write to
+            is a URL or not `in_utf8`, which TensorStore needs.
     """
     text = os.fspath(path) if isinstance(path, str | os.PathLike) else None
     if not isinstance(text, str) or not text or "\0" in text:
         raise refused(name, path, "expected a path")
+    if in_utf8 and text.partition("/")[0].endswith(":"):
+        raise refused(name, text, "is a URL, and files are written to this machine only; give a path, as of a mount")
     if in_utf8 and any("\ud800" <= character <= "\udfff" for character in text):
         raise InputError(f"{show(text)}: the name is not UTF-8; choose another")
     try:
