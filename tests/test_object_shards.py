@@ -16,7 +16,7 @@ from support.s3 import CREDENTIALS, Server, running_server
 from jaxddp.config import DataConfig
 from jaxddp.core.errors import InputError
 from jaxddp.core.files import CACHE_VARIABLE
-from jaxddp.data.opening import open_splits, open_tables
+from jaxddp.data.opening import open_images, open_splits, open_tables
 from jaxddp.data.order import SampleOrder, Shard
 from jaxddp.data.storage.objects import Objects
 from jaxddp.data.storage.root import folder_of
@@ -94,7 +94,9 @@ def test_images_of_shards_are_kept_in_the_local_cache(store, server, sets, name:
         server.put(f"{URL}/cached-{name}/{file.relative_to(sets[name]).as_posix()}", b"gone")
     assert [train.read(row) for row in range(len(train))] == images
     with pytest.raises(InputError, match=r"^data\.local_cache='.*': .* is on this machine and read in place"):
-        open_splits(config_of(name, sets[name], local_cache=str(tmp_path / "kept")))
+        open_splits(config_of(name, tmp_path, local_cache=str(tmp_path / "kept")))
+    # Unlabelled images, or those of another command, may be on this machine.
+    assert open_images(str(sets[name]), config_of(name, URL, local_cache=str(tmp_path / "kept"))).read(0) in images
 
 
 def test_one_image_is_one_request_for_its_bytes(store, sets, monkeypatch: pytest.MonkeyPatch):

@@ -264,9 +264,9 @@ def _place(data: DataConfig) -> Place:
         raise InputError("data: give one of ", *both, Key("data.path", data.path), ", ", Key("data.name", data.name))
     # A function of the path serves data of any format.
     data = dataclasses.replace(data, group_column=None) if data.group_column in GROUPS else data
-    if data.name is None:
-        return Place(data.path or "", data)
-    entry = root.resolve(data.name)
+    entry = root.DatasetEntry(data.path or "") if data.name is None else root.resolve(data.name)
+    if not is_url(entry.path):
+        check_unset(data, ["local_cache"], f"{entry.path} is on this machine and read in place")
     completed = {key: getattr(data, key) or getattr(entry, key) for key in ("train", "val", "classes")}
     return Place(entry.path, dataclasses.replace(data, **completed))
 

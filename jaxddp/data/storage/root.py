@@ -15,7 +15,7 @@ from os import PathLike
 from pathlib import Path
 
 import jaxddp.core.files as files
-from jaxddp.core.errors import InputError, JaxddpError, Key, Option, about, nearest, show
+from jaxddp.core.errors import InputError, JaxddpError, Option, about, nearest, show
 from jaxddp.data.faults import check_distinct
 from jaxddp.data.storage.objects import Objects
 from jaxddp.data.storage.store import CachedStore, LocalFiles, Store
@@ -120,15 +120,9 @@ def open_root(root: str | PathLike[str], file_name: str) -> Folder:
 def with_cache(store: Store, folder: Folder, cache: str | PathLike[str] | None) -> Store:
     """Return a store that keeps the images of a URL in the folder `cache`; the same store if `cache` is None.
 
-    Raises:
-        InputError: the files are on this machine.
+    Files of this machine are read in place.
     """
-    if cache is None:
-        return store
-    if folder.root is not None:
-        fault = f": {folder.name()} is on this machine and read in place"
-        raise InputError(Key("data.local_cache", cache), fault, advice=("leave ", Key("data.local_cache"), " out"))
-    return CachedStore(store, cache)
+    return store if cache is None or folder.root is not None else CachedStore(store, cache)
 
 
 def folder_of(address: str) -> Folder:
