@@ -87,7 +87,8 @@ def test_shards_of_s3_equal_those_of_the_disk(store, sets, name: str, tmp_path: 
 @pytest.mark.parametrize("name", SHARDS)
 def test_images_of_shards_are_kept_in_the_local_cache(store, server, sets, name: str, tmp_path: Path):
     server.upload(sets[name], f"{URL}/cached-{name}")
-    train, _ = open_splits(config_of(name, f"{URL}/cached-{name}", local_cache=str(tmp_path / "kept"))).values()
+    data = config_of(name, f"{URL}/cached-{name}", local_cache=str(tmp_path / "kept"))
+    train, _ = open_splits(data).values()
     images = [train.read(row) for row in range(len(train))]
     assert sum(file.is_file() for file in (tmp_path / "kept").rglob("*")) == len(train)
     for file in sets[name].rglob("*.*"):
@@ -96,7 +97,9 @@ def test_images_of_shards_are_kept_in_the_local_cache(store, server, sets, name:
     with pytest.raises(InputError, match=r"^data\.local_cache='.*': .* is on this machine and read in place"):
         open_splits(config_of(name, tmp_path, local_cache=str(tmp_path / "kept")))
     # Unlabelled images, or those of another command, may be on this machine.
-    assert open_images(str(sets[name]), config_of(name, URL, local_cache=str(tmp_path / "kept"))).read(0) in images
+    assert open_images(str(sets[name]), data).read(0) in images
+    server.upload(FORMS[name].write(tmp_path / "other", pictures(size=13)), f"{URL}/cached-{name}")
+    assert open_images(str(data.path), data).read(0) not in images, "The shard has changed."
 
 
 def test_one_image_is_one_request_for_its_bytes(store, sets, monkeypatch: pytest.MonkeyPatch):

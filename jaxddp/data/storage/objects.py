@@ -130,7 +130,8 @@ _RETRY_POLICY = RetryPolicy()
 class Objects:
     """The objects below a URL: a store of images, and a `Folder`. Create it with `open_url`.
 
-    A folder is listed once for `files` and `state`. Threads may share the object, and it can be pickled.
+    For `files` and `state`, each folder, or over plain HTTP each file, is requested once. Threads may share the object,
+    and it can be pickled.
     """
 
     url: str
@@ -189,8 +190,11 @@ class Objects:
         return sorted(self._listing(folder)) if self.can_list else []
 
     def state(self, path: str) -> tuple[int, str]:
-        listed = self._listing(path.rpartition("/")[0]) if self.can_list else {}
-        return listed[path] if path in listed else self._call(path, lambda key, _: _state(self._client.head(key)))
+        folder = path.rpartition("/")[0]
+        listed = self._listing(folder) if self.can_list else self._listed.setdefault(folder, {})
+        if path not in listed:
+            listed[path] = self._call(path, lambda key, _: _state(self._client.head(key)))
+        return listed[path]
 
     def states(self, folder: str) -> dict[str, tuple[int, str]]:
         """Return the `state` of each object directly in a folder, by path. Raises: see `read`."""

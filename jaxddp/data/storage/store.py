@@ -231,9 +231,10 @@ class CachedStore:
     A file holds the SHA-256 of the image's name and bytes, the name, and the image, so a damaged file is detected and
     the image fetched again. Several processes may share the folder, which is made if it does not exist.
 
-    Files are never removed, and never compared with the store again. So the folder needs room for the data set, and
-    the user must empty it when images change but keep their names. If the folder cannot be written, for example because
-    the disk is full, a warning is logged once, and reading continues.
+    Files are never removed, so the folder needs room for the data set. An image of a shard is fetched again if the
+    shard has changed, because the row may now be another image. Others are never compared with the store again, and the
+    user must empty the folder when they change but keep their names. If the folder cannot be written, for example
+    because the disk is full, a warning is logged once, and reading continues.
 
     Raises: InputError if the folder cannot be made.
     """
@@ -250,7 +251,8 @@ class CachedStore:
         return self.store.name(path, offset)
 
     def read(self, path: bytes, offset: int = 0) -> bytes:
-        name = os.fsencode(self.name(path, offset)) + b"\n"
+        state = self.store.folder.state(os.fsdecode(path))[1] if isinstance(self.store, ShardStore) else ""
+        name = os.fsencode(f"{self.name(path, offset)} {state}".rstrip()) + b"\n"
         key = hashlib.sha256(name).hexdigest()
         file = self.folder / key[:2] / key
         with suppress(OSError):
