@@ -161,7 +161,8 @@ def test_shards_of_a_web_server_are_named_by_a_pattern(sets, tmp_path: Path, mon
             thread.join(10)
 
 
-def test_a_folder_is_listed_once(store, monkeypatch: pytest.MonkeyPatch):
+def test_a_folder_is_listed_once(store, server, monkeypatch: pytest.MonkeyPatch):
+    server.put(f"{URL}/WebDataset/._train-000000.tar", b"macOS writes such files beside others")
     folder = folder_of(f"{URL}/WebDataset")
     shards = [f"{split}-{number:06d}.tar" for split in ("train", "val") for number in range(2)]
     assert folder.files() == ["classes.txt", *shards]

@@ -19,7 +19,7 @@ import numpy as np
 
 import jaxddp.core.files as files
 from jaxddp.core.errors import InputError, Unreachable, choices, counted, not_installed, show
-from jaxddp.data.storage.store import Fault, faults_by_folder
+from jaxddp.data.storage.store import Fault, faults_by_folder, is_passed_over
 
 T = TypeVar("T")
 
@@ -187,7 +187,8 @@ class Objects:
         return io.BufferedReader(_File(self, path, self.state(path)[0]), _READ_AHEAD)
 
     def files(self, folder: str = "") -> list[str]:
-        return sorted(self._listing(folder)) if self.can_list else []
+        listed = sorted(self._listing(folder)) if self.can_list else []
+        return [path for path in listed if not is_passed_over(path.rpartition("/")[2])]
 
     def state(self, path: str) -> tuple[int, str]:
         folder = path.rpartition("/")[0]
