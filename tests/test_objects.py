@@ -293,6 +293,11 @@ def test_wrong_credentials_and_plain_http_are_reported(proxy, store, server, mon
     monkeypatch.delenv("AWS_ALLOW_HTTP")
     text = error_of(InputError, Objects.open_url(ROOT, FEW_TRIES).read, b"a")
     assert f"{ROOT}/a: plain http is not allowed unless AWS_ALLOW_HTTP=true is set;" in text
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    monkeypatch.setenv("AWS_METADATA_ENDPOINT", "http://127.0.0.1:1")
+    text = error_of(Unreachable, Objects.open_url(ROOT, RetryPolicy(tries=1)).read, b"a")
+    assert "no credentials are set, and the machine has none: Connection refused; check AWS_ACCESS_KEY_ID" in text
 
 
 @pytest.mark.parametrize(

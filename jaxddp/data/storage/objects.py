@@ -26,6 +26,7 @@ T = TypeVar("T")
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 8.0
 # Requests to the key services of Amazon's and Google's machines; obstore makes them only if no keys are set.
 _KEY_SERVICE = re.compile("/latest/api/token|/latest/meta-data/|/computeMetadata/")
+_NO_KEYS = "no credentials are set, and the machine has none: "
 # The deadline of a text file, which may have tens of MB, as a multiple of an image's deadline.
 _TEXT_FACTOR = 10
 # The least number of bytes that a file requests at a time. The headers of small images come together.
@@ -92,7 +93,8 @@ class RetryPolicy:
                 spent = f"{elapsed:.0f} s and {counted(tries, 'try')}"
                 if kind is IncompleteResponse:
                     raise Unreachable(f"{name}: {reason} (after {spent}); start again, or {advice}")
-                advice = "check that the store and the network are up, and start again"
+                if not reason.startswith(_NO_KEYS):
+                    advice = "check that the store and the network are up, and start again"
                 raise Unreachable(f"{name}: no answer in {spent}, the last: {reason}; {advice}")
             time.sleep(pause)
 
@@ -105,7 +107,7 @@ def classify_error(error: Exception) -> tuple[type[Exception], str]:
     if isinstance(error, TemporaryFailure):
         return type(error), str(error)
     text, _, detail = str(error).partition("Debug source:")
-    keys = "no credentials are set, and the machine has none: " if _KEY_SERVICE.search(text) else ""
+    keys = _NO_KEYS if _KEY_SERVICE.search(text) else ""
     if status := re.search(r"status code: (\d+)( [\w ]+)?", text):
         code = re.search(r"<Code>(\w+)</Code>", text)
         is_temporary = status[1].startswith("5") or status[1] in ("408", "429")
