@@ -35,7 +35,7 @@ _ADVICE = {
     "s3": "check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION and AWS_ENDPOINT_URL, or set "
     "AWS_SKIP_SIGNATURE=true for a public bucket",
     "gs": "check GOOGLE_APPLICATION_CREDENTIALS, which names a key file",
-    **dict.fromkeys(("http", "https"), "check that the URL can be read without a password"),
+    **dict.fromkeys(("http", "https"), "check that it needs no password and, for shards, answers ranges of bytes"),
 }
 
 

@@ -78,7 +78,7 @@ def find_samples(file: Any, size: int, name: str) -> tuple[Samples, list[str]]:
                 except InputError as error:
                     faults.append(f"{name}, sample {key}: {error}")
     except InputError as error:
-        faults.append(f"{name}: {error}")
+        faults.append(f"{name}: {str(error).removeprefix(f'{name}: ')}")
     # For damaged extended headers, `tarfile` also raises these errors.
     except (tarfile.TarError, ValueError, LookupError, RecursionError, OverflowError) as error:
         faults.append(f"{name}: damaged, or not a tar file without compression ({error}); {WRITE_AGAIN}")
