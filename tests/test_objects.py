@@ -290,6 +290,8 @@ def test_wrong_credentials_and_plain_http_are_reported(proxy, store, server, mon
     finally:
         server.request("POST", "/moto-api/reset-auth", b"1000000000")
     store.read(b"LOC_synset_mapping.txt")
+    proxy.fail_first(1, "301")
+    assert "/a: the bucket is in another region; check AWS_ACCESS_KEY_ID, " in error_of(InputError, store.read, b"a")
     monkeypatch.delenv("AWS_ALLOW_HTTP")
     text = error_of(InputError, Objects.open_url(ROOT, FEW_TRIES).read, b"a")
     assert f"{ROOT}/a: plain http is not allowed unless AWS_ALLOW_HTTP=true is set;" in text

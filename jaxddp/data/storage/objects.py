@@ -115,6 +115,8 @@ def classify_error(error: Exception) -> tuple[type[Exception], str]:
         return TemporaryFailure if is_temporary else InputError, reason
     if "BadScheme" in detail:
         return InputError, "plain http is not allowed unless AWS_ALLOW_HTTP=true is set"
+    if "BareRedirect" in detail:
+        return InputError, "the bucket is in another region"
     if "HTTP error" not in text or "Header missing" in text:
         return InputError, show(re.sub(r"^Generic \w+ error: ", "", text.strip()))
     if "kind: Timeout" in detail:
