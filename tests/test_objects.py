@@ -270,6 +270,7 @@ def test_a_body_of_another_length_than_announced_is_never_returned(proxy, store,
     # A server that sends a body in chunks does so each time.
     unannounced = "Generic HTTP error: Content-Length Header missing from response"
     assert classify_error(Exception(unannounced))[0] is InputError
+    assert "SSL_CERT_FILE" in classify_error(Exception("HTTP error\n\nDebug source:\nInvalidCertificate(Expired)"))[1]
 
 
 def test_an_error_names_missing_objects_and_buckets(proxy, store):

@@ -27,6 +27,12 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 8.0
 # Requests to the key services of Amazon's and Google's machines; obstore makes them only if no keys are set.
 _KEY_SERVICE = re.compile("/latest/api/token|/latest/meta-data/|/computeMetadata/")
 _NO_KEYS = "no credentials are set, and the machine has none: "
+# Permanent failures, by a word in obstore's description of the source.
+_PERMANENT = {
+    "BadScheme": "plain http is not allowed unless AWS_ALLOW_HTTP=true is set",
+    "BareRedirect": "the bucket is in another region",
+    "InvalidCertificate": "its certificate is not trusted; let SSL_CERT_FILE name that of its authority",
+}
 # The deadline of a text file, which may have tens of MB, as a multiple of an image's deadline.
 _TEXT_FACTOR = 10
 # The least number of bytes that a file requests at a time. The headers of small images come together.
@@ -113,10 +119,8 @@ def classify_error(error: Exception) -> tuple[type[Exception], str]:
         is_temporary = status[1].startswith("5") or status[1] in ("408", "429")
         reason = keys + status[1] + (status[2] or "") + (f" ({code[1]})" if code else "")
         return TemporaryFailure if is_temporary else InputError, reason
-    if "BadScheme" in detail:
-        return InputError, "plain http is not allowed unless AWS_ALLOW_HTTP=true is set"
-    if "BareRedirect" in detail:
-        return InputError, "the bucket is in another region"
+    if reason := next((reason for sign, reason in _PERMANENT.items() if sign in detail), None):
+        return InputError, reason
     if "HTTP error" not in text or "Header missing" in text:
         return InputError, show(re.sub(r"^Generic \w+ error: ", "", text.strip()))
     if "kind: Timeout" in detail:
