@@ -190,6 +190,7 @@ def test_unusual_file_names_are_requested_correctly(proxy, server):
 def test_messages_name_the_url_and_the_line(proxy, server, tree):
     root = "s3://bucket/wrong"
     train = (tree / "LOC_train_solution.csv").read_bytes()
+    assert error_of(InputError, train_solutions, root).endswith("Kaggle's archive, Parquet or .tar files)")
     server.put(f"{root}/LOC_train_solutions.csv", train)
     server.put(f"{root}/LOC_synset_mapping.txt", (tree / "LOC_synset_mapping.txt").read_bytes())
     text = error_of(InputError, train_solutions, root)

@@ -136,7 +136,8 @@ def _hint(missing: FolderFile) -> str:
     # Permission to read an object does not include permission to list.
     with suppress(JaxddpError):
         beside = missing.folder.files(missing.path.rpartition("/")[0])
-    return nearest(missing.name, [path.rpartition("/")[2] for path in beside]) or "; check the path"
+    url = " (a URL may hold Kaggle's archive, Parquet or .tar files)" if missing.folder.root is None else ""
+    return nearest(missing.name, [path.rpartition("/")[2] for path in beside]) or f"; check the path{url}"
 
 
 @dataclass(frozen=True)
