@@ -79,7 +79,8 @@ def check_path(path: Any, name: str, *, in_utf8: bool = False) -> str | os.PathL
     text = os.fspath(path) if isinstance(path, str | os.PathLike) else None
     if not isinstance(text, str) or not text or "\0" in text:
         raise refused(name, path, "expected a path")
-    if in_utf8 and text.partition("/")[0].endswith(":"):
+    scheme, separator, _ = text.partition(":/")
+    if in_utf8 and separator and scheme.isalnum():
         raise refused(name, text, "is a URL, and files are written to this machine only; give a path, as of a mount")
     if in_utf8 and any("\ud800" <= character <= "\udfff" for character in text):
         raise InputError(f"{show(text)}: the name is not UTF-8; choose another")
