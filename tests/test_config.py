@@ -159,28 +159,16 @@ def test_replace_changes_only_the_named_keys():
     assert before == Config()
 
 
-@pytest.mark.parametrize(
-    ("change", "key", "nearest"),
-    [
-        ({"trian": {"batch_size": 8}}, "trian", "train"),
-        ({"trian": {}}, "trian", "train"),
-        ({"train": {"batchsize": 8}}, "train.batchsize", "train.batch_size"),
-    ],
-)
-def test_an_unknown_key_gets_the_nearest_key_as_a_suggestion(change, key, nearest):
-    with pytest.raises(InputError, match=f"unknown config key '{key}'; did you mean '{nearest}'[?] there are: "):
-        Config().replace(**change)
-
-
-def test_an_unknown_key_unlike_any_other_gets_a_list_of_all_keys():
-    keys = "config, every, gradient_norm, guard_formulas, images, name, profile, project, to"
-    with pytest.raises(InputError, match=f"unknown config key 'log.zzz'; there are: {keys}"):
-        Config().replace(log={"zzz": 1})
+KEYS = "config, every, gradient_norm, guard_formulas, images, name, profile, project, to"
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        ({"trian": {"batch_size": 8}}, "unknown config key 'trian'; did you mean 'train'[?] there are: "),
+        ({"trian": {}}, "unknown config key 'trian'; did you mean 'train'[?] there are: "),
+        ({"train": {"batchsize": 8}}, "unknown .* 'train.batchsize'; did you mean 'train.batch_size'[?] there are: "),
+        ({"log": {"zzz": 1}}, f"unknown config key 'log.zzz'; there are: {KEYS}"),
         ({"seed": True}, "seed=True: expected a whole number"),
         ({"train": 3}, "train is a section; give its keys"),
         ({"train": {"batch_size": "256"}}, "train.batch_size='256': expected a whole number"),
@@ -195,7 +183,7 @@ def test_an_unknown_key_unlike_any_other_gets_a_list_of_all_keys():
         ({"train": {"duration": "\u0663 epochs"}}, "train.duration: '\u0663 epochs' is not a duration"),
     ],
 )
-def test_a_value_of_a_wrong_type_or_outside_its_range_is_rejected(change, message):
+def test_an_unknown_key_or_a_wrong_value_is_rejected(change, message):
     with pytest.raises(InputError, match=f"^{message}"):
         Config().replace(**change)
 
