@@ -175,7 +175,9 @@ def test_a_preempted_job_requeues_itself_and_resumes(submit, arrays, reference, 
 
 
 def failing(code: int) -> list[str]:
-    return [sys.executable, "-c", f"import sys; print('begun', flush=True); sys.exit({code})"]
+    # Task 1 ends later.
+    late = "time.sleep(2 * int(os.environ['SLURM_PROCID']))"
+    return [sys.executable, "-c", f"import os, sys, time; print('begun', flush=True); {late}; sys.exit({code})"]
 
 
 @pytest.mark.parametrize(("code", "starts"), [(2, 1), (3, 2)])
