@@ -130,6 +130,8 @@ def test_submitit_on_one_machine_gives_each_task_its_accelerator(rank):
         ({"CUDA_VISIBLE_DEVICES": "0,1", "SLURM_TRES_BIND": "gres/gpu:per_task:2"}, None),
         ({"CUDA_VISIBLE_DEVICES": "0,1", "SLURM_GPU_BIND": "mask_gpu:0x3,0xc"}, None),
         ({"CUDA_VISIBLE_DEVICES": "0,1", "SLURM_STEP_TASKS_PER_NODE": "4(x2)"}, None),
+        # Nodes have different numbers of tasks.
+        ({"CUDA_VISIBLE_DEVICES": "0,1", "SLURM_STEP_TASKS_PER_NODE": "8(x2),2", "SLURM_NODEID": "2"}, (1,)),
         # srun --gpus-per-task=1 --gpu-bind=none shows all GPUs to each task.
         ({"CUDA_VISIBLE_DEVICES": "0,1", "SLURM_GPUS_PER_TASK": "1", "SLURM_TRES_PER_TASK": "cpu=2,gres/gpu=1"}, (1,)),
         # These are the variables of the step in which torchrun was started.

@@ -122,9 +122,7 @@ def _local_rank(environ: Environ, schedulers: Sequence[Scheduler]) -> EnvValue |
         rank, host_count = (lookup(environ, name) for name in scheduler.local)
         if rank is None:
             continue
-        # SLURM has `2(x3),1`.
-        first = host_count and host_count._replace(value=re.split(r"[(,]", host_count.value)[0])
-        num_local = number(first, COUNT) if first else 1
+        num_local = number(host_count, COUNT) if host_count else 1
         visible = environ.get("CUDA_VISIBLE_DEVICES")
         num_visible = len(visible.split(",")) if visible else 0
         # If the visible devices are fewer than the processes, the scheduler has already assigned them to this process.

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from jaxddp.core.errors import InputError
 from jaxddp.job import tpu
-from jaxddp.job.env_variables import Environ, EnvValue, Lookup, lookup
+from jaxddp.job.env_variables import INDEX, Environ, EnvValue, Lookup, lookup, number
 from jaxddp.job.messages import LOOPBACK
 
 
@@ -32,9 +32,9 @@ class Scheduler:
     """In place of `address`, the host of the coordinator. The port follows from `run_id`, or else from the host."""
     run_id: Lookup = ""
     """A text that is equal in all processes of a job, and differs between jobs."""
-    local: tuple[str, str] = ("", "")
-    """The variables with the local rank of this process and the number of processes on the host, if each process has
-    its own accelerator. In SLURM's `2(x3),1`, the first number is used."""
+    local: tuple[str, Lookup] = ("", "")
+    """Where the local rank of this process and the number of processes on the host are, if each process has its own
+    accelerator."""
     binds_gpus: Callable[[Environ, int], bool] = lambda environ, visible: False
     """Returns whether each process sees only its own GPUs, given the number of GPUs that this process sees."""
     marker: str = ""
@@ -94,6 +94,15 @@ def _slurm_host(environ: Environ) -> EnvValue | None:
     first = re.match(r"([^\[,]+)(?:\[([^\],-]+))?", environ.get("SLURM_STEP_NODELIST", ""))
     host = LOOPBACK if environ.get("SLURM_STEP_NUM_NODES") == "1" else first and first[1] + (first[2] or "")
     return EnvValue(host, "SLURM_STEP_NODELIST") if first and host else None
+
+
+def _slurm_local_count(environ: Environ) -> EnvValue | None:
+    """Return the number of tasks on this node. SLURM has the numbers of all nodes of the step, such as `2(x3),1`."""
+    tasks, node = (lookup(environ, name) for name in ("SLURM_STEP_TASKS_PER_NODE", "SLURM_NODEID"))
+    runs = re.findall(r"([0-9]+)(?:\(x([0-9]+)\))?", tasks.value if tasks else "")
+    counts = [count for count, nodes in runs for _ in range(int(nodes or 1))]
+    index = number(node, INDEX) if node else 0
+    return tasks._replace(value=counts[index]) if tasks and index < len(counts) else tasks
 
 
 def _slurm_binds_gpus(environ: Environ, visible: int) -> bool:
@@ -202,7 +211,7 @@ SCHEDULERS = (
         "SLURM_STEP_NUM_TASKS",
         host=_slurm_host,
         run_id="SLURM_JOB_ID, SLURM_STEP_ID",
-        local=("SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"),
+        local=("SLURM_LOCALID", _slurm_local_count),
         binds_gpus=_slurm_binds_gpus,
     ),
     Scheduler("PMI_RANK", "PMI_SIZE", _pmi_address, local=("MPI_LOCALRANKID", "MPI_LOCALNRANKS")),
