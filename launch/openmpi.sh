@@ -22,7 +22,8 @@ options=(
 # Only processes with this key can join the job.
 export JAXDDP_JOB_KEY="${JAXDDP_JOB_KEY:-$(od -An -N32 -tx1 /dev/urandom | tr -d ' \n')}"
 # mpirun passes only named variables to other hosts.
-for name in JAXDDP_JOB_KEY PATH LD_LIBRARY_PATH JAX_PLATFORMS JAX_COMPILATION_CACHE_DIR JAXDDP_CACHE JAXDDP_DATASETS; do
+for name in JAXDDP_JOB_KEY JAX_COORDINATOR_ADDRESS PATH LD_LIBRARY_PATH JAX_PLATFORMS JAX_COMPILATION_CACHE_DIR \
+  JAXDDP_CACHE JAXDDP_DATASETS; do
   [[ -n "${!name:-}" ]] && options+=(-x "$name")
 done
 # A failed rank ends the job with the rank's exit code.

@@ -71,9 +71,10 @@ def test_the_ssh_script_starts_every_host_and_returns_the_first_failure(fake_pro
 
 def test_the_openmpi_script_starts_mpirun_and_returns_its_exit_code(fake_program):
     arguments_file = fake_program("mpirun", "exit 3")
-    assert script("openmpi.sh", "digits", PROCESSES="2", HOSTS="a:1,b:1") == 3
+    address = {"JAX_COORDINATOR_ADDRESS": "a:77"}
+    assert script("openmpi.sh", "digits", PROCESSES="2", HOSTS="a:1,b:1", **address) == 3
     text = arguments_file.read_text().split()
-    assert text[-3:] == ["jaxddp", "train", "digits"] and "--bind-to" in text
+    assert text[-3:] == ["jaxddp", "train", "digits"] and "--bind-to" in text and {*address} < {*text}
     assert text[text.index("-np") + 1] == "2" and text[text.index("--host") + 1] == "a:1,b:1"
 
 

@@ -158,8 +158,10 @@ def test_open_mpi_5_has_another_variable_for_the_job():
     }  # fmt: skip
     job, other = job_of(environ), job_of(environ | {"PMIX_NAMESPACE": "prterun-host-18@1"})
     assert (job.host, job.process_id, job.run_id) == ("127.0.0.1", 1, "prterun-host-17@1") and job.port != other.port
+    on_two_hosts = environ | {"OMPI_COMM_WORLD_LOCAL_SIZE": "1"}
+    assert job_of(on_two_hosts | {"PMIX_NAMESPACE": "prterun-gpu-node-3-17@1"}).host == "gpu-node-3"
     with pytest.raises(InputError, match="OMPI_COMM_WORLD_SIZE, OMPI_COMM_WORLD_RANK set but not the coordinator's"):
-        find_job(environ | {"OMPI_COMM_WORLD_LOCAL_SIZE": "1"})
+        find_job(on_two_hosts | {"PMIX_NAMESPACE": "slurm.pmix.77.0"})
 
 
 @pytest.mark.parametrize("stat", [None, "77 (a) b) S 1234 77"])

@@ -72,14 +72,15 @@ def _loopback(environ: Environ, size: str, local_size: str) -> EnvValue | None:
 
 
 def _open_mpi_job(environ: Environ) -> EnvValue | None:
-    """Return mpirun's id of the job: the URI in version 4, or the namespace in version 5."""
+    """Return mpirun's id of the job: the URI in version 4, or the namespace in version 5, `prterun-HOST-PID@1`."""
     return lookup(environ, "OMPI_MCA_orte_hnp_uri") or lookup(environ, "PMIX_NAMESPACE")
 
 
 def _open_mpi_host(environ: Environ) -> EnvValue | None:
     """Return the loopback address if all ranks are on one machine, else the host of mpirun, which runs rank 0."""
-    host = re.search(r"tcp6?://\[?([^\],;]+)\]?[,:]", environ.get("OMPI_MCA_orte_hnp_uri", ""))
-    first = EnvValue(host[1], "OMPI_MCA_orte_hnp_uri") if host else None
+    job = _open_mpi_job(environ)
+    host = re.search(r"tcp6?://\[?([^\],;]+)\]?[,:]|^[^-]+-(.+)-[0-9]+@[0-9]+$", job.value if job else "")
+    first = job._replace(value=host[1] or host[2]) if job and host else None
     return _loopback(environ, "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE") or first
 
 
