@@ -113,7 +113,9 @@ def commands() -> dict[str, list[str]]:
     definition = json.loads((LAUNCH / "aws-batch.json").read_text())
     commands_by_name["aws-batch.json"] = definition["nodeProperties"]["nodeRangeProperties"][0]["container"]["command"]
     for name in ("skypilot.yaml", "skypilot-tpu.yaml"):
-        words = shlex.split(yaml.safe_load((LAUNCH / name).read_text())["run"].replace("\\\n", ""))
+        task = yaml.safe_load((LAUNCH / name).read_text())
+        assert "--python 3.12 ~/venv" in task["setup"]
+        words = shlex.split(task["run"].replace("\\\n", ""))
         commands_by_name[name] = [words[0].removeprefix("~/venv/bin/"), *words[1:]]
     return commands_by_name
 
