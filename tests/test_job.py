@@ -78,6 +78,8 @@ def test_open_mpi_pmi_and_kubernetes_variables_are_read():
     assert job_of(OPEN_MPI, OMPI_COMM_WORLD_LOCAL_SIZE="1").host == "192.0.2.7"
     pmi = job_of(PMI_RANK="1", PMI_SIZE="2", MPI_LOCALNRANKS="2")
     assert (pmi.host, pmi.process_id) == ("127.0.0.1", 1)
+    cray = job_of(JOB, JAX_PROCESS_ID="", PMI_RANK="3", PMI_SIZE="4", PMI_LOCAL_RANK="1", PMI_LOCAL_SIZE="2")
+    assert (cray.process_id, cray.local_device_ids) == (3, (1,))
     job = job_of(JOB_COMPLETION_INDEX="2", JAX_NUM_PROCESSES="3", JAX_COORDINATOR_ADDRESS="train-0.train:1234")
     assert (job.process_id, job.host) == (2, "train-0.train")
 

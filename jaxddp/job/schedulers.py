@@ -216,6 +216,8 @@ SCHEDULERS = (
         binds_gpus=_slurm_binds_gpus,
     ),
     Scheduler("PMI_RANK", "PMI_SIZE", _pmi_address, local=("MPI_LOCALRANKID", "MPI_LOCALNRANKS")),
+    # On HPE Cray systems, PMI has other variables for the local rank.
+    Scheduler("PMI_RANK", "PMI_SIZE", local=("PMI_LOCAL_RANK", "PMI_LOCAL_SIZE")),
     # The schedulers below start one process on each node, with all GPUs or TPU chips of the node. TPU comes first,
     # because libtpu numbers the processes, and other schedulers may number the hosts in another order.
     TPU,
