@@ -124,6 +124,7 @@ def test_submitit_on_one_machine_gives_each_task_its_accelerator(rank):
         ({}, (1,)),
         ({"CUDA_VISIBLE_DEVICES": "0,1"}, (1,)),
         ({"CUDA_VISIBLE_DEVICES": "0"}, None),
+        ({"ROCR_VISIBLE_DEVICES": "0"}, None),
         # srun --gpus-per-task=2, with the variables of several versions of SLURM.
         ({"CUDA_VISIBLE_DEVICES": "0,1", "SLURM_GPUS_PER_TASK": "a100:2"}, None),
         ({"CUDA_VISIBLE_DEVICES": "0,1", "SLURM_TRES_PER_TASK": "cpu=12,gres/gpu=2"}, None),

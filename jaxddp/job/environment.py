@@ -123,7 +123,7 @@ def _local_rank(environ: Environ, schedulers: Sequence[Scheduler]) -> EnvValue |
         if rank is None:
             continue
         num_local = number(host_count, COUNT) if host_count else 1
-        visible = environ.get("CUDA_VISIBLE_DEVICES")
+        visible = environ.get("CUDA_VISIBLE_DEVICES") or environ.get("ROCR_VISIBLE_DEVICES")
         num_visible = len(visible.split(",")) if visible else 0
         # If the visible devices are fewer than the processes, the scheduler has already assigned them to this process.
         assigned = num_visible and (num_visible < num_local or scheduler.binds_gpus(environ, num_visible))
