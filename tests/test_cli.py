@@ -373,7 +373,9 @@ def test_a_wrong_command_config_or_work_directory_raises_a_one_line_error(words,
     assert expected in fails(words.split(), capfd)
 
 
-def test_a_mistyped_option_gets_the_nearest_name_as_a_suggestion(capfd):
+def test_a_mistyped_option_gets_the_nearest_name_as_a_suggestion_on_a_terminal(capfd, monkeypatch):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
     for option, suggestion in {
         "--optimizer.learing-rate": "--optimizer.learning-rate",
         "--weight-decay": "--optimizer.weight-decay",

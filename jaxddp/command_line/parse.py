@@ -3,6 +3,7 @@
 import inspect
 import itertools
 import operator
+import re
 import shlex
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import redirect_stderr
@@ -72,7 +73,8 @@ def parse(command: type[Command], default: Command, prog: str, arguments: list[s
 
 def _message(box: str, arguments: Sequence[str], options: Mapping[str, Any]) -> str:
     """Return the first paragraph of tyro's boxed error message as a line, with options similar to unknown ones."""
-    inside = [line.strip(_SIDES).strip() for line in box.splitlines()[1:-1]]
+    # On a terminal, the message has escape sequences for styles.
+    inside = [line.strip(_SIDES).strip() for line in re.sub(r"\x1b\[[0-9;]*m", "", box).splitlines()[1:-1]]
     # If there are no box characters, the title is followed by a horizontal line.
     lines = itertools.dropwhile(operator.not_, ("" if {*line} <= {*_RULES} else line for line in inside))
     first = " ".join(itertools.takewhile(bool, lines))
