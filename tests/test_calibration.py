@@ -30,8 +30,6 @@ from jaxddp.reports.classes import reliability_charts
 VAL = "ILSVRC/Data/CLS-LOC/val"
 """The folder of the validation images of the digits."""
 
-# --- Mathematics ---
-
 
 @given(st.integers(0, 99), st.floats(0.05, 20))
 def test_a_temperature_is_recovered_raises_no_loss_and_changes_no_class(seed, temperature):
@@ -92,9 +90,6 @@ def test_of_exchangeable_images_exactly_the_promised_number_is_in_its_set(count,
     else:
         thresholds = [set_threshold(np.delete(values, row), percent / 100) for row in range(count)]
         assert sum(values >= thresholds) == covered
-
-
-# --- Runs ---
 
 
 def test_a_temperature_divides_the_logits_of_all_outputs_of_a_network():

@@ -25,9 +25,6 @@ durations = st.builds(
 )
 
 
-# --- Durations ---
-
-
 @given(durations)
 def test_parsing_the_text_of_a_duration_returns_an_equal_duration(duration):
     assert Duration.parse(str(duration)) == duration
@@ -62,17 +59,13 @@ def test_a_section_made_in_python_is_checked_with_the_config():
         Config(train=TrainConfig(batch_size=0))
 
 
-@pytest.mark.parametrize("text", ["", "5", "five epochs", "5 parsecs", "5epochs", "5 %s"])
+@pytest.mark.parametrize(
+    "text", ["", "5", "five epochs", "5 parsecs", "5epochs", "5 %s", "-1 epochs", "nan steps", "1/0 epochs"]
+)
 def test_an_invalid_duration_gets_a_list_of_valid_forms(text):
-    with pytest.raises(InputError, match='write "90 epochs", "5000 steps", "1_000_000 examples" or "5%"') as error:
+    with pytest.raises(InputError, match='is not a duration; write "90 epochs", "5000 steps", "1_000_000 examples" or "5%"') as error:
         Duration.parse(text)
     assert repr(text) in str(error.value)
-
-
-@pytest.mark.parametrize("text", ["-1 epochs", "nan steps", "1/0 epochs"])
-def test_a_duration_is_finite_and_not_negative(text):
-    with pytest.raises(InputError, match="is not a duration; write"):
-        Duration.parse(text)
 
 
 @given(durations, sizes, sizes, sizes)
@@ -99,9 +92,6 @@ def test_the_last_step_of_an_epoch_is_rounded_up(epochs, num_examples, batch_siz
 def test_a_percentage_needs_the_length_of_a_run():
     with pytest.raises(InputError, match='"5%": a percentage needs a run of known length'):
         Duration.parse("5%").steps(num_examples=10, batch_size=2)
-
-
-# --- Cadences ---
 
 
 @given(st.fractions(min_value=Fraction(1, 3), max_value=500), st.integers(1, 50), st.integers(1, 200))
@@ -140,9 +130,6 @@ def test_a_cadence_is_computed_in_exact_fractions():
 def test_a_cadence_in_percent_divides_the_run():
     cadence = Cadence(Duration.parse("25%").examples(num_examples=99, batch_size=7, total_steps=10), 7)
     assert [step for step in range(1, 11) if cadence.due(step)] == [3, 5, 8, 10]
-
-
-# --- Values of a config ---
 
 
 def test_replace_changes_only_the_named_keys():
@@ -205,9 +192,6 @@ def test_only_values_that_convert_without_loss_are_converted():
 
 def test_flatten_joins_keys_with_dots():
     assert flatten({"a": {"b": {"c": 1}, "d": [2]}, "e": None}) == {"a.b.c": 1, "a.d": [2], "e": None}
-
-
-# --- Config files ---
 
 
 @pytest.mark.slow

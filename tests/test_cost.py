@@ -44,9 +44,6 @@ def setup_of(devices: int = 1, net=None, table=TABLE, cache: str = "none", **mor
     return runs.setup_of(net or linear_model(), sgd(0.1), table, devices=devices, data=data, batch_size=BATCH, **more)
 
 
-# --- Counting ---
-
-
 def test_a_product_counts_two_operations_for_each_multiplication():
     assert flops(jnp.matmul, shaped(3, 5), shaped(5, 7)) == {"float32": 2 * 3 * 5 * 7}
     assert flops(jnp.matmul, shaped(4, 3, 5), shaped(4, 5, 7)) == {"float32": 2 * 4 * 3 * 5 * 7}
@@ -151,9 +148,6 @@ def test_the_count_of_a_training_step_equals_the_count_by_hand_on_any_devices(na
     assert dict(count_flops(jaxpr)) == {"float32": BY_HAND[name]}
 
 
-# --- Compiling ---
-
-
 def test_the_reported_memory_is_that_of_the_compiled_program():
     large = jnp.zeros((256, 256))
     compiled, cost = compile_with_cost(jax.jit(lambda a, b: (a + b, b.sum()), donate_argnums=0), large, large)
@@ -174,9 +168,6 @@ def test_a_run_compiles_its_step_once(cache, caplog, monkeypatch):
     # Placing the images on the devices takes two additional programs.
     assert len(lines) == (1 if cache == "none" else 3) and sum("local_step" in line for line in lines) == 1, lines
     assert len(compilations) == 1
-
-
-# --- Peaks ---
 
 
 @pytest.mark.parametrize(
@@ -209,9 +200,6 @@ def test_utilization_is_the_time_at_the_peak_over_the_time_taken():
     assert Cost(counts, None).utilization(8.0, 2, "cpu") is None
     assert Cost(counts | {"float64": 1}, None).utilization(8.0, 2, "NVIDIA H200") is None
     assert Cost({}, None).utilization(8.0, 2, "NVIDIA H200") is None
-
-
-# --- In a run ---
 
 
 def run(setup: RunSetup, *, steps: int, directory: Path | None = None, **more: Any) -> None:

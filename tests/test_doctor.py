@@ -148,8 +148,6 @@ def test_an_incomplete_environment_is_reported_as_a_row(monkeypatch):
     assert rows["all-reduce"].verdict == "ok"
 
 
-# --- Rows of several processes become one report ---
-
 FINE, BAD = CheckRow("images", "ok", "fine"), CheckRow("images", "fail", "bad")
 
 
@@ -214,9 +212,6 @@ def test_no_collective_check_starts_if_a_process_has_no_devices(has_devices, mon
     assert [name for name, _ in job_peers.exchanges] == ["doctor: ready", "doctor: rows"]
 
 
-# --- From the terminal ---
-
-
 @pytest.mark.slow
 def test_the_command_prints_a_table_and_returns_1_after_a_failed_check(tmp_path, capfd):
     assert main(["doctor", "--workdir", str(tmp_path / "w")]) == 0
@@ -227,9 +222,6 @@ def test_the_command_prints_a_table_and_returns_1_after_a_failed_check(tmp_path,
     lines = capfd.readouterr().out.splitlines()
     # The table does not shorten the reason, and does not interpret a path as markup.
     assert any("fail" in line and str(tmp_path / "[bold]") in line for line in lines)
-
-
-# --- Two processes ---
 
 
 @pytest.mark.ci

@@ -170,8 +170,6 @@ def step_in_float64(loss, devices: int, batch):
     return jax.device_get(state.params), sums.means(), evaluated.means()
 
 
-# --- The losses of users ---
-
 OF_FIVE = np.array([1.0, 4.0, 0.5, 2.0, 3.0])
 
 

@@ -121,9 +121,6 @@ def test_a_cutmix_box_has_sides_that_follow_from_lambda_and_a_uniform_centre(hei
     assert coverage.min() > 0.05
 
 
-# --- Padding ---
-
-
 @pytest.mark.parametrize("mode", MODES)
 def test_an_example_whose_partner_is_padding_is_not_mixed(mode):
     batch = BATCH._replace(mask=BATCH.mask.copy(), label=BATCH.label.copy())

@@ -33,18 +33,12 @@ PEAK = 0.8
 pytestmark = pytest.mark.usefixtures("float64")
 
 
-# --- Schedules ---
-
-
 @pytest.mark.slow
 def test_one_cycle_equals_optaxs_schedule_after_the_warm_up():
     """The warm-up of 60 of 200 steps is that of the paper's policy."""
     learning_rates = rates(200, 60, PEAK, schedule="one_cycle")
     optax_schedule = optax.linear_onecycle_schedule(200, PEAK)
     np.testing.assert_allclose(learning_rates[60:], [optax_schedule(step) for step in range(60, 200)], rtol=1e-5)
-
-
-# --- The peak for another batch size ---
 
 
 @pytest.mark.parametrize(
@@ -99,9 +93,6 @@ def test_a_run_of_more_steps_than_the_state_can_count_is_refused():
     assert Plan.of(Config().replace(train={"duration": "2147483647 steps"}), 100).total_steps == 2**31 - 1
     with pytest.raises(InputError, match='"2147483648 steps" is 2,147,483,648 steps; at most 2,147,483,647'):
         Plan.of(Config().replace(train={"duration": "2147483648 steps"}), 100)
-
-
-# --- Optimizers ---
 
 
 class Block(nn.Module):

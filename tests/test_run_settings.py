@@ -88,9 +88,6 @@ def parse_command(config: str, *words: str, command: Any = Train, measures: bool
     return parse_recipe(command, "jaxddp", [config, *words], measures=measures)
 
 
-# --- The run's own settings ---
-
-
 @pytest.mark.ci
 def test_eval_takes_the_directory_of_a_run_from_anywhere(folder, run, capfd, caplog):
     expected = {name: pytest.approx(value, rel=1e-6) for name, value in last_validation(run).items()} | {"count": 9}
@@ -179,9 +176,6 @@ def test_eval_of_a_run_from_python_needs_a_config(run):
         jaxddp.evaluate_run(run)
 
 
-# --- Paths ---
-
-
 def test_paths_become_absolute_and_symbolic_links_are_kept(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", "/home/me")
@@ -227,9 +221,6 @@ def test_a_path_on_the_command_line_replaces_a_data_set_name(tmp_path, monkeypat
         assert (data.path, data.name) == expected
 
 
-# --- Inherited settings ---
-
-
 @pytest.fixture
 def first_run(tmp_path) -> Path:
     """A work directory with only the config of a run on small images."""
@@ -269,6 +260,3 @@ def test_the_image_size_of_a_run_on_arrays_is_inherited(first_run):
     (first_run / "signature.json").write_text(json.dumps(signature | {"in_memory": True, "label_form": "one label"}))
     data = parse_command("finetune_folder", "--model.weights", str(first_run))[1].config.data
     assert (data.image_size, data.resize, data.channels) == (24, 24, 1)
-
-
-# --- The resolved config ---

@@ -61,9 +61,6 @@ def has_compared(test: SelfTest) -> bool:
     return test._tolerance > 0
 
 
-# --- Correct gradients pass ---
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("devices", essential_and_rare((3,), 2, 8))
 @pytest.mark.parametrize("model", [LINEAR, SmallNet(batch_norm=True, sync="data")])
@@ -130,9 +127,6 @@ def test_a_loss_with_weights_passes_where_slices_differ_in_weight():
         return (weights[labels] * losses).sum(), weights[labels].sum()
 
     assert has_compared(run_self_test(NormalizesByBatch(), loss=weighted))
-
-
-# --- Injected faults ---
 
 
 @pytest.fixture
@@ -213,9 +207,6 @@ def test_a_custom_gradient_without_the_sum_over_devices_is_found():
     assert has_compared(run_self_test(with_custom_gradient(_with_sum)))
 
 
-# --- Gradients that prove nothing ---
-
-
 def scaled(factor: float):
     init, apply = LINEAR
     return init, lambda params, images: factor * apply(params, images)
@@ -226,9 +217,6 @@ def test_a_gradient_that_cannot_be_judged_is_logged(caplog, factor, norm):
     with caplog.at_level(logging.WARNING, "jaxddp.training"):
         run_self_test(scaled(factor))
     assert caplog.messages == [f"self-test: the gradient of the first examples is {norm}, so the test proves nothing"]
-
-
-# --- Where the test runs ---
 
 
 @pytest.mark.slow

@@ -62,8 +62,6 @@ def trained(sharded: bool, devices: int = 4, optimizer: str = "adamw") -> Any:
     return jax.device_get(train(make_setup(sharded, devices, optimizer), CHANGES))
 
 
-# --- The same run ---
-
 # An optimizer of single elements, and one of whole arrays.
 ESSENTIAL = ("adamw", "muon")
 
@@ -146,9 +144,6 @@ def test_new_arrays_of_a_part_are_divided_too():
     assert [leaf.sharding for leaf in jax.tree.leaves(state)] == before
 
 
-# --- Checkpoints ---
-
-
 @pytest.mark.parametrize(
     ("first", "second"),
     [
@@ -164,9 +159,6 @@ def test_a_run_resumes_across_the_option_and_any_number_of_devices(tmp_path, fir
             train(make_setup(*first), CHANGES, checkpoints=checkpoints, should_stop=lambda step: step == 10)
         resumed = train(make_setup(*second), CHANGES, checkpoints=checkpoints, resume_step=10)
     assert largest_difference(jax.device_get(resumed), trained(False)) < 1e-9
-
-
-# --- Memory and communication ---
 
 
 def state_bytes(state: Any) -> tuple[int, int]:
@@ -221,9 +213,6 @@ def test_the_parameters_that_are_used_first_are_gathered_first():
     assert len(gathered) == 2 and gathered == scattered[::-1]
     # The gradient of the convolution's kernel is ready last.
     assert gathered[0] == 3 * 3 * 3 * 8 // 8
-
-
-# --- Checks of a run ---
 
 
 def test_the_self_test_compares_scattered_gradients():

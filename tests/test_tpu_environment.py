@@ -145,9 +145,6 @@ def test_values_that_contradict_each_other_are_an_error(environ, message):
     assert error_line(find_job, environ).startswith(message)
 
 
-# --- The metadata server of a TPU VM ---
-
-
 @pytest.fixture(autouse=True)
 def forget():
     """Forget the answers for the ports of other tests."""

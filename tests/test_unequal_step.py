@@ -129,9 +129,6 @@ def test_the_gradient_is_exact_for_any_sizes_and_padding(sizes, masked, seed):
         np.testing.assert_allclose(sums.values, expected_sums.values, rtol=1e-9)
 
 
-# --- Model states, random numbers, and work ---
-
-
 class Mean(nn.Module):
     """A network with a running mean of its images, and a counter."""
 
@@ -184,9 +181,6 @@ def test_nothing_is_computed_for_padding():
     assert programs[0].update.as_text().count(" all-reduce(") == 1
 
 
-# --- Faults ---
-
-
 @pytest.mark.slow
 def test_an_error_names_the_rows_of_a_batch_with_slots():
     rows = make_setup("1,3", 2).feed.order.rows(0)
@@ -208,9 +202,6 @@ def test_a_network_that_communicates_raises_a_one_line_error():
     match = r"^parallel.shares: the network or the loss communicates between devices \(\w+\), but each device computes "
     with pytest.raises(InputError, match=match + "its gradient separately; remove it, for example a batch norm with"):
         train(make_setup("3,1", 2, Synchronized()), CHANGES)
-
-
-# --- Runs in a work directory ---
 
 
 def run(shares: Any, workdir: Any, epochs: int, devices: int = 2, **more: Any) -> Any:
