@@ -196,8 +196,10 @@ class SearchQueue(GridQueue):
         if (trial := super().next()) is not None or self._is_exhausted or self.error is not None:
             return trial
         with self.folder.changed() as known:
-            tried = [*map(self._tried, self._own(known))]
-            for attempt in range(_ATTEMPTS if len(tried) < self.total else 0):
+            if len(own := self._own(known)) >= self.total:
+                return None
+            tried = [*map(self._tried, own)]
+            for attempt in range(_ATTEMPTS):
                 try:
                     trial = self._make_trial(self._search.suggestion(tried, attempt))
                 except InputError as error:
@@ -208,9 +210,8 @@ class SearchQueue(GridQueue):
                     self.folder.claim(trial.name)
                     known[trial.name] = trial
                     return trial
-            if len(tried) < self.total:
-                self._is_exhausted = True
-                say(f"jaxddp sweep: after {counted(len(tried), 'trial')}, the search suggests no new values")
+            self._is_exhausted = True
+            say(f"jaxddp sweep: after {counted(len(tried), 'trial')}, the search suggests no new values")
         return None
 
     def record_end(self, trial: Trial, end: TrialEnd) -> None:

@@ -22,9 +22,9 @@ from jaxddp.workdir.lock import is_locked
 
 _OF_A_JOB = frozenset({"JAX_PROCESS_ID", "JAX_COORDINATOR_ADDRESS"})
 LOG_FILE = "output.log"
-_POLL_SECONDS, _PRUNE_SECONDS, _DEATH_SECONDS = 0.05, 1.0, 30.0
-"""Seconds between two looks at the trials, between two questions whether a trial is to be pruned, and that SIGKILL may
-take."""
+_POLL_SECONDS, _ASK_SECONDS, _DEATH_SECONDS = 0.05, 1.0, 30.0
+"""Seconds between two looks at the trials; between an answer of the queue, which may read the files of all trials, and
+the next question; and that SIGKILL may take."""
 _STOPPED = (workers.PREEMPTED, 128 + signal.SIGINT, workers.STOPPED_BEFORE_TRAINING, -signal.SIGTERM, -signal.SIGINT)
 """Exit codes after a request to stop."""
 
@@ -140,7 +140,7 @@ class Runner:
         self._ends, self._number = list[str](), 0
         self._received: signal.Signals | None = None
         self._error: JaxddpError | None = None
-        self._kill_at, self._prune_at = math.inf, 0.0
+        self._kill_at, self._ask_at = math.inf, 0.0
 
     def run(self) -> int:
         """Run trials until the source has no more. Call this function in the main thread.
@@ -160,8 +160,11 @@ class Runner:
                 self._stop_on_error(self._fill)
                 while self._running and time.monotonic() < self._kill_at:
                     self._wait(events)
-                    for advance in (self._finish_ended, self._prune, self._fill):
-                        self._stop_on_error(advance)
+                    self._stop_on_error(self._finish_ended)
+                    if time.monotonic() >= self._ask_at:
+                        self._stop_on_error(self._prune)
+                        self._stop_on_error(self._fill)
+                        self._ask_at = time.monotonic() + _ASK_SECONDS
             finally:
                 self._kill()
         if self._error is not None:
@@ -231,14 +234,12 @@ class Runner:
         self._ends.append("lost" if end == "failed" and self._received is not None else end)
         self.queue.record_end(trial, end)
         self._free.append(process.slot)
+        self._ask_at = 0.0
         if end == "bad input":
             raise InputError(f"{trial.name}: {process.last_line}")
 
     def _prune(self) -> None:
-        if time.monotonic() < self._prune_at or self._is_stopping:
-            return
-        self._prune_at = time.monotonic() + _PRUNE_SECONDS
-        for process in self._running:
+        for process in () if self._is_stopping else self._running:
             if not process.is_pruned and self.queue.should_prune(process.trial):
                 process.is_pruned = True
                 process.worker.send(signal.SIGTERM)
