@@ -156,7 +156,7 @@ def test_a_trial_that_is_worse_than_the_median_is_pruned(lowest, tmp_path):
     assert not is_pruned() and not is_pruned(-9, of=others[:4])
 
 
-def test_a_pruned_trial_is_not_continued(tmp_path):
+def test_a_pruned_trial_is_not_continued(tmp_path, monkeypatch):
     search = queue(tmp_path, 7, prune=True)
     for number in range(6):
         trial = next_of(search)
@@ -166,7 +166,9 @@ def test_a_pruned_trial_is_not_continued(tmp_path):
     write_trial(tmp_path / trial.name, [0.9], status=None)
     assert not search.should_prune(trial)
     write_trial(tmp_path / trial.name, [0.1], status=None)
-    assert not search.should_prune(trial)  # This validation was compared.
+    with monkeypatch.context() as patch:
+        patch.setattr(search.folder, "read", None)
+        assert not search.should_prune(trial)  # This validation was compared.
     write_trial(tmp_path / trial.name, [0.1, 0.1], status=None)
     assert not search.should_prune(trial)  # No other trial has two validations.
     search.folder.release(trial.name)

@@ -226,11 +226,11 @@ class SearchQueue(GridQueue):
         super().record_end(trial, end)
 
     def should_prune(self, trial: Trial) -> bool:
-        if not self._prune:
+        measured = self.folder.result(trial).measured if self._prune else []
+        checked, self._checked[trial.name] = self._checked.get(trial.name, 0), len(measured)
+        if len(measured) <= checked:  # The files of the other trials are read only after a validation.
             return False
         others = [self._tried(other) for other in self._own(self.folder.read()) if other.name != trial.name]
-        measured = self.folder.result(trial).measured
-        checked, self._checked[trial.name] = self._checked.get(trial.name, 0), len(measured)
         return self._search.should_prune(others, trial.values, measured, checked)
 
     def _own(self, known: Mapping[str, Trial]) -> list[Trial]:
