@@ -204,3 +204,9 @@ def test_a_damaged_file_and_a_run_in_its_place_are_refused(capfd, tmp_path):
         assert f"{tmp_path}/sweep.json: is not the file of a sweep" in fails(command, capfd)
     (tmp_path / "metrics.jsonl").touch()
     assert f"{tmp_path}: is the work directory of a run; give another --workdir" in fails(command, capfd)
+
+
+def test_a_trial_of_a_job_array_is_in_the_folder_before_it_is_trained(capfd, tmp_path):
+    sweep = str(tmp_path / "sweep")
+    fails(["sweep", "digits", "--data", f"{tmp_path}/none", "--seed", "0:2", "--workdir", sweep, "--index", "1"], capfd)
+    assert "seed=1 of its 1 run not finished" in fails(["predict", sweep, "x", "--out", "y.csv"], capfd)

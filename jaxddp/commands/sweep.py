@@ -172,11 +172,10 @@ def _one_by_one(options: Sweep, template: Template, folder: SweepFolder) -> int:
     if options.index is None or options.index >= len(grid):
         raise InputError(f"--index {options.index}: the sweep has {counted(len(grid), 'trial')}, from 0")
     trial = _trial(template, options.workdir, grid[options.index])
-    if code := train(trial.command(options.workdir)[1:]):
-        return code
-    trial.finished_words = trial.words
+    GridQueue(folder, [trial])  # A command that reads the folder knows that the trial is not finished.
+    train(trial.command(options.workdir)[1:])
     with folder.changed() as known:
-        known[trial.name] = trial
+        known[trial.name].finished_words = trial.words
     return 0
 
 
