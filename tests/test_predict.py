@@ -172,6 +172,7 @@ def test_the_mean_of_parameters_has_batch_statistics_of_its_own(run, workdir, pi
     out = tmp_path / "soup"
     assert main(["export", "--average", str(workdir), str(workdir), "--out", str(out), "--format", "hub"]) == 0
     assert "arrays of mean of step 6 of" in capfd.readouterr().out
+    assert "These are the weights of 2 runs, averaged. They were not" in (out / "README.md").read_text()
     soup = averaged([workdir, workdir], "best")
     assert all(map(np.array_equal, jax.tree.leaves(soup.state.params), jax.tree.leaves(run.state.params)))
     files = [*(pictures / "train").rglob("*.jpg")]

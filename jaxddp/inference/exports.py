@@ -476,7 +476,7 @@ class PublishedRun:
         self.step, self.model, self.arrays = weights_of_run(directory, which)
         file, checkpoints = recipe_of_run(directory), directory / CHECKPOINTS
         self.config, self.hooks, self.signature = file.config, sorted(file.hooks), Signature.read(directory)
-        self.measured, self.origin = {}, f"step {self.step} of {directory}"
+        self.measured, self.origin, self.runs = {}, f"step {self.step} of {directory}", getattr(network, "members", ())
         if network is None:
             self.measured = ValidationFile(checkpoints, Integrity(checkpoints)).by_step.get(self.step, {})
         else:
@@ -542,8 +542,7 @@ class PublishedRun:
 
     def _about(self) -> str:
         names = () if self.signature is None or self.signature.label_form == "numbers" else self.signature.class_names
-        listed = some(names, 10)
-        classes = f" It classifies images into {counted(len(names), 'class')}: {listed}." if names else ""
+        classes = f" It classifies images into {counted(len(names), 'class')}: {some(names, 10)}." if names else ""
         release = f"jaxddp {libraries.installed_version('jaxddp') or ''}".rstrip()
         network = "of the recipe" if "get_model" in self.hooks else self.config.model.name
         count = sum(array.size for path, array in self.arrays.items() if path.startswith("params/"))
@@ -552,7 +551,8 @@ class PublishedRun:
 
     def _results(self) -> str:
         if not self.metrics:
-            return f"## Results\n\nThese are the weights after step {self.step:,}. They were not validated."
+            which = f"of {len(self.runs)} runs, averaged" if self.runs else f"after step {self.step:,}"
+            return f"## Results\n\nThese are the weights {which}. They were not validated."
         table = _table("metric", ((name, errors.figure(name, v)) for name, v in self.metrics.items() if name != _COUNT))
         images = f" on {counted(int(self.metrics[_COUNT]), 'image')}" if _COUNT in self.metrics else ""
         averaged = any(map(goal.is_averaged, self.measured))
@@ -588,7 +588,7 @@ class PublishedRun:
         table = _table("key", ((key, value) for key, value in shown if value is not None))
         fetch = "" if isinstance(self.place, Path) else f"hf download {self.place.repo} config.json --local-dir .\n"
         train = "jaxddp train config.json --data.path DATA --workdir runs/again"
-        end = f". To train it again:\n\n```\n{fetch}{train}\n```"
+        end = f"{' of the first run' if self.runs else ''}. To train it again:\n\n```\n{fetch}{train}\n```"
         if self.hooks:
             end = f", except those of the Python code in the recipe ({', '.join(self.hooks)})."
         curves = "\n\n![curves of the training](curves.png)" if (self.directory / CURVES).is_file() else ""
