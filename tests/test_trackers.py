@@ -13,6 +13,7 @@ from support.shared import sgd, shared
 
 import jaxddp
 from jaxddp.config import Config
+from jaxddp.core.files import try_lock
 from jaxddp.training.events import RunEnd, RunStart
 from jaxddp.training.listeners.trackers import MLflow, WandB
 
@@ -91,9 +92,11 @@ def test_mlflow_logs_a_config_with_many_keys_completely(tmp_path):
 
 def test_the_printed_address_has_no_password(tmp_path, monkeypatch):
     run, uri = SimpleNamespace(data=SimpleNamespace(params={})), "http://someone:secret@host:5000"
-    client = SimpleNamespace(tracking_uri=uri, get_run=lambda name: run, update_run=lambda name, status: None)
+    update = lambda name, status: locks.append(try_lock((tmp_path / ".mlflow.lock").open("ab")))  # noqa: E731
+    client, locks = SimpleNamespace(tracking_uri=uri, get_run=lambda name: run, update_run=update), list[bool]()
     monkeypatch.setattr("mlflow.MlflowClient", lambda: client)
-    assert MLflow(tmp_path).open("abc", {}) == "run abc at http://host:5000"
+    assert MLflow(tmp_path / "run").open("abc", {}) == "run abc at http://host:5000"
+    assert locks == [False]  # Another trial of a sweep waits.
 
 
 @pytest.mark.slow

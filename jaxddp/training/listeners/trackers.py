@@ -224,10 +224,12 @@ class MLflow(TrackingLogger):
 
         # urllib3 warns of each failed attempt; the final failure is reported anyway.
         logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)
-        self._client = MlflowClient()
-        if saved_id is not None:
-            self._client.update_run(saved_id, status="RUNNING")
-        self._id: str = saved_id or self._create(recorded.get("code.commit"))
+        # The trials of a sweep begin together, and MLflow's database and experiment can be created only once.
+        with files.in_turn(self._directory.parent / ".mlflow.lock", patience=30.0):
+            self._client = MlflowClient()
+            if saved_id is not None:
+                self._client.update_run(saved_id, status="RUNNING")
+            self._id: str = saved_id or self._create(recorded.get("code.commit"))
         self.save_id(self._id)
         # MLflow truncates longer values, and a truncated value would look changed when the run is resumed.
         params = {name: str(value)[:_MAX_PARAM_LENGTH] for name, value in recorded.items()}
