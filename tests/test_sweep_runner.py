@@ -142,18 +142,15 @@ def test_bad_input_ends_the_sweep_and_the_other_trials_save(sweeps, capfd):
 
 def test_an_error_of_the_source_ends_the_sweep_and_the_running_trials_save(sweeps):
     class Queue(GridQueue):
-        asked = 0
-
         def next(self) -> Trial | None:
-            self.asked += 1
-            if (sweeps.folder / "0-waits" / "ready").exists() and self.asked > 3:
+            if (sweeps.folder / "0-waits" / "ready").exists():
                 raise Unreachable("sweep.json: cannot be written")
             return super().next()
 
-    queue, begin = Queue(SweepFolder(sweeps.folder, "a config"), trials("waits")), time.monotonic()
+    queue = Queue(SweepFolder(sweeps.folder, "a config"), trials("waits"))
     with pytest.raises(Unreachable, match=r"^sweep\.json: cannot be written$"):
         sweeps.runner(queue, [Slot()] * 2).run()
-    assert result_of(sweeps.folder / "0-waits") == "preempted" and time.monotonic() - begin > 1
+    assert result_of(sweeps.folder / "0-waits") == "preempted"
 
 
 def test_a_trial_that_failed_before_does_not_change_the_exit_code_of_a_stop(sweeps):
