@@ -16,7 +16,8 @@ from jaxddp.commands.train import Train
 from jaxddp.core.duration import Duration
 from jaxddp.core.errors import InputError
 from jaxddp.core.ranges import Range
-from jaxddp.sweeps.trials import Choices, Interval, Template, is_split, short_names, space_of, trial_name
+from jaxddp.sweeps.folder import folds_of
+from jaxddp.sweeps.trials import Choices, Interval, Template, Trial, is_split, short_names, space_of, trial_name
 
 Whole: Any = Annotated[int, Range(0, 100)]
 Number: Any = Annotated[float, Range(0, 10)]
@@ -210,3 +211,8 @@ def test_a_trial_of_a_job_array_is_in_the_folder_before_it_is_trained(capfd, tmp
     sweep = str(tmp_path / "sweep")
     fails(["sweep", "digits", "--data", f"{tmp_path}/none", "--seed", "0:2", "--workdir", sweep, "--index", "1"], capfd)
     assert "seed=1 of its 1 run not finished" in fails(["predict", sweep, "x", "--out", "y.csv"], capfd)
+
+
+def test_a_trial_without_a_fold_is_in_no_set_of_folds():
+    trials = [Trial(fold, {"data.fold": fold}, []) for fold in ("None", "1/2", "0/2")]
+    assert folds_of(trials) == {"": [trials[2], trials[1]]}

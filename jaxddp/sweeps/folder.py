@@ -185,10 +185,11 @@ def folds_of(trials: Sequence[Trial]) -> dict[str, list[Trial]]:
     Values with which a fold has no trial are left out.
     """
     together = defaultdict[str, list[Trial]](list)
-    for trial in sorted(trials, key=lambda trial: int(trial.values.get(FOLD, "0").partition("/")[0])):
+    of_folds = [trial for trial in trials if "/" in trial.values.get(FOLD, "")]  # `--data.fold None` has no fold.
+    for trial in sorted(of_folds, key=lambda trial: int(trial.values[FOLD].partition("/")[0])):
         others = {key: value for key, value in trial.values.items() if key != FOLD}
         together[f"-{trial_name(others)}" if others else ""].append(trial)
-    complete = lambda group: [trial.values.get(FOLD) for trial in group] == all_folds(len(group))  # noqa: E731
+    complete = lambda group: [trial.values[FOLD] for trial in group] == all_folds(len(group))  # noqa: E731
     return {name: group for name, group in together.items() if complete(group)}
 
 
