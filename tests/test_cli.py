@@ -151,6 +151,8 @@ def test_a_file_of_weights_is_measured_on_some_of_its_classes(data, tmp_path, ca
     words[3] = str(others)
     message = "fc.weight is [5, 16] in the file and [3, 16] in the network; give weights and data with the same classes"
     assert message in fails(words, capfd)
+    rgba = ["export", str(weights), "--out", "net.stablehlo", *words[4:], "--data.channels", "4"]
+    assert "have 4 channels; give a value for each channel, or one for all" in fails(rgba, capfd)
     assert "--workdir: " in fails([*words, "--workdir", str(tmp_path)], capfd)
 
 

@@ -37,7 +37,7 @@ from jaxddp.models.interface import Model, trees_of
 from jaxddp.recipe.file import RecipeFile
 from jaxddp.setup.initial_weights import WeightsTarget, initial_weights, signature_of_weights, stored_arrays
 from jaxddp.setup.network_checks import brings_weights, logits_of
-from jaxddp.setup.recipe import model_of
+from jaxddp.setup.recipe import check_normalization, model_of
 from jaxddp.setup.resources import ImageShape, TrainingData, join_and_resolve, open_validation_alone
 from jaxddp.setup.user_objects import objects_of_arguments, objects_of_hooks
 from jaxddp.weights.foreign import Foreign, in_terms_of, renamed
@@ -91,8 +91,8 @@ def network_of_weights(
         needs_head: whether the weights need a head. Features do not depend on it.
 
     Raises:
-        InputError: there are no weights, they cannot be read, they are of another network, or they have other classes
-            than the source.
+        InputError: there are no weights, they cannot be read, they are of another network, they have other classes than
+            the source, or the means do not fit the images.
     """
     config, user_object = file.config, objects_of_hooks(file.hooks)
     if config.train.precision is None:
@@ -101,6 +101,7 @@ def network_of_weights(
     data, in_memory = config.data.of_evaluation, source is not None and source.pixel_shape is not None
     shape = (data.image_size, data.image_size, data.channels) if source is None else source.image_shape(data)
     dtype = np.dtype(f"uint{data.bits}") if source is None else np.dtype(image_dtype(source, data))
+    check_normalization(data, shape)
     path, stored, weights = None, None, config.model.weights or ""
     published = has_library(weights)
     if needs_head and published and find_published(weights).top1 is None:
