@@ -39,8 +39,8 @@ _OF_STORAGE = {
 _UNREAD = ("num_batches_tracked", "relative_position_index")
 # Keys under which training scripts store a state dict.
 _NESTING_KEYS = ("state_dict", "model", "model_state_dict")
-# Prefixes that module wrappers add to each name.
-_WRAPPERS = ("module.", "_orig_mod.")
+# Prefixes that module wrappers add to each name, in any order.
+_WRAPPERS = ("module.", "_orig_mod.", "module.")
 _ZIP_BEGIN = b"PK\x03\x04"
 _OLD_MAGIC = 0x1950A86A20F9469CFC6C
 _OLD_VERSION = 1001
@@ -51,8 +51,8 @@ _SMALL = 1 << 20
 def read(path: Path) -> dict[str, np.ndarray]:
     """Read the arrays of a file, by name, without PyTorch's batch counters and Swin's indices.
 
-    A state dict may be nested under "state_dict", "model" or "model_state_dict". A prefix "module." or "_orig_mod."
-    that all names share is removed.
+    A state dict may be nested under "state_dict", "model" or "model_state_dict". Prefixes "module." and
+    "_orig_mod." that all names share are removed.
 
     Raises:
         InputError: the file is missing, damaged or of another kind; see also `read_state_dict`.
