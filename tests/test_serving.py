@@ -21,14 +21,17 @@ import pytest
 from PIL import Image
 from support.cases import rare_case
 from support.data import write_pictures
+from support.images import encode
 from support.pages import page_block
 from support.runs import LEAN, fails, train_words
 
 from benchmarks.programs import tpu_plugin
 from jaxddp.cli import main
 from jaxddp.core.errors import InputError, JaxddpError
+from jaxddp.data.batch import PixelFormat
 from jaxddp.data.opening import open_splits
 from jaxddp.data.order import EvalOrder
+from jaxddp.data.stream.decode import Pixels
 from jaxddp.inference import exports
 from jaxddp.inference.exports import export_program, logits_of
 from jaxddp.inference.trained import TrainedRun, restore_run
@@ -201,6 +204,16 @@ def test_a_program_with_other_logits_is_not_written_or_its_loss_is_told(run, val
     logits, labels = np.asarray(jax.jit(logits_of(run))(val[0])), val[1]
     before, after = (np.mean(each.argmax(1) == labels) for each in (logits, -logits))
     assert f"top1 {before:.2%} -> {after:.2%} on " in told and before != after
+
+
+@pytest.mark.ci
+def test_the_server_of_the_docs_resizes_alpha_as_evaluation_does(files, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["server.py", str(files["stablehlo"]), "0"])
+    server = page_block("docs/serving.md", "ThreadingHTTPServer").partition("\nlogits_of(np")[0]
+    exec(server.replace('["shape"]', '["shape"][:3] + [4]'), space := {})
+    image = encode(np.random.default_rng(0).integers(0, 256, (30, 48, 4), np.uint8), "PNG")
+    expected = Pixels(16, PixelFormat(4), "bicubic", resize=20, squash=True)(image)
+    assert np.abs(space["pixels_of"](image)[0] - expected.astype(int)).max() <= 1
 
 
 @pytest.mark.ci
