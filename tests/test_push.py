@@ -38,7 +38,7 @@ from jaxddp.config import Config
 
 def get_config():
     return Config().replace(
-        data={"path": "set.npz", "image_size": 6, "resize": 6, "crop": "whole", "mean": (0.25,), "std": (0.5,)},
+        data={"path": "set.npz", "image_size": 6, "resize": 9, "crop": "whole", "mean": (0.25,), "std": (0.5,)},
         model={"name": "resnet10", "width": 4, "stem": "small"},
         train={"batch_size": 8, "duration": "1 epoch"}, eval={"batch_size": 8},
     )
@@ -131,7 +131,7 @@ def test_a_pushed_run_is_read_back_with_its_settings_and_its_head(folder, hub: H
     (folder / "other.py").write_text(RECIPE.replace('"width": 4, "stem": "small"', "").replace('"mean": (0.25,), ', ""))
     _, file = parse_recipe(Train, "jaxddp train", ["other.py", "--model.weights", PLACE])
     assert (file.config.model.width, file.config.model.stem, file.config.data.mean) == (4, "small", (0.25,))
-    taken = "data.mean=[0.25], model.stem=small, model.width=4"
+    taken = "data.mean=[0.25], data.resize=6, model.stem=small, model.width=4"
     assert file.notice == f"{PLACE}: the settings are taken over: {taken}"
     setup = initialize(open_recipe(file))
     head = by_path(setup.state.params, setup.state.model_state)["params/fc/kernel"]
@@ -159,7 +159,8 @@ def test_nothing_that_is_pushed_names_this_machine(folder, hub: Hub, monkeypatch
     assert "model" not in json.loads(hub.repos["me/own"]["config.json"])
     card = hub.repos["me/own"]["README.md"].decode()
     assert "The network of the recipe, with 545 parameters, was" in card and "(get_model)" in card
-    assert "PyTorch" not in card and "--model.new-layers head --optimizer.rate-factors head=10\n" in card
+    words = "--model.weights hf://me/own --model.new-layers head --optimizer.rate-factors head=10\n"
+    assert "PyTorch" not in card and f"\njaxddp train RECIPE --data.path PICTURES {words}" in card
 
 
 def test_the_card_states_what_the_run_measured(folder, tmp_path, monkeypatch, capfd):
@@ -178,7 +179,7 @@ def test_the_card_states_what_the_run_measured(folder, tmp_path, monkeypatch, ca
     assert measured == {"top1": validated["top1"]}
     assert f"| top1 | {validated['top1']:.2%} |" in card and f"after step {step} on 9 images" in card
     assert card.split("---\n")[2].startswith("\n# net\n")
-    assert "--model.weights net\n" in card and "into 5 classes: 0, 1, 2, 3, 4." in card
+    assert "--model.weights net\n" in card and "resized to 6 pix" in card and "into 5 classes: 0, 1, 2, 3, 4." in card
     assert "| train.duration | 1 epoch |" in card and "![curves of the training](curves.png)" in card
     assert "To train it again:\n\n```\njaxddp train config.json --data.path DATA --workdir runs/again\n" in card
     # The folder is like the repository.

@@ -560,23 +560,23 @@ class PublishedRun:
         return f"## Results\n\nThe validation{of_which} after step {self.step:,}{images}:\n\n{table}"
 
     def _loading(self) -> str:
-        data = self.config.data
+        data, recipe = self.config.data, "RECIPE" if "get_model" in self.hooks else "finetune_folder"
         size = data.eval_size or data.image_size
+        resize = size if self.signature is not None and self.signature.in_memory else data.resize
         mean, std = (", ".join(f"{value:g}" for value in values) for values in (data.mean, data.std))
         weights = self.title if isinstance(self.place, Path) else str(self.place)
         sides = "Both sides of an image are" if data.eval_crop == "squash" else "The short side of an image is"
         is_head = "params/head/kernel" in self.arrays
         weights += " --model.new-layers head --optimizer.rate-factors head=10" if is_head else ""
         text = (
-            "## How to load it\n\n```\njaxddp train finetune_folder --data.path PICTURES --model.weights "
-            f"{weights}\n```\n\n{sides} resized to {data.resize} pixels ({data.interpolation}), and the "
+            f"## How to load it\n\n```\njaxddp train {recipe} --data.path PICTURES --model.weights {weights}\n```\n\n"
+            f"{sides} resized to {resize} pixels ({data.interpolation}), and the "
             f"central {size}x{size} pixels are normalized with mean {mean} and standard deviation {std}."
         )
         if has_published_names(self.model):
             text += (
-                "\n\nThe arrays in `model.safetensors` have the names and the layout of torchvision or timm. PyTorch "
-                "loads them into the same network by "
-                '`model.load_state_dict(safetensors.torch.load_file("model.safetensors"))`.'
+                "\n\n`model.safetensors` has the names and the layout of torchvision or timm. PyTorch loads it "
+                'into the same network by `model.load_state_dict(safetensors.torch.load_file("model.safetensors"))`.'
             )
         return text
 
