@@ -22,6 +22,7 @@ from jaxddp.cli import main
 from jaxddp.command_line.parse import parse_recipe
 from jaxddp.commands.train import Train
 from jaxddp.config.goal import Goal
+from jaxddp.inference.exports import PublishedRun
 from jaxddp.mesh import Topology
 from jaxddp.models.interface import by_path
 from jaxddp.setup.initial_weights import WeightsTarget, initial_weights
@@ -182,6 +183,9 @@ def test_the_card_states_what_the_run_measured(folder, tmp_path, monkeypatch, ca
     assert "--model.weights net\n" in card and "resized to 6 pix" in card and "into 5 classes: 0, 1, 2, 3, 4." in card
     assert "| train.duration | 1 epoch |" in card and "![curves of the training](curves.png)" in card
     assert "To train it again:\n\n```\njaxddp train config.json --data.path DATA --workdir runs/again\n" in card
+    (published := PublishedRun(folder / "run", "best", out)).base = "timm/resnet18"
+    published.write(tmp_path)
+    assert front_matter((tmp_path / "README.md").read_text())["base_model"] == "timm/resnet18.a1_in1k"
     # The folder is like the repository.
     (folder / "third.py").write_text(RECIPE.replace('"width": 4, "stem": "small"', ""))
     _, file = parse_recipe(Train, "jaxddp train", ["third.py", "--model.weights", str(out)])

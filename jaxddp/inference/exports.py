@@ -50,7 +50,7 @@ from jaxddp.training.checkpoints.integrity import CHECKPOINTS, LOCATION_KEYS, In
 from jaxddp.training.listeners.jsonl import CURVES
 from jaxddp.weights.download import HubFile, upload
 from jaxddp.weights.match import constants_of, has_published_names, namings_of, published
-from jaxddp.weights.places import SIGNATURE_FILE, WEIGHTS_FILE, is_local
+from jaxddp.weights.places import SIGNATURE_FILE, WEIGHTS_FILE, find_published, is_local
 from jaxddp.weights.state_dict import write
 from jaxddp.workdir.saved_state import read_run, recipe_of_run
 from jaxddp.workdir.signature import Signature
@@ -528,8 +528,8 @@ class PublishedRun:
             "tags": ["image-classification", "jax", "flax", "jaxddp"],
             "datasets": [self.data_set],
         }
-        if self.base is not None and not self.base.startswith("torchvision/"):
-            front["base_model"] = HubFile.parse(self.base).repo if self.base.startswith("hf://") else self.base
+        if (base := self.base) is not None and not base.startswith("torchvision/"):
+            front["base_model"] = HubFile.parse(base).repo if base.startswith("hf://") else find_published(base).name
         shares = {key: value for key, value in self.metrics.items() if errors.is_share(key)}
         if shares:
             results = {
