@@ -118,7 +118,10 @@ def test_a_missing_array_names_the_nearest_of_the_file_and_the_remedy(folder):
 def test_the_arrays_of_a_file_and_their_mapping_are_listed(folder, monkeypatch, capfd):
     monkeypatch.setenv("COLUMNS", "140")
     assert main(["weights", "inspect", "net.safetensors"]) == 0
-    assert "dw.weight [4, 1, 3, 3] float64" in " ".join(capfd.readouterr().out.split())
+    printed = capfd.readouterr().out
+    assert "dw.weight [4, 1, 3, 3] float64" in " ".join(printed.split())
+    assert [word for word in printed.split() if word in SHAPES] == sorted(SHAPES)
+    assert "set: is a folder; give a file of weights, which" in fails(["weights", "inspect", "set"], capfd)
     assert main(["weights", "inspect", "net.safetensors", "table.py"]) == 0
     shown = " ".join(capfd.readouterr().out.split())
     assert "dw.weight [4, 1, 3, 3] float64 params/block_0_dw/kernel from [O, I, H, W] to [H, W, I, O]" in shown

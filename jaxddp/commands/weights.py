@@ -1,5 +1,6 @@
 """`jaxddp weights [NAME]`: list the names of published weights; `jaxddp weights inspect FILE`: the arrays of a file."""
 
+import os
 from dataclasses import dataclass
 
 import tyro
@@ -32,7 +33,7 @@ class InspectWeights:
     """
 
     file: tyro.conf.Positional[str] = tyro.MISSING
-    """The weights, as in model.weights."""
+    """The weights, as in model.weights, but no run."""
     recipe: tyro.conf.Positional[str | None] = None
     """A recipe with the network. Without one, only the arrays are listed."""
 
@@ -49,7 +50,8 @@ def _inspect(options: InspectWeights) -> None:
     from jaxddp.weights.foreign import nearest_array
     from jaxddp.weights.state_dict import read
 
-    path = local_weights(options.file)
+    if os.path.isdir(path := local_weights(options.file)):
+        raise InputError(f"{path}: is a folder; give a file of weights, which `jaxddp export` writes of a run")
     stored = {name: (array, str([*array.shape]), array.dtype.name) for name, array in read(path).items()}
     if options.recipe is None:
         print_table(("name", "shape", "dtype"), [(name, *words) for name, (_, *words) in stored.items()])

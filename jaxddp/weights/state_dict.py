@@ -80,7 +80,8 @@ def write(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
 def _read_safetensors(path: Path) -> dict[str, np.ndarray]:
     arrays = {}
     try:
-        for name, entry in safetensors.deserialize(files.read(path)):
+        # The library returns them in random order.
+        for name, entry in sorted(safetensors.deserialize(files.read(path))):
             if entry["dtype"] not in _DTYPES:
                 problem = f"{path}: {name} has dtype {entry['dtype']}, which cannot be read"
                 raise InputError(problem, advice="save it as F32 or BF16")
