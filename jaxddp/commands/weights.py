@@ -1,6 +1,5 @@
 """`jaxddp weights [NAME]`: list the names of published weights; `jaxddp weights inspect FILE`: the arrays of a file."""
 
-import os
 from dataclasses import dataclass
 
 import tyro
@@ -50,7 +49,7 @@ def _inspect(options: InspectWeights) -> None:
     from jaxddp.weights.foreign import nearest_array
     from jaxddp.weights.state_dict import read
 
-    if os.path.isdir(path := local_weights(options.file)):
+    if (path := local_weights(options.file)).is_dir():
         raise InputError(f"{path}: is a folder; give a file of weights, which `jaxddp export` writes of a run")
     stored = {name: (array, str([*array.shape]), array.dtype.name) for name, array in read(path).items()}
     if options.recipe is None:
