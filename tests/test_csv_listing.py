@@ -132,6 +132,7 @@ SHARE = {"val_share": 0.5}
         (SPREAD, {**SHARE, "group_column": "patient"}, "b/2 c", "a d", "image=id_code, label=diagnosis, suffix .png"),
         (HALVES, {}, "a.png b/2.png", "c.png", "image=path, label=label, split=Split"),
         (HALVES, {"split_column": "split", "val_fold": "VAL"}, "a.png b/2.png", "c.png", "split=Split"),
+        (HALVES.replace("cat", "dog"), {"split_column": "split", "val_fold": "train"}, "b/2.png", "a.png", ""),
         (BITS, SHARE, "b/2.png d.png", "a.png c.png", "image=image, 2 columns of 0 and 1 (cat, dog)"),
         (BITS, {"split_column": "is_valid", "val_fold": "1"}, "a.png c.png d.png", "b/2.png", "dog), split=is_valid"),
         (BITS, {**SHARE, "columns": "label=cat,label=is_valid"}, "b/2.png d.png", "a.png c.png", "1 (cat, is_valid)"),

@@ -323,7 +323,7 @@ def division(listing: Listing, data: DataConfig) -> tuple[str | None, dict[Split
             fault = f": column {column} of {listing.file} has no such value"
             raise InputError(Key("data.val_fold", data.val_fold), fault, advice=choices(data.val_fold, values[:20]))
         others = [value for value in values if value != data.val_fold]
-        return column, {"train": of["train"] or others, "val": [data.val_fold]}
+        return column, {"train": [each for each in others if each in of["train"]] or others, "val": [data.val_fold]}
     if len(of["train"]) + len(of["val"]) == len(values):
         # Where a set has all three, the test split is for predictions.
         val = [value for value in of["val"] if not value.casefold().startswith("test")]
