@@ -177,7 +177,11 @@ def test_a_table_with_one_reading_opens_and_tells_it(tmp_path: Path, root: Path,
     assert found == [placed(train), placed(val)] and splits[0].reading.endswith(placed(reading))
 
 
-TABLES = {".txt": "a.png x\nb.png x\n", ".jsonl": '{"id": "a", "breed": ["x"]}\n{"id": "b", "breed": ["x"]}\n'}
+# The head of the second file ends within its second line, in which U+2028 ends no line.
+TABLES = {
+    ".txt": "a.png x\nb.png x\n",
+    ".jsonl": '{"id": "a", "breed": ["x"]}\n{"id": "b", "breed": ["x"], "text": "\u2028%s"}\n' % ("é" * 40_000),
+}
 
 
 @pytest.mark.parametrize(
@@ -188,7 +192,7 @@ TABLES = {".txt": "a.png x\nb.png x\n", ".jsonl": '{"id": "a", "breed": ["x"]}\n
         ("labels.csv", "one/a two/b train/c", "labels.csv: image=id, label=breed, images in one/, two/"),
         ("a.csv b.csv", "images/a images/b", "images: images, but no class folders; put the images of each class into"),
         ("train.txt", "jpg/a jpg/b", "train.txt: image=path, label=label, images in jpg/"),
-        ("train.jsonl", "x/x/a x/y/b", "train.jsonl: image=id, label=breed, images in x/x/, x/y/, suffix .png"),
+        ("labels.jsonl", "x/x/a x/y/b", "labels.jsonl: image=id, label=breed, images in x/x/, x/y/, suffix .png"),
         ("train/metadata.csv", "train/a train/b", "metadata.csv: image=id, label=breed, suffix .png"),
         ("trainLabels.csv sampleSubmission.csv", "train/a train/b test/a", "trainLabels.csv: image=id, label=breed, i"),
         ("labels.csv", "cat/a dog/b", "labels.csv: may hold other labels than the names of the folders"),

@@ -109,8 +109,9 @@ def _of_json_lines(text: str, file: FolderFile, limit: int | None) -> str:
     """Return JSON lines as CSV; its columns are the fields of the first line. Raises: InputError."""
     out, header = io.StringIO(), list[str]()
     writer = csv.writer(out, lineterminator="\n")
-    # With a limit, the last line may be cut.
-    for number, line in enumerate(text.splitlines()[: -1 if limit and len(text) >= limit else None], 1):
+    # In JSON, U+2028 and its like end no line. With a limit, the last line may be cut.
+    lines = text.split("\n")
+    for number, line in enumerate((limit and lines[:-1]) or lines, 1):
         try:
             fields = files.parse_json(line, dict) if line.strip() else {}
         except ValueError as error:
