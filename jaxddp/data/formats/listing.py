@@ -456,8 +456,10 @@ def _find_images(file: FolderFile, root: Path, images: Sequence[str], data: Data
 
     if any(is_file(image, folder, data.suffix or "") for image in images):
         return [folder], data.suffix or "", True
-    top = [] if folder else _folders(root)
-    below = [*top, *itertools.chain(*(_folders(root, name) for name in top))]
+    # Kaggle's train.csv is for train/, and test/ may have images of the same names.
+    passed = "(^|[^a-z])test" if word != "test" and word in file.name.lower() else "^$"
+    top = [] if folder else _folders(root, passed)
+    below = [*top, *itertools.chain(*(_folders(root, passed, name) for name in top))]
     for image, beside in itertools.product(images, (top, below)):
         found = []
         for at in (folder, *beside):
@@ -465,7 +467,6 @@ def _find_images(file: FolderFile, root: Path, images: Sequence[str], data: Data
             for suffix in tried if data.suffix is None else (data.suffix,):
                 both = (kind for kind in (suffix, suffix.upper()) if is_file(image, at, kind))
                 found += [(at, kind) for kind in both][:1]
-        # Kaggle's train.csv is for train/, and test/ may have images of the same names.
         of_split = [place for place in found if word in place[0].lower()]
         found = of_split if len(of_split) == 1 else found
         if len(found) > 1:
@@ -477,9 +478,10 @@ def _find_images(file: FolderFile, root: Path, images: Sequence[str], data: Data
     return [folder], data.suffix or "", False
 
 
-def _folders(root: Path, folder: str = "") -> list[str]:
-    """Return the folders in a folder, relative to the root, sorted."""
-    return [os.path.join(folder, name) for name in sorted(visible_folders(root / folder))]
+def _folders(root: Path, passed: str, folder: str = "") -> list[str]:
+    """Return the folders in a folder, relative to the root, sorted, except those with a pattern `passed` in a name."""
+    names = sorted(visible_folders(root / folder))
+    return [os.path.join(folder, name) for name in names if not re.search(passed, name.lower())]
 
 
 def sound_rows(
