@@ -168,7 +168,7 @@ def test_folds_are_a_table_that_opens_and_a_group_in_both_splits_is_an_error(tmp
         train, val = open_splits(DataConfig(**keys, val_fold=fold)).values()
         assert sorted(ids(train) + ids(val)) == [f"set/{name}" for name in NAMES] and val.class_names == ("ant", "bee")
         assert np.bincount(val.labels).tolist() == [2, 2] and val.name(0).startswith(str(root))
-    text = Path("set.folds.csv").read_text().replace("0.png", "0.png,p").replace("path,", "path,patient,")
+    text = Path("set.folds.csv").read_text().replace("0.png", "0.png,p").replace("path,label", "path,patient,breed")
     Path("b.csv").write_text(re.sub(r"([1-9]).png", r"\1.png,p\1", text).replace("p,", "p1,"))
     assert main(["data", "split", "b.csv", "--group-column", "patient", "--folds", "3", "--out", "set/c.csv"]) == 0
     assert Path("set/c.csv").read_text().startswith("path,label,patient,fold\nant/0.png,ant,p1,")

@@ -225,7 +225,7 @@ def open_one_split(paths: Sequence[str], data: DataConfig, split: Split | None =
     if data.path is not None and not others:
         is_own = os.path.realpath(files.expanded(path)) == os.path.realpath(files.expanded(data.path))
     place = _place(data) if is_own else _whole_place(path, dataclasses.replace(data, val_share=None, fold=None))
-    is_labelled = not is_csv(Path(path)) or has_labels(files.expanded(path).absolute(), place.data)
+    is_labelled = is_own or not is_csv(Path(path)) or has_labels(files.expanded(path).absolute(), place.data)
     # A folder of class folders matches no other format.
     if others or not is_labelled or not (is_own or _is_data_set(place) or [*_matches(place)] == ["folders"]):
         if split is not None:
