@@ -17,7 +17,7 @@ import jaxddp
 from jaxddp.cli import main
 from jaxddp.config import DataConfig
 from jaxddp.core.errors import InputError
-from jaxddp.data.division import GROUPS, folds, held_out_rows
+from jaxddp.data.division import GROUPS, folds, held_out_rows, write_folds
 from jaxddp.data.division import held_out as divide_table
 from jaxddp.data.opening import open_splits
 from jaxddp.data.storage.store import LocalFiles
@@ -178,6 +178,8 @@ def test_folds_are_a_table_that_opens_and_a_group_in_both_splits_is_an_error(tmp
     assert (len(train), len(val)) == (6, 6)
     with pytest.raises(InputError, match="open_data: unknown argument 'group'; there are: columns"):
         jaxddp.open_data("b.csv", group="patient")
+    with pytest.raises(InputError, match=r"data split: /1 has no label \(1 of 2 images have none\)"):
+        write_folds(with_groups([0, 1], [0, -1]), 2, Path("c.csv"), DataConfig())
     keys |= {"group_column": "patient", "path": "b.csv", "val_fold": "1"}
     assert "b.csv: 3 groups (p1, p4, p5) with images in both splits; divide" in refusal(DataConfig(**keys))
 

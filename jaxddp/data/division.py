@@ -19,7 +19,7 @@ import jaxddp.core.files as files
 from jaxddp.config import DataConfig
 from jaxddp.core.errors import InputError, Key, counted, show, some
 from jaxddp.core.user_code import describe_error
-from jaxddp.data.source import SourceTable, Split, labels_of
+from jaxddp.data.source import SourceTable, Split, check_labelled, labels_of
 from jaxddp.data.table import ExampleTable
 
 GROUPS: dict[str, Callable[[str], object]] = {}
@@ -222,11 +222,12 @@ def write_folds(table: SourceTable, number: int, out: Path, data: DataConfig) ->
         The size of each fold.
 
     Raises:
-        InputError: the images are not in files of their own; see also `folds`.
+        InputError: the images are not in files of their own, or one has no label; see also `folds`.
     """
     if not isinstance(table, ExampleTable) or table.offset is not None or table.store.root is None:
         fault = f"{table.name(0)}: is one of many images in a file, and a table of folds names files"
         raise InputError(fault, advice=("hold out images by ", Key("data.val_share")))
+    check_labelled(table, "data split")
     fold, labels, beside = folds(table, number), labels_of(table), Path(os.path.abspath(out)).parent
     has_columns = labels.has_rows or any({*name} & {*";|"} for name in labels.ids)
     columns, more = table.with_several_labels().labels if has_columns else labels.values, dict[str, list[Any]]()
