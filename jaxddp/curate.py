@@ -424,12 +424,15 @@ def pack(
     The directory appears only when it is complete. `progress` is that of `jaxddp.core.phases.counting_images`.
 
     Raises:
-        InputError: the directory exists or cannot be written, the images are in memory, the splits have different
-            classes, or an image cannot be used (the message names it).
+        InputError: the directory exists or cannot be written, the images are in memory or have weights, the splits have
+            different classes, or an image cannot be used (the message names it).
     """
     if any(source.pixel_shape is not None for source in sources.values()):
         raise InputError("the images of this data set are already arrays in few files; train on it directly")
     for source in sources.values():
+        if getattr(source, "weights", None) is not None:
+            advice = "train on the original data, or leave ", Key("data.weight_column"), " out"
+            raise InputError("the images have weights, which a packed copy does not hold", advice=advice)
         labels = labels_of(source)
         if labels.has_rows and len(several := np.flatnonzero(labels.single < 0)):
             names = ", ".join(labels.names[label] for label in labels.of(int(several[0])))

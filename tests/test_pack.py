@@ -106,6 +106,9 @@ def test_wrong_arguments_of_pack_raise_one_line_errors(tables, packed: Path, tmp
     other = dataclasses.replace(tables["val"], class_ids=reversed_names, class_names=reversed_names)
     with pytest.raises(InputError, match="val: class 0 is 'n01000274', and 'n01000000' in train; give all splits"):
         pack({**tables, "val": other}, tmp_path / "copy", PackOptions())
+    weighted = dataclasses.replace(other, weights=np.ones(len(other), np.float32))
+    with pytest.raises(InputError, match="the images have weights, which a packed copy does not hold; train on"):
+        pack({"val": weighted}, tmp_path / "copy", PackOptions())
     assert main(["data", "pack", "nowhere", "--out", str(tmp_path / "copy"), "--quality", "0"]) == 2
     assert "--quality 0: expected 1 to 100" in capfd.readouterr().err.splitlines()[-1]
     with pytest.raises(InputError, match=r"packed.json: has no split 'test'"):
