@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from support.forms import write_npz
+from support.forms import put, write_npz
 from support.ilsvrc import IMAGES, write_tree
 from support.networks import linear_model
 from support.shared import sgd
@@ -106,6 +106,15 @@ def test_with_verify_never_images_are_neither_verified_nor_cached_as_sound(root:
     config = data(root, verify="first")
     read_epoch(open_tables(config)[0], config)
     assert len(verified_sizes) == N
+
+
+def test_images_of_the_same_name_in_two_splits_have_digests_of_their_own(tmp_path: Path):
+    for folder in (tmp_path / "train", tmp_path / "val"):
+        put(folder / "labels.csv", b"path,label\n1.png,x\n")
+        Image.new("L", (4, 4), len(folder.name)).save(folder / "1.png")
+    write_manifest(check(open_splits(DataConfig(path=str(tmp_path)))), tmp_path / "m")
+    tables = open_tables(data(tmp_path, manifest=str(tmp_path / "m")))
+    assert [table.digests.fault(0, table.read(0)) for table in tables] == [None, None]
 
 
 def shorten(manifest: Path) -> None:

@@ -31,12 +31,13 @@ class ImageManifest:
     """The SHA-256 digests, 32 bytes each, of the images that `jaxddp data check` could read.
 
     Attributes:
-        of_files: digests of image files, by (file, offset); the offset is 0 if the whole file is the image.
+        of_files: digests of image files, by (file, offset); the offset is 0 if the whole file is the image. If two
+            splits have folders of their own, that of the same file in the later one is by (file, offset, split).
         of_pixels: digests of images in arrays.
     """
 
     file: Path
-    of_files: dict[tuple[bytes, int], bytes] = field(default_factory=dict)
+    of_files: dict[tuple[bytes | int | str, ...], bytes] = field(default_factory=dict)
     of_pixels: set[bytes] = field(default_factory=set)
 
     @classmethod
@@ -56,7 +57,9 @@ class ImageManifest:
                     if digest and image["path"] is None:
                         manifest.of_pixels.add(digest)
                     elif digest:
-                        manifest.of_files[os.fsencode(image["path"]), int(image["offset"] or 0)] = digest
+                        place = os.fsencode(image["path"]), int(image["offset"] or 0)
+                        if manifest.of_files.setdefault(place, digest) != digest:
+                            manifest.of_files[*place, image["split"]] = digest
             except (ValueError, ArithmeticError, KeyError, TypeError):
                 raise InputError(f"{file}, line {number}: not a line of a manifest; {_WRITE_AGAIN}") from None
         return manifest
@@ -94,7 +97,8 @@ def compare_with_manifest(splits: Splits, manifest: ImageManifest, data: DataCon
         if isinstance(source, ExampleTable):
             offsets = [0] * len(source) if source.offset is None else source.offset.tolist()
             places = zip(source.path.tolist(), offsets, strict=True)
-            sha256 = [manifest.of_files.get(place, _NO_DIGEST) for place in places]
+            known = manifest.of_files
+            sha256 = [known.get((*place, split)) or known.get(place, _NO_DIGEST) for place in places]
             compared[split] = replace(source, digests=Digests(str(manifest.file), np.array(sha256, "V32")))
             missing = [row for row, digest in enumerate(sha256) if digest == _NO_DIGEST]
             if len(missing) and (split != "train" or data.bad_images == "fail"):
