@@ -62,6 +62,12 @@ def test_both_splits_are_read(tmp_path, kind, has_names):
         assert [type(name) for name in table.class_names] == [str] * 4
 
 
+def test_images_have_the_labels_of_their_own_split(tmp_path):
+    arrays = ARRAYS | {"test_images": IMAGES[:3], "test_labels": np.array([1, 1, 1])}
+    del arrays["val_labels"]
+    assert read_numpy(save(tmp_path, "npz", arrays), "val").images.shape == (3, 4, 6, 3)
+
+
 @given(
     images=npst.arrays(np.uint8, npst.array_shapes(min_dims=4, max_dims=4, max_side=4)),
     kind=st.sampled_from(KINDS),

@@ -67,10 +67,18 @@ def read_numpy(path: Path, split: Split) -> ArrayTable:
 
 
 def _find_name(existing: Sequence[str], split: Split, kind: str) -> str:
-    """Return the name of an array; the first of its usual names if there is none."""
-    usual = [f"{a}_{b}" for word in _WORDS[split] for one in _KINDS[kind] for a, b in ((word, one), (one, word))]
+    """Return the name of an array; the first of its usual names if there is none.
+
+    Images and labels of a split have the same word: the first that has both, or else one of them.
+    """
     folded = {name.lower(): name for name in existing}
-    return next((folded[name] for name in usual if name in folded), usual[0])
+
+    def found(word: str, kind: str) -> list[str]:
+        usual = [name for one in _KINDS[kind] for name in (f"{word}_{one}", f"{one}_{word}")]
+        return [folded[name] for name in usual if name in folded]
+
+    word = max(_WORDS[split], key=lambda word: sum(bool(found(word, each)) for each in _KINDS))
+    return next(iter(found(word, kind)), f"{word}_{kind}")
 
 
 def array_names(path: Path) -> list[str]:
