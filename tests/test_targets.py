@@ -135,7 +135,7 @@ def test_kappa_needs_numbered_classes_in_the_order_of_their_numbers():
     with pytest.raises(
         InputError, match="^eval.metrics: kappa compares grades, and the classes are in the order 0, 10"
     ):
-        check_grades(labels_of(jaxddp.ArrayTable(IMAGES, np.arange(24) % 3, ("0", "10", "2"))))
+        check_grades(labels_of(jaxddp.ArrayTable(IMAGES, np.arange(24) % 3, ("0", "10.0", "2"))))
 
 
 def test_r2_equals_scikit_learns_and_huber_its_definition():

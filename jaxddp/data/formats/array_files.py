@@ -20,7 +20,7 @@ from jaxddp.data.source import Labels
 
 _CHUNK = 1 << 20
 _MAX_NUMBERED = 100_000
-_NUMBER = re.compile("-?[0-9]{1,18}")
+_NUMBER = re.compile(r"-?[0-9]{1,18}(\.0)?")
 _DAMAGE = (AttributeError, EOFError, LookupError, NotImplementedError, TypeError, ValueError)
 
 
@@ -108,14 +108,14 @@ def check_names(names: Sequence[str], position_of: Callable[[int], str]) -> None
 
 
 def are_numbers(names: Iterable[str]) -> bool:
-    """Return whether the names of classes are whole numbers, such as grades."""
+    """Return whether the names of classes are whole numbers, such as grades; pandas may write 3 as 3.0."""
     return all(_NUMBER.fullmatch(name) for name in names)
 
 
 def in_order(names: Iterable[str]) -> list[str]:
     """Return the names of classes sorted, by value if all are whole numbers."""
     ordered = sorted(names)
-    return sorted(ordered, key=int) if are_numbers(ordered) else ordered
+    return sorted(ordered, key=float) if are_numbers(ordered) else ordered
 
 
 def check_grades(labels: Labels) -> None:
