@@ -179,9 +179,8 @@ class CheckedSplit:
         return f"{self.name} {name}" if self.source.record(row).path is None else name
 
     def class_of(self, row: int) -> str | None:
-        """Return the id of a row's class, or several ids joined by semicolons; None if the class is unknown."""
-        labels = labels_of(self.source)
-        return ";".join(labels.ids[label] for label in labels.of(row)) or None
+        """Return `Labels.text` of a row, such as the id of its class; None if the class is unknown."""
+        return labels_of(self.source).text(row) or None
 
 
 class CheckReport:

@@ -305,6 +305,8 @@ def test_arrays_are_checked_for_constant_images_and_contradictions():
         5: ("contradiction: the same content as train row 0, which is of class ant, and this of bee",),
     }
     assert {(findings.height, findings.mode) for findings in split.findings} == {(5, "3")}
+    (split,) = check({"train": ArrayTable(images, labels + 1, ("grade",), label_form="numbers")}).splits
+    assert notes_of(split)[5][0].endswith("row 0, which is of class 1.0, and this of 2.0")
 
 
 class CountingStore:
