@@ -187,7 +187,7 @@ TABLES = {
 @pytest.mark.parametrize(
     ("tables", "images", "reading"),
     [
-        ("labels.csv sample_submission.csv", "train/a train/b test/x", "labels.csv: image=id, label=breed, images in"),
+        ("labels.csv SampleSubmission.csv", "Train/a Train/b Test/x", "labels.csv: image=id, label=breed, images in"),
         ("labels.csv", "images/a images/b", "labels.csv: image=id, label=breed, images in images/, suffix .png"),
         ("labels.csv", "one/a two/b train/c", "labels.csv: image=id, label=breed, images in one/, two/"),
         ("a.csv b.csv", "images/a images/b", "images: images, but no class folders; put the images of each class into"),

@@ -217,12 +217,12 @@ def _only_table(folder: Path, data: DataConfig) -> str | None:
     """Return the name of the only table of images in a folder without folders of classes; None if there is none."""
     with suppress(OSError):
         beside = sorted(os.scandir(folder), key=lambda entry: entry.name)
-        named = [entry for entry in beside if is_csv(Path(entry.name)) and not entry.name.startswith(_NO_TABLES)]
+        named = [each for each in beside if is_csv(Path(each.name)) and not each.name.lower().startswith(_NO_TABLES)]
         if not named or any(Path(entry.name).stem.lower() in SPLITS["val"] for entry in named):
             return None
         folders = [entry for entry in beside if entry.is_dir() and not entry.name.startswith((".", "__"))]
         flat = [entry for entry in folders if not any(below.is_dir() for below in os.scandir(entry))]
-        if len(folders) > 1 and flat and not any(entry.name.startswith(("train", "test")) for entry in flat):
+        if len(folders) > 1 and flat and not any(entry.name.lower().startswith(("train", "test")) for entry in flat):
             return None
         named = [entry for entry in named if _judge(Path(entry.path), listing.finds_images, data)]
         if len(named) > 1:
