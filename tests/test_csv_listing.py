@@ -108,6 +108,7 @@ NO_IMAGES, NO_LABELS = (f":1: no column of {cells} by a usual name, found" for c
         ("path,label\nb/../../a.png,cat\n", "train.csv:2: path 'b/../../a.png' names no file below a folder"),
         ("path,label\n,cat\n", "train.csv:2: path '' names no file below a folder"),
         ("path,label\na.png,x|y\nc.png,x;y\n", "train.csv: labels hold both ';' and '|'; name the separator of labels"),
+        ('{"id": "a", "label": "x", "n": "\\n"}\n{"id": "b", "n": 0}\n', "train.jsonl:2: label '' has an empty name"),
         ("path,label\nout.png,cat\n", "train.csv:2: a symbolic link leads out of the data set"),
     ],
 )

@@ -83,18 +83,21 @@ class CsvFile(listing.Listing):
     def rows(self, columns: Sequence[str], refuse: Refuse = raise_fault) -> Iterator[list[Any]]:
         """Yield [line number, *fields of the columns] for every row that is neither blank nor rejected."""
         reader, file, places = self._reader(), self.file, [self.header.index(name) for name in columns]
+        is_json = file.name.lower().endswith(".jsonl")
         try:
             for number, row in enumerate(reader):
                 if number % _ROWS_BETWEEN_REPORTS == 0:
                     reached(number)
+                # In place of the header, a file of JSON has its first row.
+                line = number if is_json else reader.line_num
                 try:
-                    check_utf8(row, file, reader.line_num)
+                    check_utf8(row, file, line)
                     if len(row) != len(self.header) and row:
                         fault = f"{len(row)} of {len(self.header)} fields in {show(self.delimiter.join(row))}"
                         advice = f"write {self.delimiter.join(self.header)}"
-                        raise InputError(f"{file}:{reader.line_num}: {fault}; {advice}")
+                        raise InputError(f"{file}:{line}: {fault}; {advice}")
                     if row and number >= self._first:
-                        yield [reader.line_num, *[row[place] for place in places]]
+                        yield [line, *[row[place] for place in places]]
                 except InputError as error:
                     refuse(str(error))
         except csv.Error as error:
