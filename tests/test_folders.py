@@ -273,6 +273,10 @@ def test_a_text_file_lists_the_classes_of_a_flat_validation_folder(tmp_path: Pat
         table = cast(ExampleTable, open_splits(DataConfig(path=str(tmp_path)))["val"])
         assert rows(table) == [(f"{folder}/1.jpg", "b"), (f"{folder}/2.jpg", "a")]
         assert table.reading == f"2 images in {folder}/ by {Path(listing).name}"
+    for name, number in ("a1", "b2"):
+        (tmp_path / "train" / name).rename(tmp_path / "train" / number)
+    table = cast(ExampleTable, open_splits(DataConfig(path=str(tmp_path)))["val"])
+    assert rows(table) == [(f"{folder}/1.jpg", "2"), (f"{folder}/2.jpg", "1")]
 
 
 def test_links_are_followed_wherever_they_lead(root: Path, tmp_path: Path):

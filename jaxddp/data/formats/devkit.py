@@ -88,7 +88,10 @@ def read_kit(kit: Kit, split: Split, refuse: Refuse) -> ExampleTable:
         names, rows = folders.class_names(layout, "train", refuse), [line.split() for line in text.splitlines()]
         listed = {os.path.basename(row[0]): row[1] for row in rows if len(row) > 1}
         numbers = [listed[image] for image in images if image in listed]
-        synset_of = {**{str(number): name for number, name in enumerate(names)}, **{name: name for name in names}}
+        synset_of = {name: name for name in names}
+        # Names may be numbers, too.
+        if not {*numbers} <= {*names}:
+            synset_of |= {str(number): name for number, name in enumerate(names)}
     if len(numbers) != len(images):
         fault = f"{counted(len(numbers), 'label')}, but {counted(len(images), 'image')} in {kit.root / kit.images}"
         raise InputError(f"{kit.truth}: {fault}; unpack all validation images there")
