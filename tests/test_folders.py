@@ -263,6 +263,9 @@ def test_one_class_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture
     open_splits(DataConfig(path=str(lay(tmp_path, "a/1.jpg a/2.gif")), val_share=0.5))
     assert "the only class is 'a'" in caplog.text
     assert read_folders(tmp_path, "train").reading.endswith("; of a GIF, the first frame")
+    (tmp_path / "t.csv").write_text("path,label\na/1.jpg,0;1\na/2.gif,1;0\n")
+    open_splits(DataConfig(path=str(tmp_path / "t.csv"), val_share=0.5))
+    assert "every training image has all of the classes 0, 1; if the labels are lists of 0 and 1" in caplog.text
 
 
 @pytest.mark.parametrize(("folder", "listing"), [("val/images", "val/val_annotations.txt"), ("val", "val.txt")])

@@ -18,7 +18,7 @@ import jaxddp.core.files as files
 from jaxddp.config import DataConfig
 from jaxddp.config.data_section import TABLE_KEYS
 from jaxddp.config.registry import FORMATS
-from jaxddp.core.errors import InputError, Key, Option, about, counted, show
+from jaxddp.core.errors import InputError, Key, Option, about, counted, show, some
 from jaxddp.core.phases import doing
 from jaxddp.data.division import GROUPS, check_groups, digest64, grouped, held_out, one_fold
 from jaxddp.data.faults import Refuse, find_repeats, pass_faults_to, raise_fault
@@ -189,6 +189,9 @@ def open_splits(data: DataConfig, refuse: Refuse = raise_fault, *, undivided: bo
     if "train" in opened and opened["train"].num_classes == 1 and data.targets != "numbers":
         advice = "so every prediction is right; give images of two classes or more"
         _log.warning("the only class is %s, %s", show(opened["train"].class_names[0]), advice)
+    elif "train" in opened and opened["train"].labels.ndim == 2 and (opened["train"].labels == 1).all():
+        advice = "if the labels are lists of 0 and 1, write a column for each class"
+        _log.warning("every training image has all of the classes %s; %s", some(opened["train"].class_names), advice)
     return _with_equal_labels(opened)
 
 
