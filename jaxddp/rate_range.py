@@ -71,10 +71,10 @@ class RateTest:
     def diverged_at(self) -> int | None:
         """The first step, from 0, whose smoothed loss exceeds four times its minimum so far; None if there is none.
 
-        Later steps, which were already dispatched, may have a smaller loss.
+        A negative minimum has no such multiple. Later steps, which were already dispatched, may have a smaller loss.
         """
-        smoothed = self.smoothed
-        return next(iter(np.flatnonzero(smoothed > _DIVERGENCE * np.minimum.accumulate(smoothed)).tolist()), None)
+        smoothed, minimum = self.smoothed, np.minimum.accumulate(self.smoothed)
+        return next(iter(np.flatnonzero((minimum >= 0) & (smoothed > _DIVERGENCE * minimum)).tolist()), None)
 
     def suggestion(self) -> tuple[float | None, float | None, float | None]:
         """Return the rate at which the loss decreases fastest, but at most a tenth of the rate at which it diverges.

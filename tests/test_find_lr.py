@@ -70,6 +70,8 @@ def test_the_rate_of_the_steepest_descent_is_suggested():
     spiked = descent(50, 60)
     spiked[75:80] = 3.5
     assert rate_test(spiked).suggestion() == test.suggestion()
+    # A loss that becomes negative, as that of SimSiam.
+    assert rate_test(descent(50, 60) - 2).suggestion() == test.suggestion()
 
 
 def test_the_suggestion_is_at_most_a_tenth_of_the_diverging_rate():
