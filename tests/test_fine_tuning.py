@@ -24,7 +24,10 @@ from jaxddp.engine.optimizer import thawing
 from jaxddp.engine.parts.guard import GradientNorm
 from jaxddp.models.adapt import adapt
 from jaxddp.models.interface import by_path
+from jaxddp.models.projection import Projection
 from jaxddp.models.resnet import BASIC, Architecture, build
+from jaxddp.objectives.choices import SimSiamSettings
+from jaxddp.objectives.simsiam import SimSiam
 from jaxddp.training.checkpoints.manager import Checkpoints
 
 ADAMW = optax.adamw(0.05)
@@ -150,10 +153,11 @@ def test_a_frozen_batch_norm_of_any_module_uses_its_running_statistics(network):
 
 @pytest.mark.slow
 def test_with_layer_decay_earlier_layers_have_lower_rates():
-    setup = make_setup({"optimizer": {"layer_decay": 0.5}}, optimizer=sgd(1.0))
+    simsiam = SimSiam(Projection(SimSiamSettings(2, 6, 4)))
+    setup = make_setup({"optimizer": {"layer_decay": 0.5}}, optimizer=sgd(1.0), objective=simsiam)
     ones = jax.tree.map(jnp.ones_like, setup.state.params)
     updates, _ = setup.optimizer.update(ones, setup.state.opt_state, setup.state.params)
-    rates = {"conv1": 1 / 8, "bn1": 1 / 8, "layer1_0": 1 / 4, "layer2_0": 1 / 2, "fc": 1}
+    rates = {"conv1": 1 / 8, "bn1": 1 / 8, "layer1_0": 1 / 4, "layer2_0": 1 / 2, "fc": 1, "simsiam": 1}
     for name, rate in rates.items():
         assert all(np.all(leaf == -rate) for leaf in jax.tree.leaves(updates[name]))
 

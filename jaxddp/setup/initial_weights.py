@@ -5,7 +5,7 @@ import logging
 import math
 import os
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from jaxddp.config import Config
-from jaxddp.config.layers import ADAPTERS, HEADS, NO_LAYERS, Layers, has_prefix, longest_match
+from jaxddp.config.layers import ADAPTERS, HEADS, NO_LAYERS, SIMSIAM, Layers, has_prefix, longest_match
 from jaxddp.core.errors import InputError, Key, about, counted, listed
 from jaxddp.engine.optimizer import only_trained, thawing, with_factors
 from jaxddp.engine.parts.guard import GradientNorm
@@ -236,8 +236,8 @@ def _trained(config: Config, shapes: Shapes, kernels: Kernels) -> list[str]:
     return trained
 
 
-def _layer_decays(model: Model, names: Iterable[str], decay: float) -> dict[str, float]:
-    """Return, for each name, `decay` raised to the number of layers that follow it."""
+def _layer_decays(model: Model, names: Sequence[str], decay: float) -> dict[str, float]:
+    """Return, for each name, `decay` raised to the number of layers that follow it; 1 for SimSiam's own layers."""
     module: Any = getattr(model, "module", model)
     if decay == 1:
         return dict.fromkeys(names, 1.0)
@@ -245,5 +245,5 @@ def _layer_decays(model: Model, names: Iterable[str], decay: float) -> dict[str,
         problem = f": {name_of(module)} does not define the depth of its layers"
         advice = "give it depth and depth_of(path), or leave this out and set ", Key("optimizer.rate_factors")
         raise InputError(Key("optimizer.layer_decay", decay), problem, advice=advice)
-    depths = {name: module.depth_of(PARAMS + name.removeprefix(f"{ADAPTERS}/")) for name in names}
-    return {name: decay ** (module.depth - 1 - depth) for name, depth in depths.items()}
+    own = {name: PARAMS + name.removeprefix(f"{ADAPTERS}/") for name in names if not has_prefix(SIMSIAM, name)}
+    return dict.fromkeys(names, 1.0) | {name: decay ** (module.depth - 1 - module.depth_of(own[name])) for name in own}
