@@ -84,9 +84,9 @@ def cutmix_mask(key: jax.Array, alpha: float, height: int, width: int) -> jax.Ar
     """Return the mask, bool[height, width], of the pixels that cutmix keeps (Yun et al. 2019, arXiv:1905.04899).
 
     Pixels in a box come from the partner. The sides of the box are sqrt(1 - lambda) times those of the image, rounded
-    down as in timm, with lambda drawn from Beta(alpha, alpha). (torchvision rounds half of a side down, so its sides
-    may be one pixel shorter.) The centre of the box is uniform over the image. If the borders clip the box, the kept
-    share of the pixels is larger than lambda. Labels are weighted by the kept share.
+    down, with lambda drawn from Beta(alpha, alpha). (timm and torchvision round half of a side down, so their sides may
+    be one pixel shorter.) The centre of the box is uniform over the image. If the borders clip the box, the kept share
+    of the pixels is larger than lambda. Labels are weighted by the kept share.
     """
     weight_key, place_key = jax.random.split(key)
     side = jnp.sqrt(1 - mixup_weight(weight_key, alpha))
