@@ -20,7 +20,7 @@ from jaxddp.engine.ways.way import Way
 from jaxddp.metrics import vote_of_neighbours
 from jaxddp.models.projection import Projection
 from jaxddp.objectives.choices import SimSiamSettings
-from jaxddp.objectives.simsiam import OUTPUT_STD, SimSiam, _folded
+from jaxddp.objectives.simsiam import OUTPUT_STD, SimSiam, _folded, _unit
 from jaxddp.workdir.saved_state import restore_state
 
 SETTINGS = SimSiamSettings(projector_layers=2, projector_width=6, predictor_width=4)
@@ -90,6 +90,8 @@ def test_the_loss_and_its_gradient_equal_the_papers(masked):
     assert largest_difference({name: gradient[name] for name in own}, exact_gradient) < 1e-9
     assert not any(leaf.any() for leaf in jax.tree.leaves(gradient["Dense_0"]))
     assert min(np.abs(leaf).max() for leaf in jax.tree.leaves(gradient["Conv_0"])) > 1e-4
+    # If all hidden units of the predictor are 0, so is p.
+    assert not jax.grad(lambda p: _unit(p).sum())(jnp.zeros((1, 3))).any()
 
 
 @pytest.mark.slow

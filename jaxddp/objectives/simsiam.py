@@ -111,5 +111,6 @@ def _folded(key: jax.Array | None, view: int) -> jax.Array:
 
 
 def _unit(x: jax.Array) -> jax.Array:
-    """Return the rows of an array, float[B, D], divided by their norms."""
-    return x * jax.lax.rsqrt(jnp.square(x).sum(-1, keepdims=True) + jnp.finfo(x.dtype).tiny)
+    """Return the rows of an array, float[B, D], divided by their norms. A row of zeros has no gradient."""
+    squared = jnp.square(x).sum(-1, keepdims=True)
+    return jnp.where(squared > 0, x * jax.lax.rsqrt(jnp.where(squared > 0, squared, 1)), 0)
