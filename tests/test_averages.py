@@ -93,7 +93,7 @@ class Normalized(nn.Module):
     [
         (0.99, {"ema": 0.9}, {"devices": 4}, 4),
         ci_case(0.9, {"swa": "50%"}, {"devices": 2, "accumulate": 2}, 4),
-        ci_case(0.5, {"ema": 0.9}, {"devices": 2, "shard_optimizer": True}, 2),
+        ci_case(0.5, {"ema": 0.9}, {"devices": 2, "shard_optimizer": True, "freeze": "first"}, 2),
         ci_case(0.9, {"swa": "50%"}, {"devices": 2, "data": jaxddp.DataConfig(cache="device")}, 2),
         ci_case(0.9, {"ema": 0.9}, {"devices": 2, "reproducible": True}, 8),
         ci_case(0.9, {}, {"devices": 1, "optimizer": schedule_free_sgd(0.5)}, 1),

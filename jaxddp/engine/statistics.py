@@ -38,10 +38,9 @@ def with_own_statistics(
     shared = {key: arrays for key, arrays in state.parts.items() if key == DEVICE_GROUPS}
     # A program consumes its state.
     step, params, shared = _copied((state.step, own[EVAL_PARAMS], shared))
-    if state.stacked is not None:
-        # The mean of all stacked states is evaluated.
-        shardings = jax.tree.map(lambda leaf: leaf.sharding, params)
-        params = jax.jit(lambda tree: jax.tree.map(_equal, tree), out_shardings=shardings)(params)
+    # The mean of all stacked states is evaluated. A sharded optimizer divides averages of frozen parameters, too.
+    merge = _equal if state.stacked else (lambda leaf: leaf)
+    params = jax.jit(lambda tree: jax.tree.map(merge, tree), out_shardings=way.shardings(state).params)(params)
     probe = TrainState(step, params, start, STILL.init({}), shared)
 
     def updated(model_state: Any, chunk: Any) -> Any:
