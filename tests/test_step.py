@@ -237,6 +237,14 @@ def test_padding_with_nan_outputs_is_not_counted():
     assert sums.means() == {"loss": 2, "top1": 1} and sums.count() == 3
 
 
+def test_a_metric_does_not_change_the_gradient():
+    """The derivative of a root at 0 is infinite."""
+    root, batch = {"root": lambda logits, labels: jnp.sqrt(0 * logits[:, 0])}, random_batch(4)
+    objective = Objective(adapted(LINEAR), taken_apart(plain_loss(), LabelKind(CLASSES)), Preprocess(), root)
+    gradient = jax.grad(lambda logits: objective.sums(objective.columns(logits, batch, None), batch).values[0, 0])
+    assert jnp.isfinite(gradient(jnp.ones((4, CLASSES)))).all()
+
+
 @given(st.lists(st.integers(0, 3), min_size=6, max_size=6), st.integers(0, 5), st.integers(1, 6))
 def test_top_k_takes_the_first_of_equal_logits(values, label, k):
     order = np.argsort(-np.array(values), kind="stable")

@@ -404,7 +404,7 @@ class Objective:
         labels = targets(labels, logits)
         values, weights = self.loss(logits, labels)
         ones = jnp.ones(labels.shape[:1], logits.dtype)
-        metrics = [(metric(logits, labels), ones) for metric in self._example_metrics.values()]
+        metrics = [(metric(jax.lax.stop_gradient(logits), labels), ones) for metric in self._example_metrics.values()]
         return [(values.astype(logits.dtype), weights.astype(logits.dtype)), *metrics]
 
 

@@ -97,7 +97,7 @@ class SimSiam:
             losses = -((p1 * jax.lax.stop_gradient(z2)).sum(-1) + (p2 * jax.lax.stop_gradient(z1)).sum(-1)) / 2
             sums = supervised.sums([(losses, jnp.ones_like(losses))], batch)
             if train:
-                _, var = moments(z1, batch.mask, axis_name)
+                _, var = moments(jax.lax.stop_gradient(z1), batch.mask, axis_name)
                 return sums.with_scalars({OUTPUT_STD: jnp.sqrt(var * z1.shape[-1]).mean()}), model_state
             images = supervised.preprocess(batch, train=False).images
             x, _ = features(params, model_state, images, (), train=False, key=None)
