@@ -259,7 +259,7 @@ def test_the_first_updates_of_an_unfrozen_layer_have_its_learning_rate():
     [
         ("layer1", ["layer1_0/conv1/kernel", "layer1"], ["layer10/kernel", "fc/layer1", "layer"]),
         ("layer1.0,fc/bias", ["layer1_0/bn1", "fc/bias"], ["layer1_1/bn1", "fc/kernel"]),
-        ("all but fc, layer4", ["conv1/kernel", "layer3_0/bn1"], ["fc/kernel", "layer4_0/bn1"]),
+        ("all but fc, layer4", ["layer3_0/bn1", "lora_a"], ["fc/kernel", "layer4_0/bn1", "lora/x", "simsiam/x"]),
         ("", [], ["fc", ""]),
     ],
 )

@@ -32,7 +32,7 @@ class Layers:
 
     prefixes: tuple[str, ...] = ()
     inverted: bool = False
-    """Whether to select all layers except the layers of `prefixes`."""
+    """Whether to select all layers except the layers of `prefixes` and `ADDED`."""
     additional: tuple[str, ...] = ()
     """Prefixes of further selected layers, regardless of `inverted`."""
 
@@ -56,6 +56,7 @@ class Layers:
         """Return whether an object with one or more names is selected by any of them."""
         more = any(has_prefix(prefix, name) for prefix in self.additional for name in names)
         matches = any(has_prefix(prefix, name) for prefix in self.prefixes for name in names)
+        matches |= self.inverted and any(name.partition("/")[0] in ADDED for name in names)
         return more or (bool(self.prefixes) and matches != self.inverted)
 
     def check(self, names: Iterable[str], key: str) -> None:

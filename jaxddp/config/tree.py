@@ -8,7 +8,7 @@ import jaxddp.config.registry as registry
 import jaxddp.core.ranges as ranges
 from jaxddp.config.data_section import DataConfig
 from jaxddp.config.goal import VAL, VAL_EMA, Goal
-from jaxddp.config.layers import ADAPTERS, HEADS, BatchStatistics, Layers, LayerSettings, assignments, parse_weight_init
+from jaxddp.config.layers import HEADS, BatchStatistics, Layers, LayerSettings, assignments, parse_weight_init
 from jaxddp.config.registry import Requires, SectionOfChoices
 from jaxddp.config.values import Names, check_values, flatten, nested, plain, read, replaced
 from jaxddp.core.duration import Duration
@@ -72,10 +72,9 @@ class ModelConfig(SectionOfChoices):
     @cached_property
     def frozen(self) -> Layers:
         """The parsed `freeze`, without adapters."""
-        layers = Layers.parse(self.freeze or "", "model.freeze")
         if self.lora is not None and self.freeze is None:
-            layers = Layers((*HEADS, *self.fresh_layers.prefixes, *self.unfreeze_times), inverted=True)
-        return replace(layers, prefixes=(*layers.prefixes, ADAPTERS)) if self.lora and layers.inverted else layers
+            return Layers((*HEADS, *self.fresh_layers.prefixes, *self.unfreeze_times), inverted=True)
+        return Layers.parse(self.freeze or "", "model.freeze")
 
     @cached_property
     def adapted(self) -> Layers:
