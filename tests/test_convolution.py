@@ -238,9 +238,6 @@ def test_slow_operations_are_detected():
     assert slow_operations(program(2)) and slow_operations(program(8))
 
 
-# --- Platforms ---
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("platform", ["gpu", ci_case("tpu")])
 def test_programs_for_gpu_and_tpu_have_xlas_convolutions_and_no_branches(platform):

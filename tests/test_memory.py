@@ -173,9 +173,6 @@ def test_on_a_cpu_the_predicted_memory_is_that_of_the_process(tmp_path):
     assert code == 0 and 0.85 * peak < 2 * of_a_device < 1.1 * peak
 
 
-# --- Before the first step ---
-
-
 def small_setup(devices: int = 2, net: Any = None, **options: Any) -> Any:
     options.setdefault("table", random_table(50))
     return runs.setup_of(net or linear_model(), sgd(0.1), devices=devices, **options)
@@ -222,9 +219,6 @@ def test_a_run_that_does_not_fit_ends_before_its_first_step_with_a_one_line_erro
     assert "step 1/3" not in captured.out and not list((workdir / "checkpoints").glob("[0-9]*"))
     result = json.loads((workdir / "result.json").read_text())
     assert (result["status"], result["step"]) == ("failed", 0)
-
-
-# --- When memory runs out ---
 
 
 GPU_MESSAGE = "RESOURCE_EXHAUSTED: Out of memory while trying to allocate 5.00GiB.\nAllocator dump:\n ... 200 lines"

@@ -30,9 +30,6 @@ from jaxddp.training.listeners.jsonl import JsonLines
 TABLE, VAL = random_table(50), random_table(23, seed=1)
 
 
-# --- The rule of a plateau ---
-
-
 @functools.cache
 def compiled_rule(part: Plateau):
     return jax.jit(part.validated)
@@ -70,9 +67,6 @@ def test_a_plateau_equals_pytorchs_with_a_patience_of_one_less(losses, patience)
             factor, bad = max(factor * 0.1, 1e-3), 0
         expected.append(factor)
     assert factors(Plateau(0.1, patience, 1e-3), losses) == pytest.approx(expected)
-
-
-# --- Runs ---
 
 
 class Killed(BaseException):
@@ -288,8 +282,6 @@ def test_stopping_without_a_validation_raises_a_one_line_error(options, call, me
     with pytest.raises(InputError, match=message):
         jaxddp.train(softmax_cross_entropy, made, listeners=(), **call)
 
-
-# --- Command line ---
 
 RECIPE = """
 import jax.numpy as jnp

@@ -123,8 +123,6 @@ def store(tmp_path_factory) -> Iterator[Path]:
         logged.remove_mlflow_variables()
 
 
-# --- The invented run ---
-
 CONFUSED = {"confusion": np.array([[3, 1], [0, 4]])}
 PARAMS = {"kernel": np.zeros((3, 2))}
 
@@ -247,8 +245,6 @@ def test_a_folder_that_cannot_be_written_disables_a_logger_and_does_not_end_the_
     )
     assert "file/run" in message
 
-
-# --- A run that is trained in two parts, with all loggers that need a library ---
 
 TRAIN, VAL = random_table(24), random_table(9, seed=1)
 WITH_LIBRARY = ["tensorboard", "wandb", "mlflow"]

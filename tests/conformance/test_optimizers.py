@@ -44,9 +44,6 @@ from jaxddp.training.checkpoints.manager import Checkpoints
 pytestmark = pytest.mark.usefixtures("float64")
 
 
-# --- Optimizers in NumPy ---
-
-
 def momentum(nesterov: bool) -> Callable:
     """Sutskever's momentum, with the learning rate outside the buffer, as in Goyal et al. (arXiv:1706.02677, section 3)
     and PyTorch."""
@@ -148,9 +145,6 @@ def test_every_optimizer_and_every_schedule_has_its_formula():
     assert sorted(RATES_BY_HAND) == SCHEDULES.names()
 
 
-# --- Groups of layers ---
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", OPTIMIZERS.names())
 def test_weight_decay_of_a_group_replaces_the_configs(name):
@@ -177,8 +171,6 @@ def test_every_optimizer_supports_frozen_layers_and_rates_of_layers(name):
     np.testing.assert_array_equal(stopped["head"]["kernel"], params["head"]["kernel"])
     assert_equal({layer: stopped[layer] for layer in alone}, alone)
 
-
-# --- Optimizers in runs ---
 
 STEPS = 8
 TABLE = random_table(50)
@@ -233,8 +225,6 @@ def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(tmp_path: Path, n
     moved = jax.tree.map(lambda one, other: np.abs(one - other).max(), before, state.params)
     assert min(jax.tree.leaves(moved)) > 1e-4 and max(jax.tree.leaves(moved)) < 10
 
-
-# --- Schedules ---
 
 PEAK = 0.8
 
