@@ -56,10 +56,9 @@ def parse(command: type[Command], default: Command, prog: str, arguments: list[s
     # Only the pages of `--help` show flags as such; the words give each flag a value.
     style = STYLE if {*HELP} & {*arguments} else (*STYLE, tyro.conf.FlagConversionOff)
     given = {"default": default, "prog": prog, "args": expand_short_forms(arguments, options), "config": style}
-    given["description"] = inspect.getdoc(command)
     with redirect_stderr(StringIO()) as errors:
         try:
-            parsed = tyro.cli(command, registry=registry, **given)
+            parsed = tyro.cli(command, registry=registry, description=inspect.getdoc(command), **given)
         except SystemExit as end:
             if not end.code:
                 raise HelpPrinted(end.code) from None
