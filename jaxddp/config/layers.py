@@ -65,7 +65,8 @@ class Layers:
         for prefix in self.prefixes:
             if not any(has_prefix(prefix, name) for name in parameters):
                 modules = dict.fromkeys(name.partition("/")[0] for name in parameters)
-                raise InputError(Key(key), f": no layer's name begins with {show(prefix)}; {choices(prefix, modules)}")
+                problem = f": no layer's name begins with {show(prefix)}"
+                raise InputError(Key(key), problem, advice=choices(prefix, modules))
 
 
 NO_LAYERS = Layers()
