@@ -305,10 +305,13 @@ def repeated_run(tmp_path_factory) -> Path:
         ({"optimizer": sgd(0.06, momentum=0.9)}, "optimizer was '.*' and is now '.*'"),
         ({"metrics": {"half": lambda logits, labels: labels / 2}}, "metric half was None and is now"),
         ({"model": ScaledDense(4)}, "model was 'ScaledDense .*' and is now 'ScaledDense .*'"),
+        ({"initialize": lambda *fresh: fresh}, "initialize was None and is now '<lambda> .*'"),
+        ci_case({"weights": "."}, "weights was None and is now '.'"),
         ci_case({"parts": [ParameterAverage(0.9)]}, "parts was None and is now 'average "),
     ],
 )
-def test_resuming_with_another_object_names_the_object(change, message, repeated_run):
+def test_resuming_with_another_object_names_the_object(change, message, repeated_run, monkeypatch):
+    monkeypatch.chdir(repeated_run)  # The run is its own weights.
     line = error_line(train_scaled, repeated_run, **change)
     assert re.search(f"config.json: {message}", line) and "a resumed run keeps its recipe" in line
 

@@ -14,7 +14,7 @@ from jaxddp.engine.parts.part import Part
 from jaxddp.engine.state import EVAL_PARAMS, TrainState, first_difference
 from jaxddp.engine.ways.way import Way
 from jaxddp.mesh import Topology
-from jaxddp.models.adapt import Adapted
+from jaxddp.models.adapt import Adapted, without_adapters
 from jaxddp.models.interface import PARAMS, Model, path_of
 
 NO_OPTIMIZER = optax.identity()
@@ -70,6 +70,11 @@ def make_init(
     # takes half of the compile time of a run without cached programs.
     options = options_of_one_call(topology.platform)
     return (way or Way(topology)).jit_init(init, options)
+
+
+def transform_of(network: Model, transform: Transform, topology: Topology) -> Transform:
+    """Return a transform as a function of a network's arrays, whose adapters it does not get. Raises: `make_init`."""
+    return lambda params, state: _transformed(transform, without_adapters(network, params), state, topology)
 
 
 def _transformed(transform: Transform, params: Any, model_state: Any, topology: Topology) -> tuple[Any, Any]:

@@ -12,13 +12,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxddp.data.batch import Batch
+from jaxddp.engine.initial_state import transform_of
 from jaxddp.engine.objective import is_set_metric, supervised
 from jaxddp.engine.optimizer import call_update
 from jaxddp.engine.parts.part import Part
 from jaxddp.engine.state import TrainState, array_types
 from jaxddp.measure.cost import jaxprs_in
 from jaxddp.mesh import AXIS
-from jaxddp.models.interface import takes_example_keys
+from jaxddp.models.interface import name_of, takes_example_keys
 from jaxddp.setup.recipe import Recipe
 from jaxddp.setup.run_setup import RunSetup
 
@@ -31,7 +32,7 @@ def identity(setup: RunSetup) -> dict[str, str]:
     A digest depends on every constant, such as a learning rate, a class weight, or the width of a layer, and on the
     release of JAX, but not on the number of devices.
     """
-    data, state = setup.layout.training_data, setup.state
+    data, state, trees = setup.layout.training_data, setup.state, (setup.state.params, setup.state.model_state)
     logits = jax.ShapeDtypeStruct((2, data.labels.num_classes), jnp.float32)
     labels = logits if setup.loss.labels.form != "one label" else jax.ShapeDtypeStruct((2,), jnp.int32)
     key = jax.eval_shape(lambda: jax.random.key(0))
@@ -47,9 +48,8 @@ def identity(setup: RunSetup) -> dict[str, str]:
     def following(grads: Any, opt_state: Any, params: Any) -> Any:
         return call_update(setup.optimizer, grads, opt_state, params, value=jnp.zeros(()), grad=grads)
 
-    update = _digest(following, state.params, state.opt_state, state.params)
-    numbers = _initial_numbers(setup.optimizer.init, state.params)
-    digests["optimizer"] = " ".join([update, *(str(np.asarray(number)) for number in numbers)])
+    numbers = [str(np.asarray(number)) for number in _initial_numbers(setup.optimizer.init, state.params)]
+    digests["optimizer"] = " ".join([_digest(following, state.params, state.opt_state, state.params), *numbers])
 
     def network(params: Any, model_state: Any, images: jax.Array, key: jax.Array) -> Any:
         keys = {"example_keys": jax.random.split(key, len(images))} if takes_example_keys(setup.model) else {}
@@ -58,13 +58,15 @@ def identity(setup: RunSetup) -> dict[str, str]:
     # Ghost batch norm needs at least one group of images.
     images = jax.ShapeDtypeStruct((setup.config.train.batch_size, *data.image_shape), jnp.float32)
     name = type(getattr(setup.model, "module", setup.model)).__name__
-    digests["model"] = name_and_digest(network, state.params, state.model_state, images, key, name=name)
+    digests["model"] = name_and_digest(network, *trees, images, key, name=name)
     digests |= {key: str(getattr(setup.config.model, key)) for key in ("lora", "lora_alpha") if setup.config.model.lora}
-    if setup.schedule is not None:
-        digests["schedule"] = name_and_digest(setup.schedule, jax.ShapeDtypeStruct((), jnp.int32))
-    if setup.augmentation is not None:
-        image = jax.ShapeDtypeStruct(data.image_shape, jnp.float32)
-        digests["augmentation"] = name_and_digest(setup.augmentation, key, image)
+    digests |= {key: str(value) for key in ("weights", "new_layers") if (value := getattr(setup.config.model, key))}
+    step, image = jax.ShapeDtypeStruct((), jnp.int32), jax.ShapeDtypeStruct(data.image_shape, jnp.float32)
+    optional = {"schedule": (setup.schedule, step), "augmentation": (setup.augmentation, key, image)}
+    digests |= {kind: name_and_digest(*each) for kind, each in optional.items() if each[0] is not None}
+    if setup.initialize is not None:
+        transform = transform_of(setup.network, setup.initialize, setup.topology)
+        digests["initialize"] = name_and_digest(transform, *trees, name=name_of(setup.initialize))
     # Parts without arrays in the state may change on resume.
     if parts := [part for part in setup.parts if part.name in state.parts]:
         digests["parts"] = ", ".join(_part(part, state) for part in parts)
@@ -75,8 +77,7 @@ def identity(setup: RunSetup) -> dict[str, str]:
 
         # The slots of a batch may depend on the devices.
         batch = setup.feed.divided(()).abstract_batch(setup.feed.order.batch_size)
-        name = getattr(setup.objective, "__qualname__", type(setup.objective).__name__)
-        digests["objective"] = name_and_digest(gradient_of, state.params, state.model_state, batch, key, name=name)
+        digests["objective"] = name_and_digest(gradient_of, *trees, batch, key, name=name_of(setup.objective))
     return digests
 
 
@@ -111,8 +112,7 @@ def checksum(tree: Any) -> str:
 @functools.partial(jax.jit, static_argnums=0)
 def _initial_numbers(init: Callable[[Any], Any], params: Any) -> list[jax.Array]:
     """Return the scalars that an optimizer keeps in its state, as `optax.inject_hyperparams` does."""
-    leaves = jax.tree.leaves(init(params))
-    return [leaf for leaf in leaves if leaf.ndim == 0 and jnp.issubdtype(leaf.dtype, jnp.floating)]
+    return [x for x in jax.tree.leaves(init(params)) if x.ndim == 0 and jnp.issubdtype(x.dtype, jnp.floating)]
 
 
 def _part(part: Part, state: TrainState) -> str:
