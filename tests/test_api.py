@@ -74,8 +74,10 @@ def with_weights(setup: jaxddp.RunSetup) -> jaxddp.RunSetup:
 
 @pytest.mark.slow
 def test_linen_nnx_and_function_models_train_to_the_same_numbers():
-    results = []
-    for model in (LinenDense(), NNXDense(nnx.Rngs(0)), function_dense()):
+    results, on_other_devices = [], NNXDense(nnx.Rngs(0))
+    sharding = jax.NamedSharding(jax.make_mesh((2,), ("x",), devices=jax.devices()[1:3]), jax.P())
+    nnx.update(on_other_devices, jax.device_put(nnx.state(on_other_devices), sharding))
+    for model in (LinenDense(), on_other_devices, function_dense()):
         setup = with_weights(prepare_training(model, TABLE, 1, SGD, 8, epochs=3))
         state, history = train(jaxddp.softmax_cross_entropy, setup, val=VAL, log_every="1 step")
         kernel = next(leaf for leaf in jax.tree.leaves(state.params) if leaf.ndim == 2)

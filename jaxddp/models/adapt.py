@@ -88,8 +88,8 @@ class NNXModel:
         if self.make is not None:
             _, params, _, state = _split(self.make(rngs=flax.nnx.Rngs(_typed(key))))
             return _nested(params), _nested(state)
-        # Copy, because the training step donates its arguments and would delete the user's arrays.
-        params, state = jax.tree.map(lambda leaf: jnp.array(leaf, copy=True), (self.params, self.state))
+        # Copy, because the training step donates its arguments, and the arrays may be on other devices.
+        params, state = jax.tree.map(jnp.array, jax.device_get((self.params, self.state)))
         return _nested(params), _nested(state)
 
     def apply(self, params: Tree, model_state: Tree, images: jax.Array, *, train: bool, key: Keys) -> Outputs:
