@@ -318,6 +318,11 @@ def test_resuming_with_another_object_names_the_object(change, message, repeated
     assert re.search(f"config.json: {message}", line) and "a resumed run keeps its recipe" in line
 
 
+def test_a_step_without_jit_is_an_error(tmp_path):
+    with jax.disable_jit():
+        assert error_line(train_scaled, tmp_path).startswith("jax_disable_jit is set: a step is always compiled; ")
+
+
 def falling(step):
     return 1 / (1 + step)
 

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 from jax import P, lax
 
+from jaxddp.core.errors import InputError
 from jaxddp.data.batch import Batch
 from jaxddp.engine.gradients import scan_range
 from jaxddp.engine.objective import MetricSums, Objective, combine_devices
@@ -197,6 +198,8 @@ class Program:
 
     def check(self, state: TrainState, *feed: Any) -> Any:
         """Trace the program for a feed, and return its jaxpr. Compiling uses the same trace. Raises: see `Way.step`."""
+        if jax.config.jax_disable_jit:
+            raise InputError("jax_disable_jit is set: a step is always compiled", advice="print with jax.debug.print")
         return self.function.trace(state, *feed).jaxpr
 
     def prepare(self, state: TrainState, *feed: Any) -> Any:
