@@ -216,6 +216,15 @@ def test_an_imported_helper_is_not_a_hook(folder):
     assert read_recipe("mine.py").hooks == {}
 
 
+def test_a_recipe_gets_the_modules_of_its_folder_as_they_are_now(folder):
+    for place, seed in (("a", 1), ("b", 2), ("a", 13)):
+        (folder / place / "lib").mkdir(parents=True, exist_ok=True)
+        (folder / place / "lib" / "own.py").write_text(f"SEED = {seed}\n")
+        get_config = "def get_config():\n    return Config(seed=own.SEED)\n"
+        write(folder / place, source=f"from jaxddp.config import Config\nfrom lib import own\n{get_config}")
+        assert load(folder / place / "mine.py").seed == seed
+
+
 @pytest.mark.slow
 def test_a_name_without_its_ending_gets_the_file_as_a_suggestion(folder):
     write(folder)

@@ -274,9 +274,8 @@ def read_recipe(name_or_path: str | Path) -> RecipeFile:
 
 def _with_modules(recipe: RecipeFile) -> RecipeFile:
     """Return a running recipe with the modules of its folder that are imported so far."""
-    if is_built_in(recipe.path):
-        return recipe
-    return replace(recipe, modules=recipe.modules.union(modules_in(recipe.path.parent).values()))
+    modules = () if is_built_in(recipe.path) else modules_in(recipe.path.parent).values()
+    return replace(recipe, modules=recipe.modules.union(modules))
 
 
 def read_config(path: Path) -> tuple[Config, dict[str, Any]]:
@@ -325,10 +324,8 @@ def _read_run(path: Path) -> RecipeFile:
 
 def _digest(contents: Mapping[str, bytes]) -> str:
     """Return the SHA-256, in hex, of files by their names."""
-    digest = hashlib.sha256()
-    for name, content in contents.items():
-        digest.update(f"{name} {len(content)}\n".encode() + content)
-    return digest.hexdigest()
+    each = (f"{name} {len(content)}\n".encode() + content for name, content in contents.items())
+    return hashlib.sha256(b"".join(each)).hexdigest()
 
 
 def _read_file(path: Path) -> RecipeFile:

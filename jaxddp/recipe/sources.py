@@ -64,6 +64,8 @@ def is_built_in(path: Path) -> bool:
 
 _folders: set[Path] = set()
 """The folders of recipes, which imports search for modules."""
+_contents: dict[Path, bytes] = {}
+"""The content of each module of a recipe's folder when it was imported."""
 
 
 def run_as_module(path: Path, *, add_folder: bool) -> ModuleType:
@@ -93,17 +95,23 @@ def modules_in(folder: Path) -> dict[str, Path]:
         if isinstance(file, str) and file.startswith(beginning) and name.partition(".")[0] != "jaxddp":
             stem = beginning + name.replace(".", os.sep)
             if file in (f"{stem}.py", os.path.join(stem, "__init__.py")):
-                modules[name] = Path(file)
+                modules[name] = path = Path(file)
+                _contents.setdefault(path, path.read_bytes() if path.is_file() else b"")
     return modules
 
 
 def _import_from(folder: Path) -> None:
-    """Make imports search a recipe's folder first, also for modules that another recipe's folder has imported."""
-    if str(folder) in sys.path:
-        sys.path.remove(str(folder))
-    sys.path.insert(0, str(folder))
-    for other in _folders - {folder}:
+    """Make imports search a recipe's folder first, also for modules that another recipe's folder has imported.
+
+    Modules of the folder itself are imported again if their files have changed.
+    """
+    sys.path[:] = [str(folder), *(each for each in sys.path if each != str(folder))]
+    for other in _folders | {folder}:
         for name, file in modules_in(other).items():
-            if (folder / file.relative_to(other)).is_file():
-                del sys.modules[name]
+            copy = folder / file.relative_to(other)
+            if copy.is_file() and (other != folder or copy.read_bytes() != _contents[file]):
+                del _contents[file]
+                # A package without a file would keep the module as an attribute.
+                for each in [each for each in sys.modules if each.partition(".")[0] == name.partition(".")[0]]:
+                    del sys.modules[each]
     _folders.add(folder)
