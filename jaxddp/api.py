@@ -282,7 +282,8 @@ def evaluate(
     """
     if not any(isinstance(each, RunSetup | TrainState) for each in (state, setup)):
         topology = Topology.create(None, join_job(find_job(), Config().parallel))
-        return measure_network(state, setup, table, loss, arguments.check_data(data), topology)
+        data = arguments.check_data(data, opens=isinstance(table, str | os.PathLike))
+        return measure_network(state, setup, table, loss, data, topology)
     arguments.check_evaluation(state, setup, table)
     if data is not None:
         raise InputError("data: the setup has the preprocessing already; leave it out")

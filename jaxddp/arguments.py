@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxddp.config import CheckpointConfig, Config, DataConfig, ObjectiveConfig, ParallelConfig, TrainConfig
+from jaxddp.config.data_section import TABLE_KEYS
 from jaxddp.config.registry import OBJECTIVES, check_read
 from jaxddp.config.values import Names, checked
 from jaxddp.core.errors import InputError, JaxddpError, Key, choices, first_line, kind_of, refused, shaped
@@ -138,14 +139,15 @@ _FROM_PYTHON = {
 """What to give instead of a key of `data` that a table decides, by the key."""
 
 
-def check_data(data: Any) -> DataConfig | None:
-    """Check the argument `data` and return it. Raises: InputError."""
+def check_data(data: Any, *, opens: bool = False) -> DataConfig | None:
+    """Check the argument `data`, which may say how a table is read if it `opens` one; return it. Raises: InputError."""
     if data is None:
         return None
     if not isinstance(data, DataConfig):
         raise refused("data", data, "give a jaxddp.DataConfig, such as DataConfig(image_size=64)")
-    for key, advice in _FROM_PYTHON.items():
-        if (value := getattr(data, key)) not in (None, "first", "never"):
+    of_table = {} if opens else dict.fromkeys(TABLE_KEYS, "the table is used as it is; give this to open_data")
+    for key, advice in (_FROM_PYTHON | of_table).items():
+        if (value := getattr(data, key)) not in (None, "first", "never", ()):
             raise InputError(Key(f"data.{key}", value), f": from Python, {advice}")
     check_read(Config(data=data))
     return data

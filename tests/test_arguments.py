@@ -75,6 +75,8 @@ PREPARED = [
     ("data", {"pad": 1}, "data={'pad': 1}: give a jaxddp.DataConfig, such as DataConfig(image_size=64)"),
     ("data", jaxddp.DataConfig(limit=3), "data.limit=3: from Python, the table is used as it is; open_data has "
      "arguments for classes, val_share and fold, and table.take(N) returns fewer examples"),
+    ("data", jaxddp.DataConfig(weight_column="w"), "data.weight_column='w': from Python, the table is used as it is; "
+     "give this to open_data"),
     ("seed", "0", "seed='0': expected a whole number, 0 to 9,223,372,036,854,775,807"),
     ("metrics", ["top3"], "metrics: an object of type list was given; give a dict of name to function"),
     ("metrics", {"top3": 3}, "metrics: top3: an object of type int was given; give a function of (logits, labels)"),
