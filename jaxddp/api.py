@@ -476,7 +476,11 @@ def _which(step: str | int) -> str:
     return step if isinstance(step, str) else str(checked(step, int, "step"))
 
 
-@errors_name_arguments({f"data.{key}": key for key in ("path", "val_share", "classes", "manifest", *TABLE_KEYS)})
+_OPENING_KEYS = ("fold", *TABLE_KEYS)
+"""The keys of `data` that are further arguments of `open_data`."""
+
+
+@errors_name_arguments({f"data.{key}": key for key in ("path", "val_share", "classes", "manifest", *_OPENING_KEYS)})
 def open_data(
     path: str | os.PathLike[str],
     val_share: float | None = None,
@@ -494,8 +498,8 @@ def open_data(
         classes: a range of classes, "0:200", or their ids, "cats,dogs". Default: the classes of the entry in
             datasets.toml, else all.
         manifest: a manifest of `jaxddp data check`. The SHA-256 of each image is compared with it on every read.
-        table: keys that say how a table is read, as in the config: `columns`, `images`, `suffix`, `targets`,
-            `weight_column`, `label_separator`, `split_column`, `val_fold`, `group_column`.
+        table: `fold`, and keys that say how a table is read, as in the config: `columns`, `images`, `suffix`,
+            `targets`, `weight_column`, `label_separator`, `split_column`, `val_fold`, `group_column`.
 
     Returns:
         The training data and the validation data.
@@ -507,8 +511,8 @@ def open_data(
     place = find_dataset(files.check_path(path, "path"))
     held_out = checked(val_share, HeldOut | None, "val_share")
     chosen = checked(classes, str | None, "classes") or place.classes
-    for name in table.keys() - {*TABLE_KEYS}:
-        raise InputError(f"open_data: unknown argument {name!r}; {choices(name, TABLE_KEYS)}")
+    for name in table.keys() - {*_OPENING_KEYS}:
+        raise InputError(f"open_data: unknown argument {name!r}; {choices(name, _OPENING_KEYS)}")
     data = DataConfig(path=place.path, train=place.train, val=place.val, val_share=held_out, classes=chosen, **table)
     if manifest is not None:
         data = dataclasses.replace(data, verify="manifest", manifest=os.fspath(files.check_path(manifest, "manifest")))

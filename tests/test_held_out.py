@@ -175,7 +175,8 @@ def test_folds_are_a_table_that_opens_and_a_group_in_both_splits_is_an_error(tmp
     assert main(["data", "split", "b.csv", "--group-column", "patient", "--folds", "9"]) == 2
     assert "9 folds of 5 groups; give at most" in capfd.readouterr().err
     train, val = jaxddp.open_data("b.csv", 0.5, group_column="patient")
-    assert (len(train), len(val)) == (6, 6)
+    folds = [jaxddp.open_data("b.csv", fold=f"{fold}/2", group_column="patient")[1] for fold in range(2)]
+    assert (len(train), len(val), sum(map(len, folds))) == (6, 6, 12)
     with pytest.raises(InputError, match="open_data: unknown argument 'group'; there are: columns"):
         jaxddp.open_data("b.csv", group="patient")
     with pytest.raises(InputError, match=r"data split: /1 has no label \(1 of 2 images have none\)"):
