@@ -257,7 +257,13 @@ def test_a_built_in_recipe_with_hooks_is_kept_by_its_run_and_inherited(folder):
 @pytest.mark.slow
 def test_a_missing_copy_of_the_recipe_is_reported(folder, data, capfd):
     write(folder)
-    assert main(["train", "mine.py", "--data.path", data, "--train.duration", "1 step", *ONE_DEVICE]) == 0
+    (notes := folder / "runs" / "mine" / "recipe" / "notes").mkdir(parents=True)
+    (notes / "own.txt").touch()
+    start = ["train", "mine.py", "--data.path", data, "--train.duration", "1 step", *ONE_DEVICE]
+    assert main(start) == 2
+    assert "runs/mine/recipe/notes/own.txt: belongs to no run; move it, or give another" in capfd.readouterr().err
+    (notes / "own.txt").unlink()
+    assert main(start) == 0
     saved = json.loads((folder / "runs" / "mine" / "config.json").read_text())
     assert saved["recipe"]["hooks"] == sorted(read_recipe("mine.py").hooks) and "get_model" in saved["recipe"]["hooks"]
     (folder / "runs" / "mine" / "recipe" / "mine.py").unlink()

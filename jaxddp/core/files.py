@@ -10,12 +10,12 @@ import os
 import shutil
 import stat
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
-from jaxddp.core.errors import InputError, Unreachable, Words, nearest, refused, show
+from jaxddp.core.errors import InputError, Option, Unreachable, Words, nearest, refused, show
 from jaxddp.core.phases import doing, moved
 
 CACHE_VARIABLE = "JAXDDP_CACHE"
@@ -204,6 +204,23 @@ def replace(path: Path, data: bytes | Iterable[bytes] | Callable[[BinaryIO], Any
             with suppress(OSError):
                 temporary.unlink()
             raise
+
+
+def replace_folder(folder: Path, contents: Mapping[str, bytes], *, replaces_others: bool) -> None:
+    """Write files by their paths below a folder, each atomically, and remove its other files that are not hidden.
+
+    Raises: InputError, also if there are other files and it is not the case that `replaces_others`.
+    """
+    with readable_errors(folder):
+        found = (path for path in folder.rglob("[!.]*") if path.is_file())
+        others = [path for path in found if os.path.relpath(path, folder) not in contents]
+        if others and not replaces_others:
+            raise InputError(f"{others[0]}: belongs to no run", advice=("move it, or give another ", Option("workdir")))
+        for path in others:
+            path.unlink()
+        for name, content in contents.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            replace(folder / name, content)
 
 
 def replace_json(path: Path, content: Any) -> None:

@@ -10,7 +10,6 @@ import logging
 import os
 import secrets
 import shlex
-import shutil
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from importlib.metadata import version
@@ -95,12 +94,8 @@ def claim(directory: Path, claimed: Claim, peers: Peers = ALONE, *, resuming: bo
     if peers.is_first:
         if claimed.recipe is not None:
             # The files of a resumed run are read from this folder.
-            folder, contents = directory / COPY_FOLDER, claimed.recipe.files()
-            with files.readable_errors(folder):
-                shutil.rmtree(folder, ignore_errors=True)
-                for name, content in contents.items():
-                    (folder / name).parent.mkdir(parents=True, exist_ok=True)
-                    files.replace(folder / name, content)
+            is_run = resuming or integrity.RunIdentity.in_workdir(directory) is not None
+            files.replace_folder(directory / COPY_FOLDER, claimed.recipe.files(), replaces_others=is_run)
             if (reference := claimed.recipe.reference) is not None:
                 files.replace_json(directory / REFERENCE_FILE, plain(reference))
             elif not claimed.recipe.is_run:
