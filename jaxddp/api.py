@@ -270,7 +270,7 @@ def evaluate(
             "batch_stats"), a dict of the parameters alone, a pair (params, model_state), or None for the weights of an
             NNX module.
         table: the examples; for a network also the path of a data set, whose validation split is used if it has one.
-        loss: the loss to measure, as for `train`. Default: the cross-entropy.
+        loss: the loss to measure, as for `train`. Default: a cross-entropy, or squared errors of numbers.
         data: the preprocessing of the images, for a network; as for `prepare_training`.
 
     Returns:
@@ -287,7 +287,7 @@ def evaluate(
     arguments.check_evaluation(state, setup, table)
     if data is not None:
         raise InputError("data: the setup has the preprocessing already; leave it out")
-    return setup.with_loss(loss or softmax_cross_entropy).evaluator(table)(state)
+    return setup.with_loss(loss or DEFAULT_LOSSES[setup.layout.training_data.labels.form]).evaluator(table)(state)
 
 
 @errors_name_arguments()

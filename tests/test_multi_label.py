@@ -145,7 +145,7 @@ def test_python_objects_for_one_label_raise_a_one_line_error():
     for function in (jaxddp.topk_accuracy, jaxddp.show_predictions):
         with pytest.raises(InputError, match="table: its images have several labels, and this function takes one"):
             function(setup.state, setup, VAL)
-    assert "map" in jaxddp.evaluate(setup.state, setup, VAL, jaxddp.sigmoid_cross_entropy)
+    assert "map" in jaxddp.evaluate(setup.state, setup, VAL)
 
 
 def test_config_names_for_one_label_raise_a_one_line_error():
