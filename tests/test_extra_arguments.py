@@ -93,6 +93,14 @@ def test_reduce_on_plateau_lowers_the_rate_and_its_run_resumes(options, tmp_path
         train(jaxddp.softmax_cross_entropy, make_setup(sgd(3.0), epochs=6), listeners=(), workdir=tmp_path)
 
 
+def test_a_run_resumes_with_a_random_key_in_the_state_of_the_optimizer(tmp_path):
+    noisy, loss = optax.chain(optax.add_noise(0.1, 0.5, 0), sgd(0.1)), jaxddp.softmax_cross_entropy
+    for epochs in (1, 2):
+        resumed, _ = train(loss, make_setup(noisy, epochs=epochs), listeners=(), workdir=tmp_path)
+    whole, _ = train(loss, make_setup(noisy, epochs=2), listeners=())
+    np.testing.assert_array_equal(resumed.params["weight"], whole.params["weight"])
+
+
 def test_an_optimizer_state_with_infinity_is_saved(tmp_path):
     plateau = optax.contrib.reduce_on_plateau(accumulation_size=100)
     state, _ = train(

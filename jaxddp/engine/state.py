@@ -173,7 +173,13 @@ def array_types(tree: Any) -> dict[str, str]:
     The result is the same for a tree in memory and for its saved copy.
     """
     leaves = jax.tree_util.tree_leaves_with_path(tree, is_leaf=lambda x: hasattr(x, "shape"))
-    return {path_of(path): f"{leaf.dtype}{list(leaf.shape)}" for path, leaf in leaves if hasattr(leaf, "shape")}
+    return {path_of(path): _type_of(leaf) for path, leaf in leaves if hasattr(leaf, "shape")}
+
+
+def _type_of(leaf: Any) -> str:
+    # A checkpoint holds the words of a random key.
+    saved = jax.eval_shape(jax.random.key_data, leaf) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf
+    return f"{saved.dtype}{list(saved.shape)}"
 
 
 def cast_like(before: Any, after: Any) -> Any:
