@@ -7,6 +7,7 @@ import os
 import re
 import signal
 from pathlib import Path
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -40,10 +41,11 @@ def prepared(*arguments, **named) -> jaxddp.RunSetup:
 
 class LinenDense(nn.Module):
     classes: int = CLASSES
+    kernel_init: Any = nn.initializers.lecun_normal()
 
     @nn.compact
     def __call__(self, images):
-        return nn.Dense(self.classes)(images.mean((1, 2)))
+        return nn.Dense(self.classes, kernel_init=self.kernel_init)(images.mean((1, 2)))
 
 
 class NNXDense(nnx.Module):
@@ -77,7 +79,8 @@ def test_linen_nnx_and_function_models_train_to_the_same_numbers():
     results, on_other_devices = [], NNXDense(nnx.Rngs(0))
     sharding = jax.NamedSharding(jax.make_mesh((2,), ("x",), devices=jax.devices()[1:3]), jax.P())
     nnx.update(on_other_devices, jax.device_put(nnx.state(on_other_devices), sharding))
-    for model in (LinenDense(), on_other_devices, function_dense()):
+    boxed = LinenDense(kernel_init=nn.with_partitioning(nn.initializers.ones, (None, "model")))
+    for model in (boxed, on_other_devices, function_dense()):
         setup = with_weights(prepare_training(model, TABLE, 1, SGD, 8, epochs=3))
         state, history = train(jaxddp.softmax_cross_entropy, setup, val=VAL, log_every="1 step")
         kernel = next(leaf for leaf in jax.tree.leaves(state.params) if leaf.ndim == 2)

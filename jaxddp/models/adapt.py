@@ -289,6 +289,9 @@ class LinenModel:
     ) -> Outputs:
         """Call the module in a mode. Return the logits, and the collections of `model_state` and those in `also`."""
         call_arguments, mutable = interface.call_mode(self.module.__call__, train), [*model_state, *also]
+        # A box of `nn.with_partitioning` may name axes that the mesh of a run does not have.
+        is_box = lambda leaf: isinstance(leaf, nn.Partitioned)  # noqa: E731
+        params = jax.tree.map(lambda leaf: leaf.value if is_box(leaf) else leaf, params, is_leaf=is_box)
         variables, images = {"params": cast(params, self.dtype), **model_state}, cast(images, self.dtype)
         frozen = interface.freeze_norms(self.settled) if self.settled else contextlib.nullcontext()
         grouped = with_grouped_convolution(self.convolution) if self.convolution else contextlib.nullcontext()
