@@ -103,13 +103,16 @@ def test_each_device_gets_its_rows_of_a_batch():
 
 
 @pytest.mark.slow
-def test_a_setup_trains_again_to_the_same_numbers_and_can_be_continued():
+def test_a_setup_trains_again_to_the_same_numbers_and_can_be_continued(tmp_path):
     setup = prepared(SmallNet(batch_norm=True), TABLE, 2, SGD, 4, epochs=2)
     trained, history = train(jaxddp.softmax_cross_entropy, setup, val=VAL)
-    repeated, _ = train(jaxddp.softmax_cross_entropy, setup)
+    repeated, _ = train(jaxddp.softmax_cross_entropy, setup, workdir=tmp_path)
     assert largest_difference(trained, repeated) == 0
+    other = dataclasses.replace(setup, state=trained.map_params(lambda tree: jax.tree.map(jnp.zeros_like, tree)))
+    line = error_line(train, jaxddp.softmax_cross_entropy, other, epochs=4, workdir=tmp_path)
+    assert line.startswith(f"state: it is not that of step 13 in {tmp_path}; leave it out, or give another workdir")
     continued_setup = dataclasses.replace(setup, state=trained)
-    continued, _ = train(jaxddp.softmax_cross_entropy, continued_setup, epochs=4)
+    continued, _ = train(jaxddp.softmax_cross_entropy, continued_setup, epochs=4, workdir=tmp_path)
     uninterrupted, _ = train(jaxddp.softmax_cross_entropy, setup, epochs=4)
     assert largest_difference(continued, uninterrupted) == 0
     assert len(history.val["top1"]) == 2

@@ -29,6 +29,7 @@ from jaxddp.job.membership import stop_on_sigterm
 from jaxddp.measure.profile import FOLDER
 from jaxddp.recipe.file import COPY_FOLDER, REFERENCE_FILE
 from jaxddp.recipe.sources import CONFIG_FILE
+from jaxddp.setup.identity import checksum
 from jaxddp.setup.measured_shares import SHARES_FILE
 from jaxddp.training.checkpoints.manager import UNFINISHED_SUFFIX, Checkpoints
 from jaxddp.training.listeners import jsonl
@@ -59,10 +60,18 @@ class Session:
     should_stop: Callable[[int], bool] = lambda step: False
 
     def restore_into(self, run: Run) -> Run:
-        """Return the run with the state of its checkpoint, and this directory to save to; see `Checkpoints.restore`."""
+        """Return the run with the state of its checkpoint, and this directory to save to; see `Checkpoints.restore`.
+
+        Raises: InputError if the state of the run is trained, and is not that of the checkpoint or an earlier one.
+        """
         restored: dict[str, Any] = {}
         if self.resume_step is not None:
             state, progress = self.checkpoints.restore(self.resume_step, run.state)
+            # Python may give a trained state. That of several groups is their mean, which is rounded.
+            ahead, is_one = int(run.state.step) - self.resume_step, run.state.stacked is None
+            if ahead > 0 or (ahead == 0 and is_one and checksum(run.state.params) != checksum(state.params)):
+                problem = f"state: it is not that of step {self.resume_step:,} in {self.directory}"
+                raise InputError(problem, advice=("leave it out, or give another ", Option("workdir")))
             # Process 0 reads the metrics, because other hosts may not see its last writes yet.
             metrics = self.checkpoints.validations.by_step.get(self.resume_step, {})
             measured = json.loads(run.topology.peers.from_first("validated", lambda: json.dumps(metrics)))
