@@ -52,9 +52,6 @@ def batch_with_unlabelled(size: int, ratio: int, *, seed: int = 0, masked: int =
     return random_batch(size, seed=seed, masked=masked)._replace(unlabelled=unlabelled)
 
 
-# --- The loss ---
-
-
 def cross_entropies(logits, labels):
     shifted = logits - logits.max(-1, keepdims=True)
     return np.log(np.exp(shifted).sum(-1)) - shifted[np.arange(len(labels)), labels]
@@ -132,9 +129,6 @@ def test_the_strong_view_is_augmented_more_and_each_view_has_its_own_random_numb
     assert len(np.unique(changed)) > 4
 
 
-# --- Devices ---
-
-
 def noisy_logits(params, images, example_keys=None):
     """Return logits of softmax regression, with noise that is drawn for each example."""
     logits = LINEAR[1](params, images)
@@ -180,9 +174,6 @@ def test_fixmatch_gives_the_same_result_on_any_number_of_devices(net, devices, m
     on_one, on_several = train_three_steps(net, 1, Way), train_three_steps(net, devices, make_way)
     assert largest_difference(on_one, on_several) < 1e-9
     assert 0.3 < min(means["pseudo_labels"] for means in on_one[2]) < 1
-
-
-# --- A run ---
 
 
 def make_setup(table=None, unlabelled=OTHERS, devices: int = 2, **more):
@@ -281,9 +272,6 @@ def test_an_objective_from_python_gets_the_unlabelled_images():
     assert history.train["seen"][:5].mean() == pytest.approx(OTHERS.images.mean(), rel=1e-3)
 
 
-# --- Errors ---
-
-
 @pytest.mark.slow
 def test_labelled_and_unlabelled_images_grow_at_the_same_steps():
     growing = {"grow_from": 4, "grow_by": 2, "grow_start": "1 epoch", "grow_end": "2 epochs"}
@@ -337,9 +325,6 @@ def test_a_loss_that_is_divided_by_weights_is_refused(whole_run):
     weighted_images = dataclasses.replace(random_table(50), weights=np.ones(50, np.float32))
     with pytest.raises(InputError, match="^objective=fixmatch averages over images, and the training images have"):
         jaxddp.train(jaxddp.softmax_cross_entropy, make_setup(table=weighted_images), listeners=())
-
-
-# --- Command line ---
 
 
 @pytest.mark.ci

@@ -301,9 +301,6 @@ def test_an_error_names_processes_with_unequal_devices(tmp_path):
         assert code == 2 and message in line
 
 
-# --- Jobs whose processes are threads of this process ---
-
-
 def join_errors(*changes: dict[str, Any], facts: Sequence[str] = (), timeout: float = 20) -> list[Exception]:
     """Return the error of each of several processes that try to join one job of two at the same time."""
     coordinator = f"127.0.0.1:{free_port()}"

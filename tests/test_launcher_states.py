@@ -238,9 +238,6 @@ def test_any_sequence_of_events_ends_with_one_exit_code_for_all_machines(nodes, 
     assert {agent.code for agent in informed} <= {world.coordinator.code}
 
 
-# --- Chosen sequences of events ---
-
-
 class Lone:
     """A launcher whose network, processes and clock are simulated. `does` returns what it does at an event."""
 

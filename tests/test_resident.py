@@ -39,9 +39,6 @@ STEPS = 45
 COMPARED_STEPS = 6
 
 
-# --- The program ---
-
-
 def float64_parts(net, devices: int):
     """Return an objective with flips and padded crops, an optimizer with momentum, a mesh and a state, in float64."""
     objective = objective_of(net, augment=AugmentConfig(flip=True, pad=1))
@@ -86,9 +83,6 @@ def test_a_step_in_the_loop_has_one_collective():
         program = Way(topology).step(Phases(objective, optimizer), resident=True)
         text = program.lower(state, topology.replicate(TABLE.images), chunk).as_text()  # pyright: ignore
         assert text.count("stablehlo.all_reduce") == 1
-
-
-# --- The run ---
 
 
 LONG_CHUNKS = {"log": "1000 steps", "eval": "0 steps", "checkpoint": "0 steps"}
@@ -258,9 +252,6 @@ def test_a_full_chunk_is_as_long_as_the_shortest_cadence_permits(every, num_exam
     assert planned(num_examples, 8, 999, every).chunk_length(LONGEST_CHUNK) == length
 
 
-# --- Validation ---
-
-
 @pytest.mark.parametrize(("net", "size"), [(LINEAR, 5), (LINEAR, 400), (SYNC, 299)])
 def test_validation_on_the_devices_equals_that_from_a_stream_bit_for_bit(net, size):
     """The sets are smaller than a batch, or take two dispatches: of 25 batches, or of 19 with padding."""
@@ -297,9 +288,6 @@ def test_validation_files_are_decoded_once_as_the_stream_decodes_them(root, monk
     train(setup, {"train": {"duration": "6 steps"}, "eval": {"every": "2 steps"}}, val=val, listeners=[recorder])
     assert len(decoded) == 1 and len(recorder.evaluations) == 3
     np.testing.assert_array_equal(np.asarray(setup.feed.resident["validation"].images)[: len(val)], batch.image)
-
-
-# --- Command line and Python ---
 
 
 def images_of(table, data: DataConfig, devices: int):

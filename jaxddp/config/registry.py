@@ -251,8 +251,7 @@ def reset_unread(config: Any, set_keys: Collection[str], hooks: Collection[str] 
 
     `set_keys`, which one file, call or command sets, are not reset.
     """
-    needs_of = without_effect(config, hooks).items()
-    lost = [key for key, need in needs_of if key not in set_keys and need.key in set_keys]
+    lost = [key for key, need in without_effect(config, hooks).items() if key not in set_keys and need.key in set_keys]
     return replaced(config, nested({key: _defaults(type(config))[key] for key in lost}))
 
 

@@ -119,8 +119,7 @@ def descriptions(tree: type) -> dict[str, str]:
 
 def bare(hint: Any) -> Any:
     """Return the type of a key without annotations and without None."""
-    is_wrapped = get_origin(hint) in (Annotated, Union, types.UnionType)
-    return bare(get_args(hint)[0]) if is_wrapped else hint
+    return bare(get_args(hint)[0]) if get_origin(hint) in (Annotated, Union, types.UnionType) else hint
 
 
 @functools.cache

@@ -310,8 +310,7 @@ def _read_run(path: Path) -> RecipeFile:
         case entry:
             raise InputError(f"{path}: its recipe is {show(entry)}; restore the file, or give the recipe file itself")
     if not file.is_file():
-        problem = "the run's copy of its recipe is missing; restore it, or give the recipe file itself"
-        raise InputError(f"{file}: {problem}")
+        raise InputError(f"{file}: the run's copy of its recipe is missing; restore it, or give the recipe file itself")
     # Which modules a recipe imports is known only after its hooks have run, so all copied files are compared.
     folder = path.parent / COPY_FOLDER
     copied = (each for suffix in (".py", *TEXT_FILES) for each in folder.rglob(f"*{suffix}"))

@@ -101,10 +101,7 @@ def modules_in(folder: Path) -> dict[str, Path]:
 
 
 def _import_from(folder: Path) -> None:
-    """Make imports search a recipe's folder first, also for modules that another recipe's folder has imported.
-
-    Modules of the folder itself are imported again if their files have changed.
-    """
+    """Make imports search a recipe's folder first. Modules of other folders and changed ones are imported again."""
     sys.path[:] = [str(folder), *(each for each in sys.path if each != str(folder))]
     for other in _folders | {folder}:
         for name, file in modules_in(other).items():

@@ -223,8 +223,7 @@ class Feed:
         if use == VALIDATION:
             batches = self.source.eval_batches(order, self.data, shard)
         else:
-            steps = range(order.num_batches)
-            batches = self.source.train_batches(order, self.data, steps, shard, self.substitutes)
+            batches = self.source.train_batches(order, self.data, range(order.num_batches), shard, self.substitutes)
 
         def load_images() -> Iterator[np.ndarray]:
             for number, batch in enumerate(batches):

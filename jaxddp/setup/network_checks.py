@@ -173,8 +173,7 @@ def _trace(model: Model, image_shape: ImageShape, precision: str, *, train: bool
         return new_state, logits if classes is None else _checked_logits(logits, classes, train=train)
 
     # The trace needs the axis of the devices, because a batch norm may average over it.
-    key = jax.eval_shape(lambda: jax.random.key(0))
-    return jax.make_jaxpr(call, axis_env=[(AXIS, 1)])(state, params, images, key)
+    return jax.make_jaxpr(call, axis_env=[(AXIS, 1)])(state, params, images, jax.eval_shape(lambda: jax.random.key(0)))
 
 
 def _checked_logits(logits: Any, num_classes: int, *, train: bool) -> Any:

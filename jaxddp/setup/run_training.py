@@ -230,8 +230,7 @@ def describe(setup: RunSetup, jaxpr: Any) -> Description:
     # The examples of arrays have numbers in place of paths.
     if val is not None and not validation and "/" in (first := val.name(0)):
         validation = f"the first is {first}"
-    place = setup.config.data.path or setup.config.data.name or ""
-    return Description(name, data or place, validation, *_helps(setup))
+    return Description(name, data or setup.config.data.path or setup.config.data.name or "", validation, *_helps(setup))
 
 
 def _helps(setup: RunSetup) -> tuple[str, str]:

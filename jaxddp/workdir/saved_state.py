@@ -46,8 +46,7 @@ def restore_state(directory: Path, which: str, topology: Topology, advice: str =
     # A run from Python has these keys among its objects.
     keys = content.get("model", {}) | content.get("objects", {})
     scale = float(keys["lora_alpha"]) / int(keys["lora"])
-    merge = jax.jit(lambda params: merged(params, scale), out_shardings=topology.replicated)
-    return state.map_params(merge)
+    return state.map_params(jax.jit(lambda params: merged(params, scale), out_shardings=topology.replicated))
 
 
 def read_run(directory: Path, which: str, topology: Topology) -> tuple[int, dict[str, np.ndarray]]:

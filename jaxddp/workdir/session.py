@@ -68,9 +68,10 @@ class Session:
         if self.resume_step is not None:
             state, progress = self.checkpoints.restore(self.resume_step, run.state)
             # Python may give a trained state. That of several groups is their mean, which is rounded.
-            ahead, is_one = int(run.state.step) - self.resume_step, run.state.stacked is None
-            if ahead > 0 or (ahead == 0 and is_one and checksum(run.state.params) != checksum(state.params)):
-                problem = f"state: it is not that of step {self.resume_step:,} in {self.directory}"
+            given, step = run.state, self.resume_step
+            may_differ = 0 < given.step == step and given.stacked is None
+            if given.step > step or (may_differ and checksum(given.params) != checksum(state.params)):
+                problem = f"state: it is not that of step {step:,} in {self.directory}"
                 raise InputError(problem, advice=("leave it out, or give another ", Option("workdir")))
             # Process 0 reads the metrics, because other hosts may not see its last writes yet.
             metrics = self.checkpoints.validations.by_step.get(self.resume_step, {})

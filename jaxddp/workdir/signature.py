@@ -224,6 +224,5 @@ def with_notice(file: RecipeFile, weights: str) -> RecipeFile:
     """Return the recipe file with a line that lists the settings that were taken over, if there are any."""
     now, keys = file.config.flat(), file.taken
     listed = ", ".join(f"{key}={now[key]}" for key in sorted(keys) if now[key] is not None)
-    whose = "the run's" if places.is_local(weights) else "the"
-    begin = f"{file.notice}; the" if file.notice else f"{weights}: {whose}"
+    begin = f"{file.notice}; the" if file.notice else f"{weights}: the" + " run's" * places.is_local(weights)
     return dataclasses.replace(file, notice=f"{begin} settings are taken over: {listed}" if listed else file.notice)
