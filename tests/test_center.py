@@ -12,7 +12,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import simplejpeg
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from PIL import Image
 from support.images import encode
@@ -70,6 +70,7 @@ def test_bicubic_training_crops_equal_pillows(seed: int):
     kind=st.sampled_from(["bilinear", "bicubic"]),
     squash=st.booleans(),
 )
+@example(width=120, height=90, image_size=28, spare=4, form="PNG", kind="bicubic", squash=False)
 def test_evaluation_gives_the_pixels_of_torchvision_and_timm(width, height, image_size, spare, form, kind, squash):
     """timm resizes by Pillow as well; "squash" is its crop mode of that name."""
     data = encode(photograph(width, height), form, **({"subsampling": width % 3} if form == "JPEG" else {}))
