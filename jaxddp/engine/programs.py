@@ -198,7 +198,7 @@ class Program:
 
     def check(self, state: TrainState, *feed: Any) -> Any:
         """Trace the program for a feed, and return its jaxpr. Compiling uses the same trace. Raises: see `Way.step`."""
-        if jax.config.jax_disable_jit:
+        if jax.config.jax_disable_jit:  # pyright: ignore[reportAttributeAccessIssue]
             raise InputError("jax_disable_jit is set: a step is always compiled", advice="print with jax.debug.print")
         return self.function.trace(state, *feed).jaxpr
 
