@@ -217,7 +217,7 @@ def test_an_imported_helper_is_not_a_hook(folder):
 
 
 def test_a_recipe_gets_the_modules_of_its_folder_as_they_are_now(folder):
-    for place, seed in (("a", 1), ("b", 2), ("a", 13)):
+    for place, seed in (("a", 1), ("b", 2), ("a", 13), ("a", 145)):
         (folder / place / "lib").mkdir(parents=True, exist_ok=True)
         (folder / place / "lib" / "own.py").write_text(f"SEED = {seed}\n")
         get_config = "def get_config():\n    return Config(seed=own.SEED)\n"
