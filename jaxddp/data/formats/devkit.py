@@ -58,7 +58,7 @@ def find_kit(root: Path) -> Kit | None:
         return None
     images = folder if folders.image_names(root / folder) else f"{folder}/images"
     found = (place.glob(way + _TRUTH) for place in (root, *root.parents[:2]) for way in ("", "*/", "*/data/"))
-    lists = (place.glob("*val*.txt") for place in (root, root / folder))
+    lists = (sorted(place.glob("*val*.txt")) for place in (root, root / folder))
     ways = itertools.chain(*found, (file for files_of in lists for file in files_of if _lists(file, root / images)))
     return next((Kit(root, images, file) for file in ways), None)
 
