@@ -67,7 +67,7 @@ class Session:
         restored: dict[str, Any] = {}
         if self.resume_step is not None:
             state, progress = self.checkpoints.restore(self.resume_step, run.state)
-            # Python may give a trained state. That of several groups is their mean, which is rounded.
+            # Python may give a trained state. A stacked one was averaged, and rounded.
             given, step = run.state, self.resume_step
             may_differ = 0 < given.step == step and given.stacked is None
             if given.step > step or (may_differ and checksum(given.params) != checksum(state.params)):
