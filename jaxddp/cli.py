@@ -75,7 +75,8 @@ def main(arguments: list[str] | None = None) -> int:
     Return the exit code: 0 done, 2 bad input, 75 stopped by SIGTERM, 130 interrupted, 1 another failure.
     """
     words = sys.argv[1:] if arguments is None else arguments
-    make_usable(needs_output=not {*words[:1]} & {*_LONG} or bool({*HELP} & {*words}))
+    is_long = bool({*words[:1]} & {*_LONG})
+    make_usable(needs_output=not is_long or bool({*HELP} & {*words}))
     # Imports and tracing make many objects that stay. By default Python collects garbage so often that a start takes a
     # fifth longer: 7.9 s of CPU time in place of 6.3 for the digits.
     gc.set_threshold(50_000, 20, 20)
@@ -83,7 +84,7 @@ def main(arguments: list[str] | None = None) -> int:
     if is_program:
         # Without a handler, the signal would end the process, also a launcher with its job.
         show_stacks_on_signal()
-        if not {*words[:1]} & {*_LONG}:
+        if not is_long:
             # In a job JAX would catch SIGTERM, to which only a training reacts.
             os.environ["JAX_ENABLE_PREEMPTION_SERVICE"] = "false"
     stops = stopping_on_signals(lambda error: _end(*_stopped(error, words), error), is_program=is_program)

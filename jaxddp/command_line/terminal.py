@@ -45,8 +45,7 @@ def print_table(columns: Sequence[str], rows: Iterable[TableRow]) -> None:
     from rich.table import Column, Table
     from rich.text import Text
 
-    has_width = sys.stdout.isatty() or "COLUMNS" in os.environ
-    console = Console(width=None if has_width else _WIDTH_OF_FILE)
+    console = Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else _WIDTH_OF_FILE)
     table = Table(*(Column(title, overflow="fold") for title in columns), box=box.SIMPLE)
     cells = [[_as_text(cell) for cell in row] for row in rows]
     for row in cells:

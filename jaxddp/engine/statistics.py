@@ -36,11 +36,12 @@ def with_own_statistics(
     (name,) = (name for name, arrays in state.parts.items() if EVAL_MODEL_STATE in arrays)
     own, start = state.parts[name], state.model_state
     shared = {key: arrays for key, arrays in state.parts.items() if key == DEVICE_GROUPS}
-    # A program consumes its state.
-    step, params, shared = _copied((state.step, own[EVAL_PARAMS], shared))
-    # The mean of all stacked states is evaluated. A sharded optimizer divides averages of frozen parameters, too.
-    merge = _equal if state.stacked else (lambda leaf: leaf)
-    params = jax.jit(lambda tree: jax.tree.map(merge, tree), out_shardings=way.shardings(state).params)(params)
+    # A program consumes its state, so all arrays are copied. The mean of stacked states is evaluated. A sharded
+    # optimizer divides averages of frozen parameters, too.
+    step, shared = _copied((state.step, shared))
+    copy = _equal if state.stacked else jnp.copy
+    placed = jax.jit(lambda tree: jax.tree.map(copy, tree), out_shardings=way.shardings(state).params)
+    params = placed(own[EVAL_PARAMS])
     probe = TrainState(step, params, start, STILL.init({}), shared)
 
     def updated(model_state: Any, chunk: Any) -> Any:

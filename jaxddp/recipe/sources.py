@@ -87,7 +87,7 @@ def run_as_module(path: Path, *, add_folder: bool) -> ModuleType:
 
 
 def modules_in(folder: Path) -> dict[str, Path]:
-    """Return the files of the imported modules that an import would find in a folder, by the name of the module."""
+    """Return the files of the imported modules that an import finds in a folder, by module; record their contents."""
     modules, beginning = dict[str, Path](), os.path.join(folder, "")
     for name, module in list(sys.modules.items()):
         # Compare text: thousands of modules are imported, and `Path` objects are slow.
@@ -96,7 +96,8 @@ def modules_in(folder: Path) -> dict[str, Path]:
             stem = beginning + name.replace(".", os.sep)
             if file in (f"{stem}.py", os.path.join(stem, "__init__.py")):
                 modules[name] = path = Path(file)
-                _contents.setdefault(path, path.read_bytes() if path.is_file() else b"")
+                if path not in _contents and path.is_file():
+                    _contents[path] = path.read_bytes()
     return modules
 
 
@@ -107,7 +108,7 @@ def _import_from(folder: Path) -> None:
         for name, file in modules_in(other).items():
             copy = folder / file.relative_to(other)
             if copy.is_file() and (other != folder or copy.read_bytes() != _contents[file]):
-                del _contents[file]
+                _contents.pop(file, None)
                 # A package without a file would keep the module as an attribute.
                 for each in [each for each in sys.modules if each.partition(".")[0] == name.partition(".")[0]]:
                     del sys.modules[each]

@@ -39,8 +39,8 @@ _OF_STORAGE = {
 _UNREAD = ("num_batches_tracked", "relative_position_index")
 # Keys under which training scripts store a state dict.
 _NESTING_KEYS = ("state_dict", "model", "model_state_dict")
-# Prefixes that module wrappers add to each name, in any order.
-_WRAPPERS = ("module.", "_orig_mod.", "module.")
+# Prefixes that module wrappers add to each name. Wrappers may be nested.
+_WRAPPERS = ("module.", "_orig_mod.")
 _ZIP_BEGIN = b"PK\x03\x04"
 _OLD_MAGIC = 0x1950A86A20F9469CFC6C
 _OLD_VERSION = 1001
@@ -61,9 +61,8 @@ def read(path: Path) -> dict[str, np.ndarray]:
         raise InputError(f"{path}: weights cannot be read from this kind of file; give {FORMS}")
     with files.reading(path, "give a readable file", missing=f"no such file; give {FORMS}"):
         arrays = read_state_dict(path) if path.suffix in PICKLED else _read_safetensors(path)
-    for wrapper in _WRAPPERS:
-        if arrays and all(name.startswith(wrapper) for name in arrays):
-            arrays = {name.removeprefix(wrapper): array for name, array in arrays.items()}
+    while wrapper := next((each for each in _WRAPPERS if arrays and all(name.startswith(each) for name in arrays)), ""):
+        arrays = {name.removeprefix(wrapper): array for name, array in arrays.items()}
     return {name: array for name, array in arrays.items() if not name.endswith(_UNREAD)}
 
 

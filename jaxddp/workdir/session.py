@@ -68,10 +68,9 @@ class Session:
         if self.resume_step is not None:
             state, progress = self.checkpoints.restore(self.resume_step, run.state)
             # Python may give a trained state. A stacked one was averaged, and rounded.
-            given, step = run.state, self.resume_step
-            may_differ = 0 < given.step == step and given.stacked is None
-            if given.step > step or (may_differ and checksum(given.params) != checksum(state.params)):
-                problem = f"state: it is not that of step {step:,} in {self.directory}"
+            compared = 0 < run.state.step == self.resume_step and run.state.stacked is None
+            if run.state.step > self.resume_step or (compared and checksum(run.state.params) != checksum(state.params)):
+                problem = f"state: it is not that of step {self.resume_step:,} in {self.directory}"
                 raise InputError(problem, advice=("leave it out, or give another ", Option("workdir")))
             # Process 0 reads the metrics, because other hosts may not see its last writes yet.
             metrics = self.checkpoints.validations.by_step.get(self.resume_step, {})

@@ -224,5 +224,6 @@ def with_notice(file: RecipeFile, weights: str) -> RecipeFile:
     """Return the recipe file with a line that lists the settings that were taken over, if there are any."""
     now, keys = file.config.flat(), file.taken
     listed = ", ".join(f"{key}={now[key]}" for key in sorted(keys) if now[key] is not None)
-    begin = f"{file.notice}; the" if file.notice else f"{weights}: the" + " run's" * places.is_local(weights)
+    whose = "the run's" if places.is_local(weights) else "the"
+    begin = f"{file.notice}; the" if file.notice else f"{weights}: {whose}"
     return dataclasses.replace(file, notice=f"{begin} settings are taken over: {listed}" if listed else file.notice)

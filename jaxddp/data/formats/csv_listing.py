@@ -58,7 +58,8 @@ class CsvFile(listing.Listing):
 
     def __init__(self, file: FolderFile, columns: Sequence[Sequence[str]], limit: int | None = None):
         self.file, self.classes, self._text, self._first = file, {}, file.text(limit), 1
-        if file.name.lower().endswith(".jsonl"):
+        self._is_json = file.name.lower().endswith(".jsonl")
+        if self._is_json:
             self._text = _of_json_lines(self._text, file, limit)
         first = io.StringIO(self._text, newline="").readline()
 
@@ -83,13 +84,12 @@ class CsvFile(listing.Listing):
     def rows(self, columns: Sequence[str], refuse: Refuse = raise_fault) -> Iterator[list[Any]]:
         """Yield [line number, *fields of the columns] for every row that is neither blank nor rejected."""
         reader, file, places = self._reader(), self.file, [self.header.index(name) for name in columns]
-        is_json = file.name.lower().endswith(".jsonl")
         try:
             for number, row in enumerate(reader):
                 if number % _ROWS_BETWEEN_REPORTS == 0:
                     reached(number)
                 # In place of the header, a file of JSON has its first row.
-                line = number if is_json else reader.line_num
+                line = number if self._is_json else reader.line_num
                 try:
                     check_utf8(row, file, line)
                     if len(row) != len(self.header) and row:
