@@ -508,6 +508,7 @@ def _pack_split(
             return packed_image(data, packing)
 
     ids = [os.fsencode(str(source.record(row).id)) for row in range(len(source))]
+    labels = labels_of(source).single
     shard, offset, shards = np.zeros(len(source), np.int32), np.zeros(len(source), np.int64), list[str]()
     writer = None
     with ExitStack() as open_writers:
@@ -517,8 +518,8 @@ def _pack_split(
                 shards.append(f"{split}-{len(shards):05d}.tfrecord")
                 writer = open_writers.enter_context(files.open_regular(folder / shards[-1], "wb"))
             shard[row], offset[row] = len(shards) - 1, writer.tell()
-            write_example(writer, {FEATURE: image, "id": ids[row], "label": int(source.labels[row])})
+            write_example(writer, {FEATURE: image, "id": ids[row], "label": int(labels[row])})
             progress()
-    np.savez(folder / f"{split}.npz", id=np.array(ids), label=source.labels, shard=shard, offset=offset)
+    np.savez(folder / f"{split}.npz", id=np.array(ids), label=labels, shard=shard, offset=offset)
     bytes_of_files = {name: (folder / name).stat().st_size for name in shards}
     return {"examples": len(source), "fingerprint": source.fingerprint, "files": bytes_of_files}
