@@ -237,9 +237,10 @@ def test_without_rich_a_terminal_gets_plain_lines(monkeypatch: pytest.MonkeyPatc
 def test_a_notebook_gets_one_display_and_a_history_with_a_picture(tmp_path: Path) -> None:
     program = PROGRAM.replace("drive(progress(), start=2)", "from jaxddp.training.listeners.jsonl import History")
     code = program + "history = History()\ndrive(progress(), history)\nhistory"
-    cells = [nbformat.v4.new_code_cell(text) for text in (code, "'matplotlib.pyplot' in sys.modules")]
+    error = "from jaxddp.config import load\nload('absent')"
+    cells = [nbformat.v4.new_code_cell(text) for text in (code, "'matplotlib.pyplot' in sys.modules", error)]
     notebook = nbformat.v4.new_notebook(cells=cells)
-    NotebookClient(notebook, timeout=60, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    NotebookClient(notebook, timeout=60, allow_errors=True, resources={"metadata": {"path": str(tmp_path)}}).execute()
     outputs = notebook.cells[0].outputs
     (display,) = (output for output in outputs if output.output_type == "display_data")
     assert "step 10/10" in display.data["text/html"]
@@ -249,3 +250,7 @@ def test_a_notebook_gets_one_display_and_a_history_with_a_picture(tmp_path: Path
     assert outputs[-1].data["text/plain"].startswith("History(10 logged steps, 3 epochs, 2 evaluations")
     # Drawing did not change the notebook's plotting.
     assert notebook.cells[1].outputs[0].data["text/plain"] == "False"
+    # An error shows the line of the cell, and no frame of the package.
+    place, line = "".join(notebook.cells[2].outputs[0].traceback).split("\n    load('absent')\n")
+    assert place.endswith(", line 2, in <module>") and place.count("File") == 1
+    assert line.startswith("InputError: config 'absent' does not exist; ")

@@ -21,11 +21,10 @@ from jaxddp.command_line.words import by_key, config_and_words, expand_short_for
 from jaxddp.config import Config
 from jaxddp.config.values import HELP, SHORT, bare, check_values, converted, differing, is_tree, keys_of, similar_keys
 from jaxddp.core.duration import Duration
-from jaxddp.core.errors import HelpPrinted, InputError, format_option, key_of_option
+from jaxddp.core.errors import HelpPrinted, InputError, chain, format_option, key_of_option
 from jaxddp.core.files import check_path, nearest_beside
 from jaxddp.core.phases import phase
 from jaxddp.core.process_exit import watch_alone
-from jaxddp.core.user_code import chain
 from jaxddp.recipe.file import RecipeFile, read_recipe
 from jaxddp.recipe.sources import CONFIG_FILE, TEXT_FILES, config_names, recipe_path
 

@@ -4,12 +4,15 @@ import json
 import math
 import re
 import reprlib
+import sysconfig
+import traceback
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from itertools import takewhile
+from pathlib import Path
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -307,6 +310,9 @@ def text_of(words: Words) -> str:
     return "".join(map(str, flat(words)))
 
 
+_PACKAGE = Path(__file__).parent.parent
+_NOT_USER_CODE = (_PACKAGE, _PACKAGE.parent / "configs", Path(sysconfig.get_path("stdlib")))
+_LIBRARIES = frozenset({"site-packages", "dist-packages"})
 THEN = "then"
 """Prefix of a note on an exception about a further error that it caused. The command line shows these notes."""
 
@@ -366,6 +372,12 @@ class JaxddpError(Exception):
         self.about = tuple(map(change_parts, self.about))
         self.problem, self.advice = change_parts(self.problem), change_parts(self.advice)
         self.args = (self._line(),)
+
+    def _render_traceback_(self) -> list[str]:
+        """Return the text that IPython and notebooks show: the frames of the user's code, and the message."""
+        frames = [frame for error in chain(self) for frame in traceback.extract_tb(error.__traceback__)]
+        own = traceback.format_list([frame for frame in frames if is_user_code(frame.filename)])
+        return [*own, f"{type(self).__name__}: {with_notes(str(self), self)}"]
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Values of keys may not be picklable.
@@ -437,6 +449,22 @@ def error_from(code: int, text: str) -> JaxddpError:
     error.about, (error.problem, error.advice) = tuple(map(parts_of, where)), map(parts_of, rest)
     error.args = (error._line(),)
     return error
+
+
+def chain(error: BaseException) -> Iterator[BaseException]:
+    """Iterate over an error and the errors that caused it."""
+    cause: BaseException | None = error
+    while cause is not None:
+        yield cause
+        cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
+
+
+def is_user_code(file: str) -> bool:
+    """Return whether the file of a frame belongs neither to this package, nor to a library or Python itself."""
+    if file.startswith("<"):
+        return file.startswith("<ipython-input")  # Not <frozen runpy>, or a method of a dataclass, <string>.
+    path = Path(file).absolute()
+    return not (_LIBRARIES & {*path.parts} or any(map(path.is_relative_to, _NOT_USER_CODE)))
 
 
 def with_notes(line: str, error: BaseException) -> str:

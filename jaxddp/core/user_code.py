@@ -3,17 +3,13 @@
 import contextlib
 import inspect
 import re
-import sysconfig
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxddp.core.errors import HelpPrinted, InputError, JaxddpError, with_notes
+from jaxddp.core.errors import HelpPrinted, InputError, JaxddpError, chain, is_user_code, with_notes
 
-_PACKAGE = Path(__file__).parent.parent
-_NOT_USER_CODE = (_PACKAGE, _PACKAGE.parent / "configs", Path(sysconfig.get_path("stdlib")))
-_LIBRARIES = frozenset({"site-packages", "dist-packages"})
 _LONGEST = 500
 _FRAME = re.compile(r'^  File "(.+)", line (\d+), in (.+)$', re.MULTILINE)
 _MARK = "jaxddp: "
@@ -43,12 +39,12 @@ def place_of(error: BaseException) -> CodePlace | None:
     """Return the innermost frame of the user's code in the traceback of an error or its causes, if any."""
     for cause in chain(error):
         # XLA puts the traceback of a callback into the message of its error.
-        frames_in_text = [frame for frame in _FRAME.findall(str(cause)) if _is_user_code(frame[0])]
+        frames_in_text = [frame for frame in _FRAME.findall(str(cause)) if is_user_code(frame[0])]
         if frames_in_text:
             file, line, name = frames_in_text[-1]
             return CodePlace(Path(file), int(line), _name_of(name))
         frames = traceback.walk_tb(cause.__traceback__)
-        if of_user := [(frame, line) for frame, line in frames if _is_user_code(frame.f_code.co_filename)]:
+        if of_user := [(frame, line) for frame, line in frames if is_user_code(frame.f_code.co_filename)]:
             frame, line = of_user[-1]
             return CodePlace(Path(frame.f_code.co_filename).absolute(), line, _name_of(frame.f_code.co_qualname))
     return None
@@ -136,22 +132,6 @@ def remove_description(error: BaseException) -> None:
     """Remove the line that `describing_errors` added."""
     notes = getattr(error, "__notes__", [])
     notes[:] = [note for note in notes if not note.startswith(_MARK)]
-
-
-def chain(error: BaseException) -> Iterator[BaseException]:
-    """Iterate over an error and the errors that caused it."""
-    cause: BaseException | None = error
-    while cause is not None:
-        yield cause
-        cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
-
-
-def _is_user_code(file: str) -> bool:
-    path = Path(file).absolute()
-    return not (
-        # For example <frozen runpy>.
-        file.startswith("<") or _LIBRARIES & {*path.parts} or any(map(path.is_relative_to, _NOT_USER_CODE))
-    )
 
 
 def _name_of(function: str) -> str:
