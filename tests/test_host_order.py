@@ -101,6 +101,6 @@ def test_a_process_evaluates_its_rows_once_and_then_padding(own, others, size):
 
 
 def test_a_batch_is_not_larger_than_all_data():
-    message = "batch size 11: the batch is larger than the data set of 10 examples; use at most 10"
+    message = "train.batch_size=11 is larger than the data set of 10 examples; use at most 10"
     with pytest.raises(InputError, match=message):
         UnitedOrder(10, 11, 0, (6, 4), 7)

@@ -76,7 +76,7 @@ def test_evaluation_has_every_row_once_and_pads_with_minus_one(num_examples: int
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: SampleOrder(10, 11, 0), "batch size 11: the batch is larger than the data set of 10 examples; use at"),
+        (lambda: SampleOrder(10, 11, 0), "train.batch_size=11 is larger than the data set of 10 examples; use at"),
         (lambda: SampleOrder(10, 0, 0), "batch_size=0: expected 1 to 2,147,483,647"),
         (lambda: EvalOrder(0, 4), "num_examples=0: expected 1 to 2,147,483,647"),
         (lambda: SampleOrder(10, 2, -1), "seed=-1: expected 0 to 9,223,372,036,854,775,807"),

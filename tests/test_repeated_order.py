@@ -105,7 +105,7 @@ def test_copies_of_an_example_are_augmented_differently():
     [
         (3, 16, "data.repeats=3 does not divide train.batch_size=16; a batch of 15 or 18 would do"),
         (20, 16, "data.repeats=20 does not divide train.batch_size=16; a batch of 20 would do"),
-        (2, 60, "batch size 60: the batch is larger than the data set of 50 examples; use at most 50"),
+        (2, 60, "train.batch_size=60 is larger than the data set of 50 examples; use at most 50"),
         (0, 16, "data.repeats=0: expected 1 to 100"),
     ],
 )

@@ -113,8 +113,8 @@ class SampleOrder:
     def __post_init__(self) -> None:
         check_values(self)
         if self.batch_size > self.num_examples:
-            fault = f"the batch is larger than the data set of {counted(self.num_examples, 'example')}"
-            raise InputError(f"batch size {self.batch_size}: {fault}; use at most {self.num_examples}")
+            fault = f" is larger than the data set of {counted(self.num_examples, 'example')}"
+            raise InputError(Key("train.batch_size", self.batch_size), fault, advice=f"use at most {self.num_examples}")
 
     @property
     def num_slots(self) -> int:
