@@ -248,9 +248,9 @@ def test_a_listener_may_have_only_some_of_the_methods(setup):
     listener = PartialListener()
     train(jaxddp.softmax_cross_entropy, setup, listeners=[listener], log_every="1 step")
     assert listener.steps == (1, 2, 3, 4, 5, 6)
-    listener.end = None
+    listener.first_steps = None
     assert error_line(train, jaxddp.softmax_cross_entropy, setup, listeners=[listener]) == (
-        "listeners: PartialListener.end is None; define a method PartialListener.end(self, run)"
+        "listeners: PartialListener.first_steps is None; define a method PartialListener.first_steps(self, record)"
     )
 
 

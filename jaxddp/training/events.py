@@ -238,7 +238,7 @@ class RunEnd:
     averaged: Mapping[str, float] = field(default_factory=dict)
 
 
-METHODS = {"start": "run", "step": "record", "evaluation": "record", "end": "run"}
+METHODS = {"start": "run", "step": "record", "first_steps": "record", "evaluation": "record", "end": "run"}
 """The methods of a listener, in the order of their calls, and the name of each method's argument."""
 
 
