@@ -157,7 +157,7 @@ EMPTY_OF_HUGE_SHAPE = header('{"w":{"dtype":"F32","shape":[0,4611686018427387904
         ("w.safetensors", OF_FLOAT4, "w.safetensors: conv has dtype F4, which cannot be read; save it as F32 or BF16$"),
         ("w.safetensors", EMPTY_OF_HUGE_SHAPE, r"w.safetensors: not a complete .safetensors file \(array is too big"),
         ("w.npz", b"no", "w.npz: weights cannot be read from this kind of file; give a .safetensors file, a .pth"),
-        ("absent.safetensors", None, "absent.safetensors: no such file; give a .safetensors file"),
+        ("runs/absent", None, "runs/absent: no such file; give a .safetensors file"),
         ("absent.pth", None, "absent.pth: no such file; give a .safetensors file"),
         (".", None, "not the work directory of a run: it has no folder checkpoints/; give a .safetensors"),
     ],

@@ -57,7 +57,7 @@ def read(path: Path) -> dict[str, np.ndarray]:
     Raises:
         InputError: the file is missing, damaged or of another kind; see also `read_state_dict`.
     """
-    if path.suffix not in (".safetensors", *PICKLED):
+    if path.suffix not in (".safetensors", *PICKLED) and os.path.exists(path):
         raise InputError(f"{path}: weights cannot be read from this kind of file; give {FORMS}")
     with files.reading(path, "give a readable file", missing=f"no such file; give {FORMS}"):
         arrays = read_state_dict(path) if path.suffix in PICKLED else _read_safetensors(path)
