@@ -365,7 +365,7 @@ def test_an_impossible_path_raises_a_one_line_error(words, path, reason, tmp_pat
     ("words", "expected"),
     [
         ("tarin digits", "unknown command 'tarin'; did you mean 'train'?"),
-        ("train", "the first argument is the config; there are: "),
+        ("eval", "eval: begin with a run, a recipe or a config; there are: "),
         ("train digitss", "did you mean 'digits'?"),
         ("train nowhere/digits.py", "did you mean 'digits'?"),
         ("eval digits --workdir /nonexistent/run", "no such work directory"),

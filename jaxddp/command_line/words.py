@@ -28,7 +28,7 @@ def config_and_words(command: str, words: Sequence[str]) -> tuple[str, list[str]
     Raises: InputError if there is no config, or another one: `--config my.yaml`.
     """
     if not words or (words[0].startswith("-") and words[0] not in HELP):
-        raise InputError(f"{command}: the first argument is the config; there are: {', '.join(config_names())}")
+        raise InputError(f"{command}: begin with a run, a recipe or a config; there are: {', '.join(config_names())}")
     for word, following in itertools.pairwise([*words[1:], "FILE"]):
         if word.partition("=")[0] == CONFIG_OPTION:
             other = word.partition("=")[2] or following
