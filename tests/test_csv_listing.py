@@ -96,7 +96,7 @@ NO_IMAGES, NO_LABELS = (f":1: no column of {cells} by a usual name, found" for c
     [
         ("picture,kind,label\na.png,a,cat\n", f"train.csv{NO_IMAGES} 'pi"),
         ("id;w;breed\na.png;2;x\n", f"train.csv{NO_LABELS} 'id', 'w', 'b"),
-        ("", f"TRAIN.CSV{NO_IMAGES} none; name one by data.columns image=NAME"),
+        ("", f"TRAIN.CSV{NO_IMAGES} an empty line; name one by data.columns image=NAME"),
         (b"\xff\xfea", "train.csv: damaged UTF-16"),
         ("a.png\tcat\tx\n", f"train.tsv{NO_IMAGES} 'a.png', 'cat'"),
         ("path,label,Path\na.png,cat,b\n", "train.csv:1: columns 1 and 3 have the same name"),

@@ -287,7 +287,8 @@ def choose_columns(listing: Listing, data: DataConfig, divider: str | None = Non
         labels = rest if data.targets else _classes(listing, rest)
     if image is None or not labels:
         role = "label" if image else "image"
-        fault = f"{listing.top}: no column of {role}s by a usual name, found {some([*map(show, header)], 12) or 'none'}"
+        found = some([*map(show, header)], 12) or "an empty line"
+        fault = f"{listing.top}: no column of {role}s by a usual name, found {found}"
         raise InputError(fault, advice=("name one by ", Key("data.columns"), f" {role}=NAME"))
     check_columns(header, [*filter(None, (image, *labels, group, divider, weight))], listing.top)
     names = () if form != "one label" else listing.classes.get(labels[0], ())
