@@ -80,7 +80,7 @@ __all__ += ["show_inputs", "show_predictions", "tf_dataset", "write_sample"]
 def resnet(
     name: str, num_classes: int, *, dtype: Any = "float32", param_dtype: Any = "float32", **options: Any
 ) -> ResNet:
-    """Return a ResNet by name: "resnet10", "resnet18", "resnet34", "resnet50", "resnet101" or "resnet152".
+    """Return a ResNet by name, such as "resnet18", "resnet50d", "seresnet50", "resnext50_32x4d" or "wide_resnet50_2".
 
     Args:
         name: the name of the network.
