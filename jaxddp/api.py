@@ -476,11 +476,11 @@ def _which(step: str | int) -> str:
     return step if isinstance(step, str) else str(checked(step, int, "step"))
 
 
-_OPENING_KEYS = ("fold", *TABLE_KEYS)
-"""The keys of `data` that are further arguments of `open_data`."""
+_OPENING_KEYS = ("path", "val_share", "classes", "manifest", "fold", *TABLE_KEYS)
+"""The keys of `data` that are arguments of `open_data`."""
 
 
-@errors_name_arguments({f"data.{key}": key for key in ("path", "val_share", "classes", "manifest", *_OPENING_KEYS)})
+@errors_name_arguments({f"data.{key}": key for key in _OPENING_KEYS})
 def open_data(
     path: str | os.PathLike[str],
     val_share: float | None = None,

@@ -177,8 +177,8 @@ def test_folds_are_a_table_that_opens_and_a_group_in_both_splits_is_an_error(tmp
     train, val = jaxddp.open_data("b.csv", 0.5, group_column="patient")
     folds = [jaxddp.open_data("b.csv", fold=f"{fold}/2", group_column="patient")[1] for fold in range(2)]
     assert (len(train), len(val), sum(map(len, folds))) == (6, 6, 12)
-    with pytest.raises(InputError, match="open_data: unknown argument 'group'; there are: columns"):
-        jaxddp.open_data("b.csv", group="patient")
+    with pytest.raises(InputError, match="open_data: unknown argument 'val_shar'; did you mean 'val_share'"):
+        jaxddp.open_data("b.csv", val_shar=0.5)
     with pytest.raises(InputError, match=r"data split: /1 has no label \(1 of 2 images have none\)"):
         write_folds(with_groups([0, 1], [0, -1]), 2, Path("c.csv"), DataConfig())
     keys |= {"group_column": "patient", "path": "b.csv", "val_fold": "1"}
