@@ -64,9 +64,16 @@ def test_listeners_are_called_in_the_order_that_fit_documents(tmp_path, monkeypa
         ("start", 0), ("step", 3), ("step", 4), ("step", 6), ("step", 7), ("evaluation", 7), ("step", 8),
         ("evaluation", 8), ("end", "done")
     ]  # fmt: skip
-    # The end of an epoch and the last step are logged whatever the cadence.
+    ready: list[bool] = []
+
+    def own_statistics(state):
+        ready.append(all(leaf.is_ready() for leaf in jax.tree.leaves(state)))
+        return state
+
+    # The end of an epoch and the last step are logged whatever the cadence. The time of unfinished steps is not paused.
+    monkeypatch.setattr(RunSetup, "own_statistics", lambda self: own_statistics)
     _, recorder = run(setup_of(), plan_of(9, log="1000 steps", eval="0 steps", checkpoint="0 steps"))
-    assert recorder.moments == [("start", 0), ("step", 7), ("step", 9), ("end", "done")]
+    assert recorder.moments == [("start", 0), ("step", 7), ("step", 9), ("end", "done")] and ready == [True]
 
 
 @pytest.mark.parametrize(("log", "reported"), [("1000 steps", [10]), ("6 steps", [])])

@@ -56,9 +56,6 @@ def chart(charts, title: str) -> Chart:
     return next(chart for chart in charts if chart.title == title)
 
 
-# --- Curves ---
-
-
 def test_the_time_of_a_step_is_the_sum_of_the_earlier_steps_times(tmp_path):
     (run,) = runs_of(tmp_path, 1)
     expected, total, before = {}, 0.0, 0
@@ -118,9 +115,6 @@ def test_a_loss_with_a_wide_range_starts_with_a_logarithmic_axis(tmp_path, losse
     assert page.is_wide == wide
     html = render(page)
     assert ('data-scale="log" aria-pressed="true"' in html) == (wide and bool(page.curves))
-
-
-# --- Seeds and settings ---
 
 
 def test_mean_and_spread_over_seeds_are_those_of_numpy(tmp_path):
@@ -291,9 +285,6 @@ def test_the_tables_have_steps_metrics_and_speed(tmp_path):
     assert cells["waiting for data"] == f"{np.median([row['data_wait_fraction'] for row in train]):.1%}"
     assert (cells["peak memory"], cells["devices"], cells["processes"]) == ("40 MB", "2", "1")
     assert cells["validation"] == "2.0 s" and "FLOP utilization" not in cells
-
-
-# --- Classes ---
 
 
 def test_confusions_and_accuracies_are_counted_as_by_hand():

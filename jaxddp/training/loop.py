@@ -70,8 +70,10 @@ def fit(run: Run) -> TrainState:
                 at_step(done)
                 traced.done(done, state)
                 if plan.is_last(done) and run.own_statistics:
-                    with loop.clock.paused(), phase("device", "computing statistics of the averaged parameters"):
-                        state = run.own_statistics(state)
+                    with phase("device", "computing statistics of the averaged parameters"):
+                        jax.block_until_ready(state)  # The steps that the devices still compute are training time.
+                        with loop.clock.paused():
+                            state = run.own_statistics(state)
                 loop.record_and_save(done, state)  # 3, 4
                 measured = loop.validate(done, state)  # 5
                 state = loop.apply_validation(done, state, measured)  # 6
@@ -237,16 +239,15 @@ class _Loop:
         return metrics, *rates
 
     def record(self, step: int, state: TrainState) -> None:
-        metrics, images_per_second, data_wait = self.fetch(state)
+        metrics, speed, data_wait = self.fetch(state)
         run, plan, epoch_end, rate = self.run, self.plan, None, None
         if plan.epochs.due(step):
             epoch_end = events.EpochMetrics(plan.epochs.count(step), self.sums.end_epoch(), self.clock.end_epoch())
         if run.learning_rate is not None:
             rate = float(run.learning_rate(step - 1)) * rate_factor(run.parts, state)
-        used, self._recent = run.usage(images_per_second, self._recent.mean()), MeanCost()
+        used, self._recent = run.usage(speed, self._recent.mean()), MeanCost()
         side, left = run.growth and run.growth.side(step - 1), plan.validations_from(step) if run.evaluator else 0
-        timing = rate, images_per_second, data_wait
-        record = events.StepRecord(step, plan.epoch(step), metrics, *timing, epoch_end, used, side, left)
+        record = events.StepRecord(step, plan.epoch(step), metrics, rate, speed, data_wait, epoch_end, used, side, left)
         # At the first record, listeners open files and import libraries, which takes seconds and is not training time.
         with nullcontext() if self._logged_once else self.clock.paused():
             self.notifier.notify("step", record)
