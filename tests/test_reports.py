@@ -354,6 +354,7 @@ def test_no_name_is_interpreted_as_markup(tmp_path):
     content = json.loads(figures)
     names = [trace.get("name", "") for entry in content["charts"] for trace in entry["data"]]
     assert all("<" not in name for name in names) and any("&lt;img" in name for name in names)
+    assert "&quot;" not in str(content)  # Plotly would show it.
 
 
 def test_the_same_runs_give_the_same_bytes_and_the_page_loads_no_other_file(tmp_path):

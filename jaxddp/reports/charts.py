@@ -126,7 +126,7 @@ def _published(runs: Sequence[RunFiles], metric: str) -> Plotly:
         shapes.append(across | style | {"y0": each.value - spread, "y1": each.value + spread, "opacity": 0.4})
         note = {"xref": "paper", "x": 0, "xanchor": "left", "y": each.value + spread, "yanchor": "bottom"}
         text = f"published {each}{'' if each.deviation else ', spread unknown'}"
-        notes.append(note | {"text": html.escape(text), "showarrow": False})
+        notes.append(note | {"text": html.escape(text, quote=False), "showarrow": False})
     return {"shapes": shapes, "annotations": notes}
 
 
@@ -146,7 +146,8 @@ def _trace(name: str, values: np.ndarray, meta: Plotly, colour: str, style: Plot
     has_markers = finite == 1 or ("marker" in style and finite <= 30)
     mode, value = "lines+markers" if has_markers else "lines", "%{y:.2%}" if is_share(metric) else "%{y:.5g}"
     meta |= {"rows": rows.tolist()} if len(rows) < len(values) else {}
-    trace = {"type": "scatter", "name": html.escape(name), "mode": mode, "hovertemplate": f"%{{x}}: {value}"}
+    trace = {"type": "scatter", "name": html.escape(name, quote=False), "mode": mode}
+    trace |= {"hovertemplate": f"%{{x}}: {value}"}
     return {**trace, **style, "line": style["line"] | {"color": colour}, "y": numbers(values[rows]), "meta": meta}
 
 

@@ -181,7 +181,7 @@ def _accuracies(runs: Sequence[RunClasses]) -> TextTable:
 
 
 def _matrix(chart: str, outcome: Outcome) -> Chart:
-    counts, names = outcome.confusion, [html.escape(name) for name in outcome.class_names]
+    counts, names = outcome.confusion, [html.escape(name, quote=False) for name in outcome.class_names]
     totals = counts.sum(1, keepdims=True)
     shares = counts / np.maximum(totals, 1)
 
@@ -198,7 +198,7 @@ def _matrix(chart: str, outcome: Outcome) -> Chart:
     axis = _NO_AXIS
     if len(names) <= _WITH_COUNTS:
         heatmap |= {"text": [[str(n) if n else "" for n in row] for row in counts.tolist()], "texttemplate": "%{text}"}
-        short = [html.escape(short_class_name(name)) for name in outcome.class_names]
+        short = [html.escape(short_class_name(name), quote=False) for name in outcome.class_names]
         axis = {"tickvals": [*classes], "ticktext": short, "showgrid": False, "zeroline": False}
     x = {**axis, "title": {"text": "taken for"}, "constrain": "domain"}
     y = {**axis, "title": {"text": "class"}, "autorange": "reversed", "scaleanchor": "x"}
@@ -296,10 +296,11 @@ def traces(
         points: float[N, 2].
         labels, guesses: int[N], the classes and the predicted classes.
     """
-    data, classes = [], [html.escape(name) for name in class_names]
+    names, classes = ([html.escape(name, quote=False) for name in each] for each in (names, class_names))
+    data = []
     for label in np.unique(labels).tolist():
         members = np.flatnonzero(labels == label)
-        hover = [f"{html.escape(names[row])}<br>{classes[label]}, taken for {classes[guesses[row]]}" for row in members]
+        hover = [f"{names[row]}<br>{classes[label]}, taken for {classes[guesses[row]]}" for row in members]
         symbols = ["circle" if guesses[row] == label else "x" for row in members]
         marker = {"color": _colour(label, len(classes)), "size": 6, "opacity": 0.8, "symbol": symbols}
         trace = {"type": "scatter", "mode": "markers", "name": classes[label], "marker": marker, "hoverinfo": "text"}

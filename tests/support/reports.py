@@ -20,7 +20,7 @@ BATCH_SIZE, EXAMPLES, EPOCHS, LOG_EVERY = 32, 320, 4, 5
 """10 steps an epoch."""
 STEPS = EPOCHS * EXAMPLES // BATCH_SIZE
 
-HOSTILE = "</script><script>alert(1)</script><b>&amp;{{ 7 * 7 }}"
+HOSTILE = '</script><script>alert(1)</script><b>"&amp;{{ 7 * 7 }}'
 
 
 def write_run(directory: Path, seed: int = 0, status: str | None = "done", **changes: Any) -> Path:
