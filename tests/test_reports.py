@@ -342,9 +342,6 @@ def test_a_row_of_the_matrix_holds_the_shares_of_a_class():
     np.testing.assert_allclose(matrix.data[0]["z"], counts / counts.sum(1)[:, None], atol=1e-4)
 
 
-# --- The page ---
-
-
 def test_no_name_is_interpreted_as_markup(tmp_path):
     html = render(hostile_page(tmp_path))
     assert "alert(1)" in html and "<script>alert" not in html and "<img src=x" not in html and "<i>b</i>" not in html

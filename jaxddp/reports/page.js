@@ -61,9 +61,11 @@
 
   /** A logarithmic axis; plotly's own minor tick labels are too small to read. */
   function logarithmic(chart) {
-    const values = chart.data.flatMap((trace) => trace.y).filter((value) => value > 0);
+    const shown = chart.data.filter((trace) => !chosen.hidden.has(trace.meta.run));
+    const values = shown.flatMap((trace) => trace.y).filter((value) => value > 0);
     const [most, least] = [Math.max, Math.min].map((of) => values.reduce((one, other) => of(one, other), values[0]));
-    if (most > 1e9 * least) return { type: "log", exponentformat: "e" };
+    // A narrow range may lie between two of the ticks below. Plotly divides it evenly.
+    if (most > 1e9 * least || most < 5 * least) return { type: "log", exponentformat: "e" };
     const digits = most > 1000 * least ? [1] : [1, 2, 5];
     const powers = Array.from({ length: 41 }, (_, place) => place - 20);
     return { type: "log", tickvals: powers.flatMap((power) => digits.map((digit) => Number(`${digit}e${power}`))) };

@@ -144,4 +144,6 @@ def test_markup_in_names_is_text(browser, tmp_path):
     assert HOSTILE in headings and "<i>b</i>" in headings
     ticks = browser.run("[...document.querySelectorAll('.square .ytick text')].map(tick => tick.textContent)")
     assert "<i>b</i>" in ticks
+    press(browser, "[data-scale=log]")  # Its losses are between 2 and 5.
+    assert browser.run("document.querySelectorAll('#curve-0 .ytick').length") > 2
     assert browser.run("document.scrollingElement.scrollWidth") <= PHONE[0]

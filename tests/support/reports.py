@@ -77,7 +77,8 @@ def outcome_of_noise(count: int = 60, names: tuple[str, ...] = ("a", "b", "c", "
 def hostile_page(folder: Path) -> Page:
     """Return a page on which every value from a run contains markup."""
     workdir = write_run(folder / "<img src=x onerror=alert(2)>", 0, model={"weights": HOSTILE})
-    rows = [row | {HOSTILE: 1.0} for row in metric_rows(np.random.default_rng(0))]
+    rows = metric_rows(np.random.default_rng(0))
+    rows = [row | {HOSTILE: 1.0, "loss": row["loss"] + 2.1, "epoch_loss": None} for row in rows]
     (workdir / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (workdir / "result.json").write_text(json.dumps({"status": HOSTILE, "step": 40}))
     runs = read_runs([workdir])
