@@ -355,8 +355,11 @@ def speed_table(runs: Sequence[RunFiles], colours: Sequence[str]) -> TextTable:
     titles = ("run", "images/s", "waiting for data", "FLOP utilization", "peak memory", "devices", "processes")
     titles, rows = (*titles, "training", "validation"), []
     for run, colour in zip(runs, colours, strict=True):
-        cells = [_over_steps(run, name, np.nanmedian) for name in ("images_per_second", *_SHARES)]
-        cells.append(_over_steps(run, "peak_memory", np.nanmax))
+        cells = [_median(run, name) for name in ("images_per_second", *_SHARES)]
+        # The last validation, which may need the most memory, comes after the last logged step.
+        peaks = [*run.series.train.get("peak_memory", ()), run.result.get("peak_memory")]
+        known = [float(peak) for peak in peaks if isinstance(peak, int | float) and math.isfinite(peak)]
+        cells.append(number("peak_memory", max(known, default=None)))
         counts = (run.result.get(name) for name in ("devices", "processes"))
         cells += [str(count) if isinstance(count, int) else NOTHING for count in counts]
         training = None if run.seconds is None else float(run.seconds[-1])
@@ -367,9 +370,9 @@ def speed_table(runs: Sequence[RunFiles], colours: Sequence[str]) -> TextTable:
     return TextTable(titles, rows)
 
 
-def _over_steps(run: RunFiles, metric: str, reduce: Callable[[np.ndarray], Any]) -> str:
-    values = run.series.train.get(metric)
-    return number(metric, None if values is None or not np.isfinite(values).any() else float(reduce(values)))
+def _median(run: RunFiles, metric: str) -> str:
+    values = run.series.train.get(metric, np.zeros(0))
+    return number(metric, float(np.nanmedian(values)) if np.isfinite(values).any() else None)
 
 
 Settings = dict[str, tuple[str, ...]]
