@@ -144,6 +144,7 @@ CASES = (
     ((0.97, 0.95), {"runs": 4, "deviation": 0.02}, "2.00 ± 1.41 points, not more than two standard errors"),
     ((0.98, 0.96), {"runs": 4, "deviation": 0.006}, "3.00 ± 1.04 points, more than two standard errors"),
     ((0.9,), {}, "-4.00 ± 3.00 points, not more than two standard errors"),
+    ((-0.1,), {}, "-104.00 points, whose standard error is unknown"),
     ((0.8,), {"runs": 1}, "-14.00 ± 4.00 points, more than two standard errors"),
 )
 

@@ -475,7 +475,7 @@ class Estimate(NamedTuple):
     @property
     def error(self) -> float:
         """The standard error of the mean: over the runs, or of a share of the images for a single run; else NaN."""
-        if math.isnan(self.deviation) and self.images and is_share(self.metric):
+        if math.isnan(self.deviation) and self.images and is_share(self.metric) and 0 <= self.mean <= 1:
             return math.sqrt(self.mean * (1 - self.mean) / self.images)
         return self.deviation / math.sqrt(self.runs)
 
