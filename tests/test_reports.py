@@ -392,13 +392,14 @@ def write(name: str, content: str):
     ],
 )
 def test_a_run_with_a_missing_or_damaged_file_is_still_reported(tmp_path, capfd, spoil, fault):
-    workdir, other = write_run(tmp_path / "spoilt"), write_run(tmp_path / "whole", 1)
+    workdir, other = write_run(tmp_path / "bad\x1b"), write_run(tmp_path / "whole", 1)
     spoil(workdir)
     assert main(["report", str(workdir), str(other), "--out", str(tmp_path / "r.html"), "--no-predictions"]) == 0
-    assert capfd.readouterr().err == ""
+    printed = capfd.readouterr()
+    assert printed.err == "" and "\x1b" not in printed.out
     for runs in ([workdir, other], [workdir]):
         page = Page(read_runs(runs))
-        assert [fault and line.startswith(f"spoilt: {fault}") for line in page.faults] == [True] * (fault is not None)
+        assert [fault and line.startswith(f"bad\x1b: {fault}") for line in page.faults] == [True] * (fault is not None)
 
 
 def test_a_metric_that_is_not_finite_is_not_the_best(tmp_path):

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jaxddp.core.files as files
-from jaxddp.core.errors import InputError, counted, not_installed, size
+from jaxddp.core.errors import InputError, counted, not_installed, on_screen, size
 from jaxddp.core.user_code import describe_error
 from jaxddp.recipe.file import RecipeFile
 from jaxddp.reports import tables
@@ -88,7 +88,7 @@ def _write(runs: Sequence[tables.RunFiles], out: Path, images_of: "ImagesOf | No
     content = render(page).encode(errors="replace")
     files.replace(out, content)
     summary = f"{out}: {counted(len(runs), 'run')}, {size(len(content))}"
-    return "\n".join([summary, *page.comparisons, *page.faults, *page.class_faults])
+    return "\n".join(map(on_screen, [summary, *page.comparisons, *page.faults, *page.class_faults]))
 
 
 class Page:

@@ -248,7 +248,7 @@ def _series(directory: Path, validations: ValidationFile | None) -> tuple[Series
         rows = [row for _, row in parse(directory / METRICS)]
     except InputError as error:
         is_missing = not (directory / METRICS).exists()
-        fault = f"{METRICS} is missing" if is_missing else str(error).removeprefix(f"{directory}/")
+        fault = f"{METRICS} is missing" if is_missing else str(error).removeprefix(wording.on_screen(f"{directory}/"))
         return series(()), f"{fault}; its curves are left out"
     columns, losses = series(rows), {row["step"]: row.get("loss") for row in rows if row["split"] == VAL}
     if columns.train and (np.diff(columns.train["step"]) < 0).any():
