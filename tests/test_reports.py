@@ -363,9 +363,6 @@ def test_the_same_runs_give_the_same_bytes_and_the_page_loads_no_other_file(tmp_
     assert "http:" not in page and "https:" not in page and "default-src 'none'" in page
 
 
-# --- Runs with missing or damaged files ---
-
-
 def delete(name: str):
     return lambda workdir: (workdir / name).unlink()
 
@@ -436,9 +433,6 @@ def test_reports_without_predictions_do_not_import_jax(tmp_path):
     program += f"codes = [main({report!r}), main(['runs', {str(tmp_path)!r}])]; print(codes, 'jax' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
     assert done.stdout.splitlines()[-1] == "[0, 0] False", done.stderr
-
-
-# --- A real run ---
 
 
 @pytest.fixture(scope="module")
