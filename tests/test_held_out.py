@@ -19,7 +19,7 @@ from jaxddp.config import DataConfig
 from jaxddp.core.errors import InputError
 from jaxddp.data.division import GROUPS, folds, held_out_rows, write_folds
 from jaxddp.data.division import held_out as divide_table
-from jaxddp.data.opening import open_splits
+from jaxddp.data.opening import open_one_split, open_splits
 from jaxddp.data.storage.store import LocalFiles
 from jaxddp.data.table import ExampleTable
 
@@ -188,10 +188,10 @@ def test_folds_are_a_table_that_opens_and_a_group_in_both_splits_is_an_error(tmp
 def test_a_function_of_the_path_groups_images_of_any_format(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     root = write(tmp_path / "set", *NAMES)
     monkeypatch.setitem(GROUPS, "pair", lambda path: int(path[4]) // 2)
-    train, val = open_splits(DataConfig(path=str(root), val_share=0.4, group_column="pair")).values()
+    train, val = open_splits(data := DataConfig(path=str(root), val_share=0.4, group_column="pair")).values()
     assert not {name[4] for name in ids(train)} & {name[4] for name in ids(val)} and len(val) == 4
+    assert ids(open_one_split([str(root)], data)) == ids(val)
     monkeypatch.setitem(GROUPS, "pair", lambda path: path[40])
-    message = refusal(DataConfig(path=str(root), val_share=0.4, group_column="pair"))
+    message = refusal(data)
     assert message.startswith("GROUPS['pair']: ") and message.endswith("IndexError: string index out of range")
-    message = refusal(DataConfig(path=str(root), val_share=0.4, group_column="other"))
-    assert message.endswith("is of the format folders; leave data.group_column out")
+    assert "the format folders; leave data.group_column" in refusal(dataclasses.replace(data, group_column="other"))

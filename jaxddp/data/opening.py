@@ -123,16 +123,16 @@ def open_validation_split(data: DataConfig) -> SourceTable:
 
     Raises: see `open_full_splits`.
     """
-    return _open_labelled(_place(data))
+    return _open_labelled(_place(data), data.group_column)
 
 
 @_reading()
-def _open_labelled(place: Place, split: Split | None = None) -> SourceTable:
+def _open_labelled(place: Place, group_column: str | None, split: Split | None = None) -> SourceTable:
     """Open one split, without the other one if that is possible; by default, as `open_validation_split`."""
     data_format, found = _recognized(place)
     is_divided = data_format.divided(found)
     if place.data.held_out is not None:
-        return open_full_splits(place.data)[split or "val"]
+        return open_full_splits(dataclasses.replace(place.data, group_column=group_column))[split or "val"]
     if split == "val" and not is_divided:
         raise InputError(f"--split val: {place.address} has no validation split; leave it out for all images")
     split = (split or "val") if is_divided else "train"
@@ -234,7 +234,7 @@ def open_one_split(paths: Sequence[str], data: DataConfig, split: Split | None =
         if split is not None:
             raise InputError(f"--split {split}: {path} is no data set with splits; leave it out")
         return open_inputs(paths, data)
-    return _open_labelled(place, split)
+    return _open_labelled(place, data.group_column, split)
 
 
 def _whole_place(path: str, data: DataConfig) -> Place:
