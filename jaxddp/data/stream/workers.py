@@ -87,7 +87,8 @@ class Worker:
     """A process that runs tasks. One thread at a time may use it."""
 
     def __init__(self) -> None:
-        command = [sys.executable, "-c", f"from {__name__} import serve; serve()"]
+        # With -P, a file of the working directory, such as numbers.py, does not take the place of a module.
+        command = [sys.executable, "-P", "-c", f"from {__name__} import serve; serve()"]
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
         # In its own session, it gets no signal of a terminal: the parent may first save its state.
         pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
