@@ -8,22 +8,20 @@ from pathlib import Path
 import pytest
 
 from jaxddp.core.errors import InputError, Unreachable
-from jaxddp.core.files import in_turn, one_at_a_time, whole_folder
+from jaxddp.core.files import in_turn, one_at_a_time, reading, whole_folder
 
 HOLDS = """
-import sys, time
-from pathlib import Path
+import pathlib, sys, time
 from jaxddp.core.files import one_at_a_time
-with one_at_a_time(Path(sys.argv[1]), 9):
+with one_at_a_time(pathlib.Path(sys.argv[1]), 9):
     print("locked", flush=True)
     time.sleep(60)
 """
 
 WRITES = """
-import sys, time
-from pathlib import Path
+import pathlib, sys, time
 from jaxddp.core.files import whole_folder
-with whole_folder(Path(sys.argv[1])) as folder:
+with whole_folder(pathlib.Path(sys.argv[1])) as folder:
     (folder / "large").write_text("x")
     (folder / "deep").mkdir()
     print("written", flush=True)
@@ -61,13 +59,15 @@ def test_the_wait_for_another_process_has_an_end(tmp_path):
         pass
 
 
-def test_a_lock_on_a_file_server_that_is_away_counts_as_held(tmp_path, monkeypatch):
+def test_a_file_server_that_is_away_holds_locks_and_is_no_fault_of_a_file(tmp_path, monkeypatch):
     def stale(*_, **__):
         raise OSError(errno.ESTALE, "Stale file handle")
 
     monkeypatch.setattr(Path, "mkdir", stale)
     with in_turn(tmp_path / "new" / "w.lock", 0) as is_held:
         assert is_held
+    with pytest.raises(Unreachable, match="a.jpg: cannot be read .* check the disk"), reading("a.jpg", ""):
+        stale()
 
 
 def test_without_a_writable_folder_nothing_is_locked(tmp_path):

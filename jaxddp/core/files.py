@@ -54,16 +54,17 @@ def readable_errors(path: Path) -> Iterator[None]:
 
 @contextmanager
 def reading(where: Path | str, advice: Words, *, missing: Words | None = None) -> Iterator[None]:
-    """Turn an OSError in the block into an InputError about `where`. `missing` is the message for a missing file."""
+    """Turn an OSError in the block into an error about `where`; see `check_server`. `missing`: if there is no file."""
     try:
         yield
     except OSError as error:
         if missing is not None and isinstance(error, FileNotFoundError):
             raise InputError(f"{where}: ", missing) from None
+        check_server(where, error)
         raise InputError(f"{where}: cannot be read ({error.strerror})", advice=advice) from None
 
 
-def check_server(where: Path, error: OSError) -> None:
+def check_server(where: Path | str, error: OSError) -> None:
     """Raise `Unreachable` if a read error comes from the file server, and not from the file."""
     if error.errno in _AWAY:
         raise Unreachable(f"{where}: cannot be read ({error.strerror}); {_SERVER_ADVICE}") from error
