@@ -7,6 +7,7 @@ from support.errors import error_line
 from support.ilsvrc import write_tree
 
 import jaxddp
+from jaxddp.cli import main
 from jaxddp.config import DataConfig
 from jaxddp.core.errors import InputError
 from jaxddp.data.opening import open_splits
@@ -64,11 +65,10 @@ def test_the_python_api_finds_the_same_catalog_names(tmp_path, monkeypatch):
     expected = open_splits(DataConfig(name="pets"))
     for train, val in (jaxddp.open_data("pets"), (jaxddp.train_solutions("pets"), jaxddp.val_solutions("pets"))):
         assert train.fingerprint == expected["train"].fingerprint and val.fingerprint == expected["val"].fingerprint
+    assert main(["data", "check", "pets"]) == 0 and Path("tree.manifest.jsonl").is_file()
     # Keys of the config override those of the catalog.
-    assert (
-        jaxddp.open_data("pets", classes="0:3")[0].num_classes
-        == jaxddp.val_solutions("pets", classes="0:3").num_classes
-    )
+    train, _ = jaxddp.open_data("pets", classes="0:3")
+    assert train.num_classes == jaxddp.val_solutions("pets", classes="0:3").num_classes
     for read in (jaxddp.open_data, jaxddp.train_solutions, jaxddp.val_solutions, jaxddp.test_listing):
         with pytest.raises(InputError, match=r"^'petz' is not a path: .*: no data set 'petz', did you mean 'pets'\?"):
             read("petz")

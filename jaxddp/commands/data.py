@@ -146,7 +146,7 @@ def _check(arguments: list[str]) -> int:
             print(line, flush=True)
 
     tables = _open(options, report_fault)
-    manifest = manifest_path(Path(options.path), options.manifest)
+    manifest = manifest_path(Path(str(_config(options).path)), options.manifest)
     with counting_images("checking images", sum(map(len, tables.values()))) as progress:
         report = check(tables, refused=faults, threads=options.threads, progress=progress)
     write_manifest(report, manifest)
