@@ -13,7 +13,7 @@ from support.streams import DATA, SIZE, table_of, waves
 from jaxddp.core.errors import InputError
 from jaxddp.data.batch import Batch
 from jaxddp.data.order import WHOLE, SampleOrder, Shard
-from jaxddp.data.source import Substitutes, labels_of
+from jaxddp.data.source import Labels, Substitutes, labels_of
 from jaxddp.data.stream.decode import Pixels, example_keys
 from jaxddp.data.table import ExampleTable
 
@@ -121,19 +121,19 @@ def test_the_log_names_each_bad_file_once_and_its_substitute(spoiled, read):
 
 
 def test_resolve_follows_chains_and_wraps_around(spoiled):
-    substitutes = Substitutes(labels_of(table_of(*spoiled)))
-    rows = np.arange(NUM_EXAMPLES, dtype=np.int32)
+    rows, substitutes = np.arange(NUM_EXAMPLES, dtype=np.int32), Substitutes(labels_of(table_of(*spoiled)))
     assert (substitutes.resolve(rows) == rows).all()
     # A substitute may be read for its own row before or after the row that it replaces.
     for row in (12, 9, 15):
         substitutes.refuse(row, "gone")
     resolved = substitutes.resolve(rows)
-    assert resolved.dtype == np.int32
-    assert resolved.tolist() == [0 if row in (9, 12, 15) else row for row in range(NUM_EXAMPLES)]
+    assert resolved.dtype == np.int32 and resolved.tolist() == [0 if row in (9, 12, 15) else row for row in rows]
     for row in (0, 3):
         substitutes.refuse(row, "gone")
-    with pytest.raises(InputError, match="^gone; and no image of class ant is left"):
+    with pytest.raises(InputError, match="^gone; and no image with the label a is left"):
         substitutes.refuse(6, "gone")
+    with pytest.raises(InputError, match="^gone; and no image with the label 0.5 is left"):
+        Substitutes(Labels(np.array([[0.5], [1]], np.float32), ("age",), ("age",), "numbers")).refuse(0, "gone")
 
 
 @pytest.fixture(scope="module")

@@ -310,8 +310,8 @@ class Substitutes:
         self.faults[row], self._is_usable[row] = fault, False
         substitute = int(self.resolve(np.array([row]))[0])
         if substitute == row:
-            names = ", ".join(self._labels.names[label] for label in self._labels.of(row))
-            raise InputError(f"{fault}; and no image{names and f' of class {names}'} is left that can be used")
+            text = self._labels.text(row)
+            raise InputError(f"{fault}; and no image{text and f' with the label {text}'} is left that can be used")
         if self._name is not None:
             _log.warning("%s; its substitute is %s", fault, self._name(substitute))
 
