@@ -161,7 +161,7 @@ def test_folds_are_a_table_that_opens_and_a_group_in_both_splits_is_an_error(tmp
     root = write(tmp_path / "set", *NAMES)
     monkeypatch.chdir(tmp_path)
     assert main(["data", "check", "set"]) == 0 and "all: 12 examples (12 png), 0 cannot" in capfd.readouterr().out
-    assert main(["data", "split", "set", "--folds", "3"]) == 0
+    assert main(["data", "split", f"../{tmp_path.name}/set", "--folds", "3"]) == 0
     assert capfd.readouterr().out.startswith("fold 0: 4 images\nfold 1: 4 images\n")
     keys: dict[str, Any] = {"path": "set.folds.csv", "split_column": "fold"}
     for fold in "012":

@@ -213,7 +213,7 @@ def folds(table: ExampleTable, number: int) -> np.ndarray:
 def write_folds(table: SourceTable, number: int, out: Path, data: DataConfig) -> list[int]:
     """Write a CSV file with the path, the labels, the group, the weight and the fold of each image.
 
-    Paths are relative to the folder of the CSV file, or absolute if they are not below it.
+    Paths are relative to the folder of the CSV file, or absolute if they are not below it; none has "..".
 
     Args:
         data: names the columns of the group and the weight.
@@ -236,8 +236,9 @@ def write_folds(table: SourceTable, number: int, out: Path, data: DataConfig) ->
     if table.weights is not None:
         more[data.weight_column or "weight"] = table.weights.tolist()
     rows: list[list[Any]] = [["path", *(labels.ids if has_columns else ["label"]), *more, "fold"]]
+    root = table.store.root.resolve() if ".." in table.store.root.parts else table.store.root
     for row, name in enumerate(table.path.tolist()):
-        path = table.store.root / os.fsdecode(name)
+        path = root / os.fsdecode(name)
         place = path.relative_to(beside) if path.is_relative_to(beside) else path
         label = columns[row] if has_columns else [labels.ids[labels.values[row]]]
         rows.append([place, *label, *(column[row] for column in more.values()), fold[row]])
