@@ -224,9 +224,11 @@ def open_one_split(paths: Sequence[str], data: DataConfig, split: Split | None =
     """
     if not paths:
         return open_inputs(paths)
-    (path, *others), is_own = paths, False
-    if data.path is not None and not others:
-        is_own = os.path.realpath(files.expanded(path)) == os.path.realpath(files.expanded(data.path))
+    (path, *others), own, is_own = paths, data.path, False
+    with suppress(InputError):  # This machine may have no data set of that name.
+        own = root.resolve(data.name).path if data.name else own
+    if own is not None and not others:
+        is_own = os.path.realpath(files.expanded(path)) == os.path.realpath(files.expanded(own))
     place = _place(data) if is_own else _whole_place(path, dataclasses.replace(data, val_share=None, fold=None))
     is_labelled = is_own or not is_csv(Path(path)) or has_labels(files.expanded(path).absolute(), place.data)
     # A folder of class folders matches no other format.
