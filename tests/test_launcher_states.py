@@ -127,8 +127,6 @@ class World:
         self.launchers[machine].group = None
         self.reaching.discard(machine)
 
-    # --- The possible events ---
-
     def deliver(self, machine: int, _: End) -> None:
         if self.queues[machine]:
             self.handle(machine, self.queues[machine].popleft())
