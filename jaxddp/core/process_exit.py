@@ -89,13 +89,13 @@ def show_stacks() -> None:
 def show_stacks_on_signal() -> None:
     """Write the stacks on SIGUSR1, even if a thread holds the GIL. A program's own handler of SIGUSR1 stays."""
     if signal.getsignal(signal.SIGUSR1) == signal.SIG_DFL:
-        with contextlib.suppress(OSError, ValueError):  # A notebook's stderr has no file descriptor.
+        with contextlib.suppress(OSError, ValueError, RuntimeError):  # A daemon's or notebook's stderr is no file.
             faulthandler.register(signal.SIGUSR1)
 
 
 def end_now(line: str, code: int) -> None:
-    """Write the last line of stderr, and end the process without running exit handlers."""
-    _write_in_time(sys.stdout.flush)
+    """Write the last line of stderr, if it is open, and end the process without running exit handlers."""
+    _write_in_time(lambda: print(end="", flush=True))
     # The line is a single write, because mpirun interleaves the writes of several processes.
     _write_in_time(lambda: (sys.stderr.write(f"jaxddp: {on_screen(line)}\n"), sys.stderr.flush()))
     os._exit(code)
