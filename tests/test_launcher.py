@@ -45,11 +45,11 @@ def test_logs_are_kept_in_the_work_directory(words, tmp_path, monkeypatch):
 def test_processes_get_the_environment_variables_of_their_job(run, monkeypatch):
     monkeypatch.setenv("JAX_LOCAL_DEVICE_IDS", "3")
     monkeypatch.setenv("JAXDDP_COORDINATOR_FD", "99")
+    monkeypatch.setenv("JAXDDP_JOB_KEY", "")
     monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.check=1")
     first, second = run(PRINT_ENVIRONMENT).environments()
     assert (first.pop("JAX_PROCESS_ID"), second.pop("JAX_PROCESS_ID")) == ("0", "1")
     assert int(first.pop("JAXDDP_COORDINATOR_FD")) != 99
-    # Each process has its own pipe; see tests/test_restarts.py.
     assert all(int(environment.pop("JAXDDP_STATUS_FD")) for environment in (first, second))
     assert first == second
     assert first["JAX_COORDINATOR_ADDRESS"].startswith("127.0.0.1:") and first["JAX_NUM_PROCESSES"] == "2"

@@ -72,7 +72,7 @@ def launch(options: Launch, command: Sequence[str], config: Config | None = None
     environ, group = shared_environment(), None
     if options.machines.most == 1:
         # On several machines, all launchers need the same key, so the user sets it.
-        environ.setdefault(KEY, secrets.token_hex(32))
+        environ[KEY] = environ.get(KEY) or secrets.token_hex(32)
 
     def start(group: WorkerGroup, assignment: Assignment, listener: socket.socket | None) -> None:
         """Start the processes of this machine. Process 0 of the job inherits the listener."""
