@@ -3,13 +3,15 @@
 import os
 import tempfile
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.launches import HANGING
 
-from jaxddp.cluster.worker import Output
+from jaxddp.cluster.worker import Output, Worker
+from jaxddp.core.errors import InputError
 
 
 class Copied(Output):
@@ -76,3 +78,6 @@ def test_a_log_that_fails_does_not_end_the_run(capfd, monkeypatch, tmp_path):
     err = capfd.readouterr().err
     assert list(output.last_lines) == ["[0] line"]
     assert f"{tmp_path / 'log'}: cannot be written (No space left on device); the run continues without it" in err
+    monkeypatch.setattr(Output, "start", Mock(side_effect=RuntimeError("can't start new thread")))
+    with pytest.raises(InputError, match=r"process 3: cannot be started \(can't start new thread\); start fewer"):
+        Worker(3, ["true"], {}, tmp_path / "log")

@@ -150,9 +150,6 @@ def test_the_prediction_batch_size_depends_only_on_the_number_of_images():
     assert [images_at_once(count) for count in (1, 2, 3, 33, 64, 65, 10**6)] == [1, 2, 4, 64, 64, 64, 64]
 
 
-# --- Several runs ---
-
-
 def test_the_probabilities_of_several_runs_are_averaged_by_weight(run, workdir, pictures, tmp_path):
     other = replace(run, state=run.state.replace(params=jax.tree.map(lambda leaf: -3 * leaf, run.state.params)))
     files = [*(pictures / "val").rglob("*.jpg")][:20]
@@ -372,9 +369,6 @@ def test_an_output_that_is_not_finite_is_an_error(run):
     predictions.probabilities[1, 0] = np.nan
     rows = list(type(predictions)(["x", "y"], predictions.probabilities, run.class_ids, run.class_names).rows(1))
     assert rows[0]["error"] is None and rows[1]["error"] == "the network's output is not finite"
-
-
-# --- From Python ---
 
 
 @pytest.mark.slow

@@ -164,10 +164,10 @@ class Worker:
                 pass_fds=[*passed.values()],
                 start_new_session=True,
             )
-        except OSError as error:
-            # The program ends after this error, so no file is closed here.
+        except (OSError, RuntimeError) as error:  # The program ends after this error, so no file is closed here.
+            problem = f"process {rank}: cannot be started ({getattr(error, 'strerror', error)})"
             advice = "start fewer processes, or raise the limits that `ulimit -a` shows"
-            raise InputError(f"process {rank}: cannot be started ({error.strerror})", advice=advice) from error
+            raise InputError(problem, advice=advice) from error
         os.close(writing)
         os.close(self.status.writing)
 
