@@ -43,6 +43,8 @@ def connect(coordinator: socket.socket, address: tuple[str, int]) -> tuple[socke
 
 def test_bytes_pass_both_ways_and_a_client_stays_connected_after_its_coordinator_closes(coordinator, proxy):
     client, server = connect(coordinator, proxy[1])
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+        os.kill(proxy[0].pid, number)
     client.sendall(b"there")
     assert server.recv(10) == b"there"
     server.sendall(b"back")

@@ -322,9 +322,6 @@ def test_an_unusable_image_has_a_row_with_its_error(run, unusable_images, val_pr
             assert float(row["probability"]) == pytest.approx(float(expected["probability"]), rel=1e-5)
 
 
-# --- Formats ---
-
-
 @pytest.mark.slow
 def test_every_output_format_has_the_same_predictions(run, pictures, unusable_images, tmp_path):
     contents = {

@@ -24,7 +24,7 @@ _START_SECONDS, _RETRY_SECONDS = 5.0, 0.05
 
 def main(host: str, port: int) -> None:
     """Listen, print the port, and forward bytes until the standard input ends."""
-    for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(name, signal.SIG_IGN)
     threading.Thread(target=lambda: (sys.stdin.read(), os._exit(0)), daemon=True).start()
     with socket.create_server(("127.0.0.1", 0)) as server:
