@@ -178,8 +178,8 @@ def test_a_valid_number_of_machines_divides_the_batches(capfd, monkeypatch):
     assert counts("1:4", eval={"batch_size": 8}) == counts("1:4", parallel={"cpu_devices": 3}) == [1, 2, 4]
     assert counts("1:4", parallel={"devices": 2, "cpu_devices": 2}) == [1, 2]
     assert counts("1:4", parallel={"reproducible": True}) == [1, 2, 4]
+    assert counts("1:4", train={"batch_size": 24, "sync_every": "9 steps"}, parallel={"groups": 2}) == [2, 4]
     monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "5")
     with pytest.raises(InputError, match=f"--nodes 1:4: {problem}, and no other number of machines is possible"):
         counts("1:4")
-    # With a fixed number, the processes themselves report the error.
     assert counts("4") == [4]

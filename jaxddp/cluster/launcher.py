@@ -201,11 +201,12 @@ def sharing_problem(config: Config, processes: int, devices: int) -> str | None:
     # This import imports NumPy, and the one below JAX, so they are local.
     from jaxddp.data.batch import Division
 
-    total = processes * devices
-    used = config.parallel.devices or total
-    if used > total or used % processes:
+    used, groups = config.parallel.devices or processes * devices, config.parallel.groups or 1
+    if used > processes * devices or used % processes:
         each = f"{processes} processes with {counted(devices, 'device')} each"
         return f"parallel.devices={used} cannot be divided among {each}"
+    if used % groups:
+        return f"parallel.groups={groups} does not divide {counted(used, 'device')}"
     shares = used
     if config.parallel.reproducible:
         from jaxddp.engine.ways.reproducible import SHARDS
