@@ -28,7 +28,6 @@ from jaxddp.core.ranges import Range, whole
 
 LOOPBACK = "127.0.0.1"
 _PORTS = Range(1, 65535)
-_RESOLVE_SECONDS = 0.2
 
 
 class NotResolved(InputError):
