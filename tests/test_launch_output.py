@@ -43,6 +43,18 @@ def test_a_grandchild_that_keeps_writing_is_not_waited_for(tmp_path, capfd):
     assert capfd.readouterr().out.startswith("[0] ")
 
 
+def test_a_paused_screen_keeps_no_line_from_the_log(tmp_path, capfd):
+    reading, writing = os.pipe()
+    with Output._screen:
+        output = Output(0, os.fdopen(reading, "rb", buffering=0), tmp_path / "log")
+        os.write(writing, b"one\ntwo\n")
+        os.close(writing)
+        while (tmp_path / "log").read_text() != "one\ntwo\n":
+            output.join(0.01)
+    output.join(HANGING)
+    assert capfd.readouterr().out == "[0] one\n[0] two\n"
+
+
 @given(st.lists(st.binary(min_size=1, max_size=8), max_size=8))
 def test_any_bytes_become_lines_and_are_logged_unchanged(chunks):
     with tempfile.TemporaryDirectory() as folder:

@@ -29,7 +29,6 @@ def test_output_is_prefixed_and_logged_to_files(run, tmp_path):
     assert len(ran.lines) == 6 and len(ran.errors) == 1 and str(tmp_path / "logs") in ran.errors[0]
     for rank in (0, 1):
         assert (tmp_path / f"logs/process-{rank}.log").read_text() == "one\ntwo\nno end"
-    # A second launch appends to the log.
     run("say('second')", processes=1)
     *first, between, second = (tmp_path / "logs/process-0.log").read_text().splitlines()
     assert len(first) == 2 and "--- started again" in between and second == "second"

@@ -79,9 +79,6 @@ def val_predictions(run, pictures, tmp_path_factory) -> bytes:
     return predict_to_file(run, [pictures / "val"], tmp_path_factory.mktemp("out") / "whole.csv")
 
 
-# --- Predictions ---
-
-
 @pytest.mark.slow
 def test_each_image_is_predicted_once_and_in_order(val_predictions, pictures):
     rows = rows_of(val_predictions)
@@ -217,9 +214,6 @@ def test_a_sweep_of_folds_predicts_each_training_image_once_and_its_runs_predict
     assert "fold=1-of-2 of its 2 runs not finished; the command" in fails(predict, capfd)
 
 
-# --- Predictions of a fake run ---
-
-
 def fake_run(step: int = 6, bad_rows: tuple[int, ...] = (), resize: int = 256) -> Any:
     """Return a run that predicts equal probabilities, and errors for the images of `bad_rows`."""
 
@@ -284,9 +278,6 @@ def test_an_invalid_or_missing_row_of_predictions_raises_an_error_and_writes_no_
     with pytest.raises(InputError, match=rf"out\.csv\.partial{message}; remove the file"):
         predict_rows(fake_run(), out, progress=damage)
     assert not out.exists()
-
-
-# --- Images that cannot be used ---
 
 
 @pytest.fixture

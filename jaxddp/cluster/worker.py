@@ -26,7 +26,7 @@ from jaxddp.job.environment import INHERITED_SOCKET, STATUS_PIPE, WorkStatus
 from jaxddp.job.messages import ExitCode, Message, Number, Shown
 
 _LONGEST_LINE = 1 << 16
-_LAST_LINES = 10
+_LAST_LINES, _MOST_UNSHOWN = 10, 1000
 _UPDATE_SECONDS = 1.0
 DRAIN_SECONDS = 1.0
 """The time for the last output of an ended process."""
@@ -41,7 +41,8 @@ class Output(threading.Thread):
     """A thread that copies the output of a process from a pipe to the screen and to the file at `path`.
 
     On the screen a line has the id of the process as its prefix. A line without an end is shown in pieces of 64 KiB.
-    After a carriage return, a progress bar overwrites its line. Its updates are shown at most once a second.
+    After a carriage return, a progress bar overwrites its line. Its updates are shown at most once a second. A paused
+    screen (`| less`) may be 1,000 lines behind the file, so that neither the process nor its last lines wait for it.
 
     Args:
         shown: whether the lines are printed on the screen.
@@ -59,7 +60,10 @@ class Output(threading.Thread):
         # The escaped bytes are written to the log unchanged.
         self._text = io.TextIOWrapper(pipe, "utf-8", "surrogateescape", newline="")
         self.last_lines, self.jax_error, self._is_closed = deque[str](maxlen=_LAST_LINES), "", False
+        self._unshown, self._room = SimpleQueue[str | None](), threading.Semaphore(_MOST_UNSHOWN)
+        self._showing = threading.Thread(target=self._show_lines, daemon=True)
         self.start()
+        self._showing.start()
 
     def run(self) -> None:
         """Copy the output until the writable end of the pipe is closed in all processes."""
@@ -76,6 +80,8 @@ class Output(threading.Thread):
             self._show(update)
         with contextlib.suppress(OSError):
             self._log.close()
+        self._unshown.put(None)
+        self._showing.join()
 
     def close(self, deadline: float = 0.0) -> None:
         """Wait until `deadline` for the end of the output, and stop copying."""
@@ -96,8 +102,14 @@ class Output(threading.Thread):
         if _JAX_FATAL in line:
             self.jax_error = line.partition(_STATUS)[2].strip()
         if self._shown:
+            self._room.acquire()
+            self._unshown.put(self.last_lines[-1])
+
+    def _show_lines(self) -> None:
+        while (line := self._unshown.get()) is not None:
             with self._screen:
-                say(self.last_lines[-1], sys.stdout)
+                say(line, sys.stdout)
+            self._room.release()
 
 
 def _open_log(path: Path) -> IO[bytes]:
