@@ -21,7 +21,7 @@ from jaxddp.job.messages import Challenge, Hello, Malformed, Refusal, Welcome, i
 LONGEST_OF_STRANGER, LONGEST = 1 << 16, 1 << 28
 """The maximum number of bytes of a message, before and after the peer has proved that it belongs to the job."""
 T = TypeVar("T")
-_FLUSH_SECONDS, _HELLO_SECONDS, _RETRY_SECONDS, _CONNECT_SECONDS = 2.0, 5.0, 0.2, 5.0
+_FLUSH_SECONDS, _HELLO_SECONDS, _RETRY_SECONDS, _CONNECT_SECONDS = 2.0, 5.0, 0.2, 15.0
 _OTHER_FILES = 1024
 _MOST_PENDING = 64
 _OTHER_KEY = messages.KEY + " differs from that of {} 0; give all machines of a job the same key"
@@ -210,8 +210,8 @@ class Client:
         reason, deadline = "no answer", time.monotonic() + seconds
         while (remaining := deadline - time.monotonic()) > 0:
             try:
+                # A resolver may wait 5 s for a name server. A firewall may drop packets to the first address.
                 async with asyncio.timeout(min(remaining, _CONNECT_SECONDS)):
-                    # A firewall may drop what is sent to the host's first address, such as that of IPv6.
                     address = self._job.host, self._job.port
                     connection = Connection(*await asyncio.open_connection(*address, happy_eyeballs_delay=0.3))
                 try:
