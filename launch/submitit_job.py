@@ -135,7 +135,7 @@ def arguments() -> argparse.Namespace:
 def main() -> int:
     options = arguments()
     # Only processes with this key can join; all tasks inherit the environment of this process.
-    os.environ.setdefault(KEY, secrets.token_hex(32))
+    os.environ[KEY] = os.environ.get(KEY) or secrets.token_hex(32)
     job = executor(options).submit(Training(options.command))
     report(f"job {job.job_id}; its output is in {job.paths.folder}")
     return wait_for(job) if options.wait or options.cluster == "local" else 0
