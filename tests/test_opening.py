@@ -1,5 +1,6 @@
 """The content of data.path determines its format, and every format opens as a training and a validation table."""
 
+import errno
 import os
 import shutil
 import subprocess
@@ -14,7 +15,7 @@ from support.ilsvrc import IMAGES, synset, write_tree
 
 import jaxddp
 from jaxddp.config import Config, DataConfig
-from jaxddp.core.errors import InputError
+from jaxddp.core.errors import InputError, Unreachable
 from jaxddp.data.opening import open_splits, open_tables
 from jaxddp.data.order import EvalOrder
 from jaxddp.mesh import Topology
@@ -114,7 +115,7 @@ import jaxddp.data.formats
 from jaxddp.config.registry import FORMATS
 from jaxddp.config import DataConfig
 from jaxddp.data.opening import open_tables
-from jaxddp.core.errors import InputError
+from jaxddp.core.errors import InputError, Unreachable
 jaxddp.data.formats.__path__.append({str(tmp_path / "formats")!r})
 FORMATS._modules["text"] = "text_files"
 train, val = open_tables(DataConfig(path={str(data)!r}, image_size=2, crop="whole", classes="0:1"))
@@ -149,11 +150,15 @@ def test_an_unknown_address_and_a_mistyped_path_are_rejected(tmp_path: Path):
 
 def test_a_path_without_permission_raises_a_one_line_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def refuse(path: Path) -> bool:
-        raise PermissionError(13, "Permission denied", str(path))
+        raise OSError(code, os.strerror(code), str(path))
 
+    code = errno.EACCES
     monkeypatch.setattr(Path, "is_file", refuse)
     with pytest.raises(InputError, match=rf"{tmp_path}/\S+: may not be read \(Permission denied\); ask its owner"):
         open_tables(DataConfig(path=str(tmp_path)))
     monkeypatch.setattr(Path, "is_dir", refuse)
     with pytest.raises(InputError, match=rf"{tmp_path}: may not be read"):
+        jaxddp.train_solutions(tmp_path)
+    code = errno.ESTALE
+    with pytest.raises(Unreachable, match=f"{tmp_path}: cannot be read .* check the disk"):
         jaxddp.train_solutions(tmp_path)

@@ -233,6 +233,7 @@ def test_verification_keeps_the_pixels_of_later_epochs(options: dict):
         image = Image.fromarray(waves(row, 32 + row % 2 * 16, 44)).convert(options.get("mode", "RGB"))
         data = encode(image, **{name: value for name, value in options.items() if name != "mode"})
         kept = pixels.keeping(data, key)
+        assert replace(pixels, resize=SIZE).keeping(data, key) is None
         header, _ = sound_image(data, kept)
         np.testing.assert_array_equal(pixels(data, key, header, kept), pixels(data, key))
         kept_crops += kept is not None and kept.pixels is not None

@@ -93,10 +93,14 @@ def absolute(place: str) -> str:
 
 @contextmanager
 def convert_os_errors() -> Iterator[None]:
-    """Turn an OSError in the block into an InputError. Even `Path.exists` may raise an OSError."""
+    """Turn an OSError in the block into an InputError. Even `Path.exists` may raise an OSError.
+
+    Raises: Unreachable if the error comes from a file server.
+    """
     try:
         yield
     except OSError as error:
+        files.check_server(error.filename, error)
         advice = "ask its owner for permission" if isinstance(error, PermissionError) else "check the path"
         raise InputError(f"{error.filename}: may not be read ({error.strerror}); {advice}") from None
 

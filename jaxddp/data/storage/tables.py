@@ -87,7 +87,9 @@ class ParquetFiles(ShardStore):
         """Return the cells of a row group. The first thread reads the group; other threads that need it wait."""
         key = path, number
         with self._locks[key]:
-            if (cells := self._groups.pop(key, None)) is None:
+            with self._changed:
+                cells = self._groups.pop(key, None)
+            if cells is None:
                 with self._changed:
                     # The groups that are being read have at most `max_cached` bytes together with another group.
                     self._changed.wait_for(lambda: not self._being_read or self._being_read + size <= self._max_cached)

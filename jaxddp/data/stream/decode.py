@@ -115,10 +115,10 @@ class Pixels:
     def keeping(self, data: bytes, key: np.ndarray) -> "Kept | None":
         """Return a decoder with which `sound_image` verifies an image and keeps its pixels.
 
-        None if these are not the pixels of the crop: if all pixels must be exact, if a smaller image is decoded, or if
-        the crop has the last row, whose colors depend on the rows that are added for the verification.
+        None if these are not the pixels of a training crop: if all pixels must be exact, if a smaller image is decoded,
+        or if the crop has the last row, whose colors depend on the rows that are added for the verification.
         """
-        if self.area is None or self.interpolation == "bicubic" or data[:3] != JPEG_START:
+        if self.area is None or self.resize is not None or self.interpolation == "bicubic" or data[:3] != JPEG_START:
             return None
         header = quick_header(data)
         top, _, height, _ = window = self._window(header, key)
