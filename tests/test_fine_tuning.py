@@ -205,12 +205,12 @@ def test_clipping_counts_only_layers_that_a_step_trains():
 @pytest.mark.parametrize("key", [{"freeze": "norm"}, pytest.param({"unfreeze": ["norm=1 step"]}, marks=pytest.mark.ci)])
 def test_a_frozen_norm_of_two_functions_must_keep_its_statistics(key):
     def init(key, example):
-        return {"norm": {"scale": jnp.ones(3)}, "fc": {"w": jnp.ones((3, CLASSES))}}, {"norm": {"mean": jnp.zeros(3)}}
+        return {"norm": {"scale": jnp.ones(3)}, "mean": {"w": jnp.ones((3, CLASSES))}}, {"norm": {"mean": jnp.zeros(3)}}
 
     def apply(params, state, images, train, frozen=False):
         x = images.mean((1, 2))
         mean = x.mean(0) if train and not frozen else state["norm"]["mean"]
-        logits = (x - mean) * params["norm"]["scale"] @ params["fc"]["w"]
+        logits = (x - mean) * params["norm"]["scale"] @ params["mean"]["w"]
         return logits, state if frozen else {"norm": {"mean": mean}}
 
     def frozen(params, state, images, train):
@@ -220,7 +220,7 @@ def test_a_frozen_norm_of_two_functions_must_keep_its_statistics(key):
         make_setup({"model": key}, model=(init, apply))
     make_setup({"model": key}, model=(init, frozen))
     make_setup({"model": key}, model=(init, jax.jit(frozen, static_argnames="train")))
-    make_setup({"model": {"freeze": "fc"}}, model=(init, apply))
+    make_setup({"model": {"freeze": "mean"}}, model=(init, apply))
 
 
 @pytest.mark.slow

@@ -339,7 +339,7 @@ class Gradients:
         """Divide the averaged gradients by the averaged weight."""
         grads, model_state, means, arrays = averaged
         arrays = grads if arrays is None else arrays
-        model_state = with_frozen_state(state.model_state, model_state, self.settled)
+        model_state = with_frozen_state(state.model_state, model_state, self.settled, state.params)
         # `grads` is the average over shares of a sum over examples. Its quotient by the average weight is the mean over
         # all unmasked examples, for any distribution of the examples over the devices. The divisor is at least the
         # smallest normal number, because XLA treats smaller numbers as 0.

@@ -6,7 +6,7 @@ keep the mode, random streams and running statistics in objects; here they are a
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol, runtime_checkable
 
 import flax.linen as nn
@@ -186,15 +186,21 @@ def with_frozen(partial: Tree, params: Tree) -> Tree:
     return jax.tree.map(lambda leaf, other: other if leaf is None else leaf, partial, params, is_leaf=is_none)
 
 
-def with_frozen_state(before: Tree, after: Tree, frozen: Layers) -> Tree:
+def with_frozen_state(before: Tree, after: Tree, frozen: Layers, params: Tree) -> Tree:
     """Return the model state `after`, with the state of frozen layers from `before`.
 
-    A path may begin with the name of a collection. Without this function, the state of a frozen layer could change in
-    the last bit, because a mean of equal numbers over the devices is rounded.
+    Without this function, the state of a frozen layer could change in the last bit, because a mean of equal numbers
+    over the devices is rounded.
     """
     if not frozen:
         return after
-    return with_frozen(_select(after, lambda path: not frozen.selects(path, path.partition("/")[2])), before)
+    return with_frozen(_select(after, lambda path: not selects(frozen, path, params)), before)
+
+
+def selects(layers: Layers, path: str, params: Tree) -> bool:
+    """Return whether an array's layer is selected. A path that does not begin with a layer begins with a collection."""
+    first, _, rest = path.partition("/")
+    return layers.selects(path, *(() if isinstance(params, Mapping) and first in params else (rest,)))
 
 
 def freeze_norms(frozen: Layers) -> Any:

@@ -16,7 +16,7 @@ from jaxddp.engine.objective import wide_logits
 from jaxddp.measure.cost import flops_by_dtype, operations_in, origins
 from jaxddp.mesh import AXIS
 from jaxddp.models.adapt import FunctionModel, LinenModel, NNXModel, has_dropout, takes_cpu_convolutions
-from jaxddp.models.interface import Model, by_path, name_of, other_switches, takes_example_keys, trees_of
+from jaxddp.models.interface import Model, by_path, name_of, other_switches, selects, takes_example_keys, trees_of
 from jaxddp.setup.resources import ImageShape, Layout, TrainingData
 
 _log = logging.getLogger("jaxddp.experiment")
@@ -74,15 +74,10 @@ def check_frozen_state(model: Model, frozen: Layers, trees: Any, image_shape: Im
         return
     training = origins(_trace(model, image_shape, "float32", train=True).jaxpr)
     for index, (name, (_, copied)) in enumerate(zip(by_path((), trees[1]), training, strict=False)):
-        if _selects(frozen, name) and copied != index:
+        if selects(frozen, name, trees[0]) and copied != index:
             problem = f"the network changes the state {name} of a layer that is frozen or unfrozen later"
             advice = "normalize by the state and return it unchanged, or give a Linen or NNX module"
             raise InputError(f"model: {problem}, so its norm uses the batch's statistics", advice=advice)
-
-
-def _selects(layers: Layers, name: str) -> bool:
-    """Return whether the layer of an array is selected. The array's name in the state may begin with a collection."""
-    return layers.selects(name, name.partition("/")[2])
 
 
 def check_network(model: Model, where: str, config: Config, layout: Layout, precision: str | None) -> None:
@@ -211,7 +206,7 @@ def notices(
     arrays = enumerate(by_path((), state).items())
     paths = [(index, path) for index, (path, leaf) in arrays if jnp.issubdtype(leaf.dtype, jnp.floating)]
     is_copied = lambda index: of_state[index][1] == index  # noqa: E731
-    if unchanged := [path for index, path in paths if is_copied(index) and not _selects(frozen, path)]:
+    if unchanged := [path for index, path in paths if is_copied(index) and not selects(frozen, path, params)]:
         yield f"training does not change {listed(unchanged)}, as if the network were in evaluation mode; {advice}"
     changed = {path: index in of_evaluation for index, path in paths if not is_copied(index)}
     # A layer may keep an array for its users only, such as `sigma` of `nn.SpectralNorm`.

@@ -13,7 +13,7 @@ import numpy as np
 
 from jaxddp.config.layers import NO_LAYERS, Layers
 from jaxddp.core.errors import InputError, Key, counted, listed, nearest
-from jaxddp.models.interface import ImageShape
+from jaxddp.models.interface import PARAMS, ImageShape, selects
 from jaxddp.models.network import Naming, PositionGrid
 from jaxddp.weights.foreign import Arrays, Shapes, nearest_array
 
@@ -232,7 +232,8 @@ def match(
     naming = max(namings, key=lambda naming: sum(naming(path) in state_dict for path in shapes))
     names = {path: naming(path) for path in shapes}
     arrays = {path: from_published(path, name, state_dict[name]) for path, name in names.items() if name in state_dict}
-    new = tuple(path for path in shapes if new_layers.selects(path, path.partition("/")[2]))
+    layers = {path.split("/")[1]: path for path in shapes if path.startswith(PARAMS)}
+    new = tuple(path for path in shapes if selects(new_layers, path, layers))
     others = {path: array for path, array in arrays.items() if path not in new}
     converted = {} if images is None else conversions(shapes, others, images)
     unmatched = [path for path, shape in shapes.items() if path not in arrays or arrays[path].shape != shape]

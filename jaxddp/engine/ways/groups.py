@@ -295,7 +295,7 @@ class Groups(Way):
         mean, mean_state = self.mean((without_frozen(params, self.gradients.frozen), model_state))
         shared, mean = self.outer.update(shared, mean)
         mean, mean_state = self._repeated((mean, mean_state))
-        settled = with_frozen_state(model_state, mean_state, self.gradients.settled)
+        settled = with_frozen_state(model_state, mean_state, self.gradients.settled, params)
         return with_frozen(mean, params), settled, shared
 
     def jit_between(self, update: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
