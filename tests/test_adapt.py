@@ -178,7 +178,7 @@ class LinenNoise(nn.Module):
     """A module that draws from two streams, one with an unusual name, and counts its calls in its own collection."""
 
     @nn.compact
-    def __call__(self, images):
+    def __call__(self, images, example_keys):
         calls = self.variable("counters", "calls", lambda: jnp.zeros((), jnp.int32))
         if not self.is_initializing():
             calls.value += 1

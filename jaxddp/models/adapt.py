@@ -272,15 +272,15 @@ class LinenModel:
         return self.module.__call__
 
     def init(self, key: jax.Array, example: jax.Array) -> tuple[Tree, Tree]:
-        arguments = interface.call_mode(self.module.__call__, False)
+        arguments = interface.call_mode(self.module.__call__, False, example_keys=None)
         variables = dict(_in_mode(self.module, False, arguments).init(_linen_streams(key), example, **arguments))
         return variables.pop("params", {}), variables
 
     def apply(
         self, params: Tree, model_state: Tree, images: jax.Array, *, train: bool, key: Keys, example_keys: Keys = None
     ) -> Outputs:
-        keywords: dict[str, Any] = {"example_keys": example_keys} if interface.takes_example_keys(self) else {}
-        logits, updated = self.run(params, model_state, images, train=train, rngs=_linen_streams(key), **keywords)
+        keys: dict[str, Any] = {"example_keys": example_keys, "rngs": _linen_streams(key)}
+        logits, updated = self.run(params, model_state, images, train=train, **keys)
         updated = updated if self.dtype is None else interface.like(updated, model_state)
         return logits, {**model_state, **updated} if train else model_state
 
@@ -288,7 +288,8 @@ class LinenModel:
         self, params: Tree, model_state: Tree, images: jax.Array, *, train: bool, also: Sequence[str] = (), **words: Any
     ) -> Outputs:
         """Call the module in a mode. Return the logits, and the collections of `model_state` and those in `also`."""
-        call_arguments, mutable = interface.call_mode(self.module.__call__, train), [*model_state, *also]
+        keys, mutable = words.pop("example_keys", None), [*model_state, *also]
+        call_arguments = interface.call_mode(self.module.__call__, train, example_keys=keys)
         # A box of `nn.with_partitioning` may name axes that the mesh of a run does not have.
         is_box = lambda leaf: isinstance(leaf, nn.Partitioned)  # noqa: E731
         params = jax.tree.map(lambda leaf: leaf.value if is_box(leaf) else leaf, params, is_leaf=is_box)
@@ -376,8 +377,7 @@ class FunctionModel:
     def apply(
         self, params: Tree, model_state: Tree, images: jax.Array, *, train: bool, key: Keys, example_keys: Keys = None
     ) -> Outputs:
-        names, keys = interface.signature(self.function).parameters, {"key": key, "example_keys": example_keys}
-        keywords = interface.call_mode(self.function, train) | {name: keys[name] for name in keys if name in names}
+        keywords = interface.call_mode(self.function, train, key=key, example_keys=example_keys)
         params, images = cast((params, images), self.dtype)
         if not self.has_state:
             return self.function(params, images, **keywords), model_state

@@ -64,10 +64,11 @@ def takes_example_keys(model: Model) -> bool:
     return all("example_keys" in inspect.signature(function).parameters for function in functions)
 
 
-def call_mode(call: Callable[..., Any], train: bool) -> dict[str, Any]:
-    """Return the keyword arguments of `call` that set the mode, by their names in `MODE_ARGUMENTS`."""
+def call_mode(call: Callable[..., Any], train: bool, **others: Any) -> dict[str, Any]:
+    """Return the arguments that `call` has among `others` and those that set the mode, see `MODE_ARGUMENTS`."""
     names = inspect.signature(call).parameters
-    return {name: in_training == train for name, in_training in MODE_ARGUMENTS.items() if name in names}
+    values = {name: in_training == train for name, in_training in MODE_ARGUMENTS.items()} | others
+    return {name: value for name, value in values.items() if name in names}
 
 
 def other_switches(call: Callable[..., Any]) -> list[str]:
