@@ -4,9 +4,9 @@ A block first increases the number of features, then convolves each feature sepa
 Sources: Sandler et al. 2018, "MobileNetV2: inverted residuals and linear bottlenecks" (arXiv:1801.04381, table 2);
 Howard et al. 2019, "Searching for MobileNetV3" (arXiv:1905.02244, table 1); Qin et al. 2024, "MobileNetV4"
 (arXiv:2404.10518, tables 11 to 13); Tan and Le 2019, "EfficientNet" (arXiv:1905.11946, table 1); Google's
-"EfficientNet-lite" (2020); and Tan and Le 2021, "EfficientNetV2" (arXiv:2104.00298, table 4). Parameters, initial
-distributions of kernels, statistics of batch norms and logits equal those of torchvision's networks of these names, or
-of timm's if torchvision has none. Networks with the prefix "tf_" have TensorFlow's padding and epsilon, as timm's.
+"EfficientNet-lite" (2020); and Tan and Le 2021, "EfficientNetV2" (arXiv:2104.00298, table 4). Parameters, statistics of
+batch norms and logits equal those of torchvision's networks of these names, or of timm's if torchvision has none.
+Kernels start as torchvision's. Networks with the prefix "tf_" have TensorFlow's padding and epsilon, as timm's.
 """
 
 import functools

@@ -1,8 +1,8 @@
 """Swin-T and Swin-S for image classification, in Flax Linen.
 
 Source: Liu et al. 2021, "Swin Transformer: Hierarchical Vision Transformer using Shifted Windows" (arXiv:2103.14030).
-Parameters, initial distributions and logits equal those of torchvision's `swin_t` and `swin_s`. timm's versions give
-the same logits for images of 224 pixels.
+Parameters, initial distributions and logits equal those of torchvision's `swin_t` and `swin_s`, except that the bias of
+the patch embedding starts at zero. timm's versions give the same logits for images of 224 pixels.
 """
 
 import functools
