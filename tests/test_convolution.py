@@ -2,7 +2,6 @@
 
 import functools
 import re
-from collections.abc import Callable
 
 import flax.linen as nn
 import jax
@@ -39,19 +38,14 @@ def xla_convolution(images: jax.Array, kernel: jax.Array, stride: int, padding: 
 
 
 @functools.partial(jax.jit, static_argnums=(0, 3, 4))
-def value_and_gradients(
-    convolution: Callable, images: jax.Array, kernel: jax.Array, stride: int, padding: int
-) -> tuple:
+def value_and_gradients(convolution, images, kernel, stride, padding):
     value, gradient = jax.vjp(lambda x, k: convolution(x, k, stride, padding), images, kernel)
     return value, *gradient(jnp.cos(jnp.arange(value.size, dtype=value.dtype)).reshape(value.shape))
 
 
-def assert_equal_to_xla(
-    images: np.ndarray, kernel: np.ndarray, stride: int, padding: int, ours=convolve_on_cpu
-) -> None:
+def assert_equal_to_xla(images, kernel, stride, padding, ours=convolve_on_cpu):
     """Assert that the outputs and both gradients of a convolution equal those of XLA's."""
-    arguments = images, kernel, stride, padding
-    results = [value_and_gradients(convolution, *arguments) for convolution in (ours, xla_convolution)]
+    results = [value_and_gradients(each, images, kernel, stride, padding) for each in (ours, xla_convolution)]
     for ours, theirs in zip(*results, strict=True):
         assert ours.dtype == theirs.dtype
         np.testing.assert_allclose(ours, theirs, rtol=1e-9, atol=1e-9)
@@ -163,9 +157,8 @@ def test_only_convolutions_in_groups_without_a_function_of_their_own_are_replace
         for model in (model, for_platform(model, "cpu"))
     ]
     assert programs[0] == programs[1] and programs[0].count("conv_general_dilated[") == 2
-    refused = with_cpu_convolutions(model, allowed=False)
     assert for_platform(model, "cpu").convolution and for_platform(model, "gpu") is model
-    assert for_platform(refused, "cpu").convolution is lax.conv_general_dilated
+    assert for_platform(with_cpu_convolutions(model, allowed=False), "cpu").convolution is lax.conv_general_dilated
 
 
 @pytest.mark.parametrize("network", [resnet("resnet18", 5), (lambda key, example: {}, lambda params, images: images)])
@@ -175,12 +168,20 @@ def test_cpu_convolutions_are_refused_where_they_have_no_effect(network):
         with_cpu_convolutions(adapt(network), allowed=False)
 
 
+def test_a_policy_of_checkpoints_sees_convolutions():
+    seen, (images, kernel) = [], random_arguments(1, 8, 8, 3, 256, 3)
+    note = lambda operation, *_, **__: seen.append(operation.name) is not None  # noqa: E731
+    for ours in (convolve_on_cpu, convolve_on_gpu):
+        loss = jax.checkpoint(lambda k, f=ours: jnp.sin(f(images, k, 2, 1)).sum(), policy=note)
+        jax.make_jaxpr(jax.grad(loss))(kernel)
+    assert seen.count("composite") == 2 and "custom_vjp_call" not in seen
+
+
 @pytest.mark.slow
 def test_bfloat16_gradients_are_summed_in_float32():
     # 4096 ones summed in bfloat16 stop at 256.
     for channels in (1, 2):
-        images = jnp.ones((1, 64, 64, channels), jnp.bfloat16)
-        kernel = jnp.ones((1, 1, 1, channels), jnp.bfloat16)
+        images, kernel = (jnp.ones((1, side, side, channels), jnp.bfloat16) for side in (64, 1))
         gradient = jax.grad(lambda k, x=images: convolve_on_cpu(x, k, 1, 0).astype(jnp.float32).sum())(kernel)
         assert gradient.dtype == jnp.bfloat16 and gradient.ravel().tolist() == channels * [4096]
 
@@ -271,8 +272,7 @@ def test_for_platform_sets_the_convolution_once_and_keeps_the_results():
     custom = network.clone(operations=Operations(xla_convolution))
     assert for_platform(custom, "cpu") is custom
     assert for_platform(adapt(network), "cpu").module == for_cpu
-    functions = (lambda key, example: {}, lambda params, images: images)
-    assert for_platform(functions, "cpu") is functions
+    assert for_platform(functions := (len, max), "cpu") is functions
     images = np.random.default_rng(0).normal(size=(2, 8, 8, 3))
     variables = jax.jit(for_gpu.init)(jax.random.key(0), images)
     results = [jax.jit(network.apply)(variables, images) for network in (for_gpu, for_cpu)]
@@ -296,5 +296,4 @@ def test_the_operations_of_every_platform_give_the_same_gradients():
 
     expected = gradients("gpu")
     assert all(np.abs(leaf).max() > 0 for leaf in jax.tree.leaves(expected))
-    for platform in ("cpu", "tpu"):
-        assert largest_difference(gradients(platform), expected) < 1e-9
+    assert largest_difference([gradients("cpu"), gradients("tpu")], [expected, expected]) < 1e-9

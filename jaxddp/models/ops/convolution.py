@@ -63,11 +63,7 @@ def convolve_on_cpu(images: jax.Array, kernel: jax.Array, stride: int, padding: 
         stride: the stride of both axes.
         padding: the number of zeros on each side of both axes.
     """
-    product, _ = _functions_for(images, kernel)
-    if product is _dense_product and not _is_product_faster(images, kernel, kernel.shape[3]):
-        return _xla_convolution(images, kernel, stride, padding)
-    product = functools.partial(product, stride=stride, padding=padding)
-    return _as_composite(product, _multiplications(images, kernel, stride, padding))(images, kernel)
+    return _forward(images, kernel, stride, padding)[0]
 
 
 def conv_general_dilated(
@@ -120,8 +116,13 @@ def conv_general_dilated(
     return results if stride == max(strides) else results[:, :: strides[0], :: strides[1]]
 
 
+# A policy of `jax.checkpoint` does not look into a `jax.custom_vjp`, so a forward pass does not call one.
 def _forward(images: jax.Array, kernel: jax.Array, stride: int, padding: int) -> tuple[jax.Array, Any]:
-    return convolve_on_cpu(images, kernel, stride, padding), (images, kernel)
+    product, _ = _functions_for(images, kernel)
+    if product is _dense_product and not _is_product_faster(images, kernel, kernel.shape[3]):
+        return _xla_convolution(images, kernel, stride, padding), (images, kernel)
+    product = functools.partial(product, stride=stride, padding=padding)
+    return _as_composite(product, _multiplications(images, kernel, stride, padding))(images, kernel), (images, kernel)
 
 
 def _backward(stride: int, padding: int, saved: Any, grads: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -414,9 +415,7 @@ def convolve_on_gpu(images: jax.Array, kernel: jax.Array, stride: int, padding: 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
 def _convolve_blocks(images: jax.Array, kernel: jax.Array, stride: int, padding: int) -> jax.Array:
-    # The products with the zeros do not count.
-    count = _multiplications(images, kernel, stride, padding)
-    return _as_composite(functools.partial(_block_by_block, stride=stride, padding=padding), count)(images, kernel)
+    return _forward_of_blocks(images, kernel, stride, padding)[0]
 
 
 def _block_by_block(images: jax.Array, kernel: jax.Array, stride: int, padding: int) -> jax.Array:
@@ -436,7 +435,10 @@ def _block_by_block(images: jax.Array, kernel: jax.Array, stride: int, padding: 
 
 
 def _forward_of_blocks(images: jax.Array, kernel: jax.Array, stride: int, padding: int) -> tuple[jax.Array, Any]:
-    return _convolve_blocks(images, kernel, stride, padding), (images, kernel)
+    # The products with the zeros do not count.
+    count = _multiplications(images, kernel, stride, padding)
+    product = functools.partial(_block_by_block, stride=stride, padding=padding)
+    return _as_composite(product, count)(images, kernel), (images, kernel)
 
 
 def _backward_of_blocks(stride: int, padding: int, saved: Any, grads: jax.Array) -> tuple[jax.Array, jax.Array]:
