@@ -35,8 +35,8 @@ def rematerialized(model: Model, remat: Remat) -> Callable[..., Any]:
     if remat == "none":
         return apply
     kept = policies.dots_saveable if remat == "dots" else policies.nothing_saveable
-    # A convolution that jaxddp computes itself is a composite.
-    names = ("psum", "composite") if remat == "dots" else "psum"
+    # A convolution that jaxddp computes itself has a rule for `jax.vmap`.
+    names = ("psum", "custom_vmap_call") if remat == "dots" else "psum"
     kept = policies.save_from_both_policies(kept, lambda operation, *_, **__: operation.name.startswith(names))
 
     def call(params: Any, *arguments: Any, **keywords: Any) -> Any:

@@ -27,7 +27,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
+from jax import custom_batching, lax
 
 from jaxddp.models.ops.layers import pixels_of_windows
 
@@ -162,8 +162,16 @@ def _functions_for(images: jax.Array, kernel: jax.Array) -> tuple[Callable[..., 
 
 
 def _as_composite(product: Callable[..., jax.Array], multiplications: int) -> Callable[..., jax.Array]:
+    """Return the product with the number of a convolution's multiplications, which `jax.vmap` leaves out."""
     composite = lax.composite(lambda a, b, **_: product(a, b), "jaxddp.convolution")
-    return functools.partial(composite, multiplications=np.int64(multiplications))
+    counted = custom_batching.custom_vmap(functools.partial(composite, multiplications=np.int64(multiplications)))
+
+    # JAX cannot batch a composite.
+    @counted.def_vmap
+    def batched(_: int, is_batched: Sequence[bool], *arrays: jax.Array) -> tuple[jax.Array, bool]:
+        return jax.vmap(product, tuple(0 if each else None for each in is_batched))(*arrays), True
+
+    return counted
 
 
 def _multiplications(images: jax.Array, kernel: jax.Array, stride: int, padding: int) -> int:
@@ -406,8 +414,8 @@ def _patches(images: jax.Array, shape: Shape, stride: int) -> jax.Array:
 def convolve_on_gpu(images: jax.Array, kernel: jax.Array, stride: int, padding: int) -> jax.Array:
     """Compute `convolve_on_cpu` to rounding.
 
-    With a stride and few channels, blocks of pixels are convolved, without `jax.vmap` and second derivatives. The
-    kernel gets zeros until its side is a multiple of the stride.
+    With a stride and few channels, blocks of pixels are convolved, without second derivatives. The kernel gets zeros
+    until its side is a multiple of the stride.
     """
     blocks = stride > 1 and images.shape[-1] == kernel.shape[2] <= _FEW_ON_GPUS
     return (_convolve_blocks if blocks else _xla_convolution)(images, kernel, stride, padding)
