@@ -13,7 +13,7 @@ import numpy as np
 import optax
 
 from jaxddp.engine.programs import Program
-from jaxddp.engine.state import DEVICE_GROUPS, EVAL_MODEL_STATE, EVAL_PARAMS, MEASURED_AT, TrainState
+from jaxddp.engine.state import DEVICE_GROUPS, EVAL_MODEL_STATE, EVAL_PARAMS, MEASURED_AT, TrainState, all_finite
 from jaxddp.engine.ways.way import Way
 
 PASSES = 100
@@ -60,19 +60,19 @@ def mean_statistics(start: Any, update: Update, batches: Iterable[Any], solve: U
     A network updates them as kept * old + (1 - kept) * (those of the batch), where `kept` is known to the network
     alone. Each update begins with the same statistics, and one also with twice as large ones: the difference of its
     results is kept * old. So the mean of the batches' statistics follows from the mean of the results, for any network.
-    Arrays with another rule, and those of frozen norms, keep the values of `start`.
+    Arrays with another rule, and frozen ones, keep the values of `start`. Batches that are not finite are left out.
 
     Args:
         update: a function of the statistics, which it may consume, and of a batch, which returns the next statistics.
         solve: compiles `_solved` for the places of the arrays.
     """
-    results, total, count = [], None, 0
+    results, total, count = [start, start], start, 0
     for batch in batches:
         found = update(_copied(start), batch)
-        results = results or [update(_doubled(start, found), batch), found]
-        total = found if total is None else _added(total, found)
-        count += 1
-        jax.block_until_ready(total)
+        if all_finite(found):
+            results = results if count else [update(_doubled(start, found), batch), found]
+            total = _added(total, found) if count else found
+            count += 1
     return (solve or jax.jit(_solved))({"start": start, "results": results, "total": total}, np.float32(count))
 
 
