@@ -127,7 +127,7 @@ def test_a_step_in_which_one_number_of_the_gradient_is_not_finite_changes_nothin
 class NewArrays(Part):
     """A part whose arrays do not depend on any other array, so XLA is free to choose their sharding."""
 
-    name = "new"
+    name, follows = "new", True
 
     def init(self, params, model_state):
         return {"zeros": jax.tree.map(jnp.zeros_like, params)}
@@ -141,7 +141,8 @@ def test_new_arrays_of_a_part_are_divided_too():
     program, chunks = setup.program()
     before = [leaf.sharding for leaf in jax.tree.leaves(setup.state)]
     state, _ = program(setup.state, *next(chunks(0)).feed)
-    assert [leaf.sharding for leaf in jax.tree.leaves(state)] == before
+    followed = setup.way.follow(setup.parts)(state, {"loss": 1.0})
+    assert all([leaf.sharding for leaf in jax.tree.leaves(each)] == before for each in (state, followed))
 
 
 @pytest.mark.parametrize(
@@ -231,8 +232,7 @@ def test_replicas_are_compared_where_an_array_has_replicas(monkeypatch):
         return lambda state: compared.append(state) or checksum(state)
 
     monkeypatch.setattr("jaxddp.engine.replicas.checksums", record)
-    changes = CHANGES | {"parallel": {"check_replicas": "10 steps"}}
-    state = train(make_setup(True), changes)
+    state = train(make_setup(True), CHANGES | {"parallel": {"check_replicas": "10 steps"}})
     assert largest_difference(jax.device_get(state), trained(True)) == 0
     leaves = [leaf for each in compared for leaf in jax.tree.leaves(each)]
     assert len(compared) == 2 and all(leaf.sharding.is_fully_replicated for leaf in leaves)

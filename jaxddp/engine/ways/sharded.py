@@ -73,8 +73,7 @@ class Sharded(Way):
 
             in_specs = specs.replace(opt_state=()), P(AXIS), P()
             averages = gradients.Contribution(without_frozen(specs.params, self.gradients.frozen), P(), P())  # pyright: ignore
-            out_specs: Any = averages, P()
-            on_devices = jax.shard_map(gradient, mesh=self.mesh, in_specs=in_specs, out_specs=out_specs)
+            on_devices = jax.shard_map(gradient, mesh=self.mesh, in_specs=in_specs, out_specs=(averages, P()))
             contribution, finite = on_devices(state.replace(opt_state=()), batch, key)
             state, sums = of_slices.update(state, contribution, lambda: finite > 0)
             return lax.with_sharding_constraint(state, self.shardings(state)), sums
@@ -88,6 +87,10 @@ class Sharded(Way):
     def gather(self) -> Callable[..., Batch]:
         in_specs = *RESIDENT_FEED, P()
         return jax.shard_map(gather_batch, mesh=self.mesh, in_specs=in_specs, out_specs=P(AXIS))
+
+    def follow(self, parts: Sequence[Any]) -> Any:
+        follow = super().follow(parts)
+        return lambda state, metrics: self.placed(follow(state, metrics))
 
     def gradients_of(self, specs: Any) -> gradients.Gradients:
         """Return the computation of each device's slices of the averages, for a state with these specs."""
@@ -110,13 +113,10 @@ def axis_of(spec: P) -> int | None:
 
 
 def sharded_specs(state: TrainState, devices: int, frozen: Layers = NO_LAYERS) -> Any:
-    """Return the `PartitionSpec` of each array of a state, as a tree like the state.
+    """Return the `PartitionSpec` of each array of a state, or of its shapes, as a tree like the state.
 
     The step's number and the model's state are whole on every device, and so are frozen parameters: they have no
     optimizer state, and every step reads all of them.
-
-    Args:
-        state: the state, or its shapes.
     """
 
     def spec(leaf: Any) -> P:
