@@ -41,10 +41,8 @@ def decays(decay: float, steps: int, every: int, warmup: bool) -> list[float | N
 def test_the_average_equals_that_of_a_numpy_loop(every, warmup):
     part = ParameterAverage(0.8, every=every, warmup=warmup)
     trajectory = np.random.default_rng(0).normal(size=(9, 4)).astype(np.float32)
-    state, average = (
-        TrainState(jnp.int32(0), {"w": jnp.asarray(trajectory[0])}, {}, ()),
-        trajectory[0].astype(np.float64),
-    )
+    state = TrainState(jnp.int32(0), {"w": jnp.asarray(trajectory[0])}, {}, ())
+    average = trajectory[0].astype(np.float64)
     part_state = part.init(state.params, {})
     for decay, params in zip(decays(0.8, 8, every, warmup), trajectory[1:], strict=True):
         after = state.replace(step=state.step + 1, params={"w": jnp.asarray(params)})
@@ -99,8 +97,10 @@ class Normalized(nn.Module):
         ci_case(0.9, {}, {"devices": 1, "optimizer": schedule_free_sgd(0.5)}, 1),
     ],
 )
-def test_averaged_parameters_end_with_batch_statistics_of_their_own(momentum, average, options, slices):
+def test_averaged_parameters_end_with_batch_statistics_of_their_own(momentum, average, options, slices, monkeypatch):
     """They are the means of those of each slice of the last finite batches. Only the last state has them."""
+    moves = list[None]()
+    monkeypatch.setattr("jaxddp.engine.statistics.moved", lambda: moves.append(None))
     words, batch = {"optimizer": sgd(0.5)} | options, 16
     optimizer, devices, model = words.pop("optimizer"), words.pop("devices"), Normalized(momentum)
     words |= {"epochs": 4, "batch_size_per_device": batch // devices, "devices": devices} | average
@@ -115,7 +115,7 @@ def test_averaged_parameters_end_with_batch_statistics_of_their_own(momentum, av
         x = (np.asarray(images, np.float64).mean((1, 2)) @ first["kernel"] + first["bias"]).reshape(slices, -1, 6)
         moments.append((x.mean(1).mean(0), x.var(1).mean(0)))
     np.testing.assert_allclose((found["mean"], found["var"]), np.nanmean(moments, 0), rtol=2e-4, atol=2e-5)
-    assert np.abs(found["mean"] - raw["mean"]).max() > 1e-3
+    assert np.abs(found["mean"] - raw["mean"]).max() > 1e-3 and len(moves) == total
     assert largest_difference(state.replace(step=state.step - 1).eval_model_state, state.model_state) == 0
     measured = history.val_ema if average else history.val
     assert jaxddp.evaluate(state, setup, VAL)["loss"] == pytest.approx(measured["loss"][-1], rel=1e-6)

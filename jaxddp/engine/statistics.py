@@ -9,9 +9,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
+from jaxddp.core.phases import moved
 from jaxddp.engine.programs import Program
 from jaxddp.engine.state import DEVICE_GROUPS, EVAL_MODEL_STATE, EVAL_PARAMS, MEASURED_AT, TrainState, all_finite
 from jaxddp.engine.ways.way import Way
@@ -68,17 +68,17 @@ def mean_statistics(start: Any, update: Update, batches: Iterable[Any], solve: U
     """
     results, total, count = [start, start], start, 0
     for batch in batches:
+        moved()
         found = update(_copied(start), batch)
         if all_finite(found):
             results = results if count else [update(_doubled(start, found), batch), found]
             total = _added(total, found) if count else found
             count += 1
-    return (solve or jax.jit(_solved))({"start": start, "results": results, "total": total}, np.float32(count))
+    return (solve or jax.jit(_solved))({"start": start, "results": results, "total": total}, float(count))
 
 
 @jax.jit
 def _copied(tree: Any) -> Any:
-    """Return a copy of a tree."""
     return jax.tree.map(jnp.copy, tree)
 
 
