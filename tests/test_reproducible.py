@@ -41,32 +41,34 @@ def test_the_bits_are_the_same_on_any_number_of_devices(devices, accumulate, bat
     pad = int(min(devices) > 1)
     first, *others = (trained(n, accumulate=accumulate, batch_size=batch_size, cache=cache, pad=pad) for n in devices)
     assert np.abs(jax.device_get(first.params["kernel"])).max() > 0 and int(first.step) == 5
-    for other in others:
-        assert bytes_of(first) == bytes_of(other)
+    assert all(bytes_of(first) == bytes_of(other) for other in others)
 
 
 OPTIMIZED_PROGRAM = """
 import sys
 import jax
 jax.config.update("jax_num_cpu_devices", 8)
+from jaxddp.engine.ways.reproducible import Reproducible
+from jaxddp.mesh import Topology
 from jaxddp.models.resnet import BASIC, Architecture, ResNet
 from support.data import CLASSES
 from support.exact import bytes_of, trained
 network = ResNet(Architecture((1, 1), BASIC), CLASSES, width=4, stem="small")
 four, eight = (trained(n, network, batch_size=16) for n in (4, 8))
-differing = sum(one != other for one, other in zip(bytes_of(four), bytes_of(eight), strict=True))
+pair = [*jax.random.normal(jax.random.key(0), (2, 1000))]
+update = lambda pair, count: [array / count - array * array for array in pair]
+one, two = (bytes_of(Reproducible(Topology.create(n)).jit_between(update)(pair, 3.0)) for n in (1, 2))
+differing = (one != two) + sum(one != other for one, other in zip(bytes_of(four), bytes_of(eight), strict=True))
 sys.exit(f"{differing} arrays differ" if differing else 0)
 """
 
 
 @pytest.mark.ci
 def test_a_fully_optimized_resnet_has_the_same_bits_on_any_devices():
-    """Test with full optimization. The programs of the other tests are compiled without it, and XLA fuses nothing in
-    them."""
+    """Test with full optimization. Programs of other tests are compiled without it, and XLA fuses nothing in them."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "XLA_FLAGS": ""}
-    done = subprocess.run(
-        [sys.executable, "-c", OPTIMIZED_PROGRAM], env=environment, capture_output=True, text=True, timeout=600
-    )
+    command = [sys.executable, "-c", OPTIMIZED_PROGRAM]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-2000:]
 
 
@@ -103,14 +105,12 @@ def test_barriers_change_no_result(for_cpu):
     ],
 )
 def test_settings_that_exclude_reproducible_raise_a_one_line_error(devices, config, message):
-    user_config = Config().replace(**config)
     with pytest.raises(InputError, match=message):
-        choose_way(user_config.replace(**REPRODUCIBLE), Topology.create(devices))
+        choose_way(Config().replace(**config).replace(**REPRODUCIBLE), Topology.create(devices))
 
 
 def test_a_batch_that_8_shards_cannot_share_raises_a_one_line_error():
-    line = "^a global batch of 12 cannot be divided among 8 shards; 8 or 16 would do$"
-    with pytest.raises(InputError, match=line):
+    with pytest.raises(InputError, match="^a global batch of 12 cannot be divided among 8 shards; 8 or 16 would do$"):
         prepare_training(SmallNet(), random_table(50), 2, sgd(0.1), 6, reproducible=True)
 
 

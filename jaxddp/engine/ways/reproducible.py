@@ -54,17 +54,19 @@ class Reproducible(Way):
             raise InputError(key, problem, advice=f"use 1, 2, 4 or {SHARDS} devices")
         others: dict[tuple[str, str | None], str] = {
             ("model.batch_norm", "sync"): f"normalizes over devices, but each of the {SHARDS} shards is separate",
-            ("train.gradient_precision", None): "does not apply to a sum in fixed order",
-            ("parallel.buckets", None): "does not apply to a sum in fixed order",
-            ("parallel.shard_optimizer", None): "does not apply to a sum in fixed order",
-            ("train.sync_every", None): "does not apply to a sum in fixed order",
         }
+        of_sums = "train.gradient_precision", "parallel.buckets", "parallel.shard_optimizer", "train.sync_every"
+        others |= {(name, None): "does not apply to a sum in fixed order" for name in of_sums}
         refuse_others(config, key, others)
         return cls(topology, OrderedGradients.of(config, topology))
 
     @property
     def shares(self) -> int:
         return SHARDS
+
+    def jit_between(self, update: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+        on_one = jax.jit(update)  # XLA may round differently in a program of several devices.
+        return lambda *values: self.topology.replicate(jax.device_get(on_one(*jax.device_get(values))))
 
 
 def mean_of_shards(compute: Callable[[Any, Batch, jax.Array], T], arrays: Any, batch: Batch, *, for_cpu: bool) -> T:
@@ -139,8 +141,7 @@ def mean_in_order(shards: T) -> T:
     total = _sum_over_devices(_tree_sum(rows))
     # The sign of a sum of zeros depends on the number of zeros, so every zero is made positive.
     means = iter(unravel(jnp.where(total == 0, 0, total / SHARDS)))
-    results = [next(means) if is_float(leaf) else lax.pmax(leaf.max(0), AXIS) for leaf in leaves]
-    return jax.tree.unflatten(structure, results)
+    return structure.unflatten(next(means) if is_float(leaf) else lax.pmax(leaf.max(0), AXIS) for leaf in leaves)
 
 
 def _tree_sum(rows: jax.Array) -> jax.Array:
@@ -155,7 +156,6 @@ def _sum_over_devices(branch: jax.Array) -> jax.Array:
     devices = lax.axis_size(AXIS)
     if devices == 1:
         return lax.psum(branch, AXIS)
-    size = -(-len(branch) // devices)
-    padded = jnp.pad(branch, (0, devices * size - len(branch)))
-    part = _tree_sum(lax.all_to_all(padded.reshape(devices, size), AXIS, 0, 0))
+    padded = jnp.pad(branch, (0, -len(branch) % devices))
+    part = _tree_sum(lax.all_to_all(padded.reshape(devices, -1), AXIS, 0, 0))
     return stack_over_devices(part).ravel()[: len(branch)]
