@@ -128,6 +128,15 @@ def errors_name_line(path: Path, subject: str) -> Iterator[None]:
         raise InputError(f"{where}: {subject}{type(error).__name__}: {error}{further}") from error
 
 
+@contextlib.contextmanager
+def errors_name_call(name: str, arguments: str) -> Iterator[None]:
+    """Turn an error of a user's function into an `InputError` with these arguments and the line of the user's code."""
+    try:
+        yield
+    except Exception as error:
+        raise InputError(f"{name}: fails for {arguments}: {describe_error(error)}") from error
+
+
 def remove_description(error: BaseException) -> None:
     """Remove the line that `describing_errors` added."""
     notes = getattr(error, "__notes__", [])

@@ -6,7 +6,6 @@ for any padding and any division of the batch among devices.
 
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
@@ -16,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxddp.core.errors import InputError, Words, counted, shaped
+from jaxddp.core.user_code import errors_name_call
 from jaxddp.data.batch import Batch
 from jaxddp.data.source import LabelKind, float_labels
 from jaxddp.mesh import AXIS, stack_over_devices
@@ -162,16 +162,6 @@ def random_batches(labels: LabelKind) -> Iterator[tuple[np.ndarray, np.ndarray]]
         yield logits, float_labels(rows_of_labels, labels.form)
 
 
-@contextmanager
-def errors_of(name: str, arguments: str) -> Iterator[None]:
-    """Convert an exception of a user's function, which was called with these arguments, to an `InputError`."""
-    try:
-        yield
-    except Exception as error:
-        reason = " ".join(str(error).split())[:300]
-        raise InputError(f"{name}: fails for {arguments}: {type(error).__name__}: {reason}") from error
-
-
 def _form(loss: Loss, name: str, labels: LabelKind, accepted: str) -> tuple[LossForm, Any]:
     """Return the form of a loss or a metric and the dtype of its first result. Raises: InputError."""
     classes = labels.num_classes
@@ -184,7 +174,7 @@ def _form(loss: Loss, name: str, labels: LabelKind, accepted: str) -> tuple[Loss
     if not callable(loss):
         given = f"an object of type {type(loss).__name__} was given"
         raise InputError(f"{name}: {given}; give a function of (logits, labels)")
-    with errors_of(name, arguments):
+    with errors_name_call(name, arguments):
         result = jax.eval_shape(loss, *shapes)
     parts = result if isinstance(result, tuple | list) else (result,)
     floats = all(hasattr(part, "dtype") and not jnp.issubdtype(part.dtype, jnp.complexfloating) for part in parts)
@@ -498,7 +488,7 @@ def check_set_metric(metric: Any, name: str, labels: LabelKind) -> tuple[str, ..
         raise InputError(f"{name}: a metric over a set needs finish and either sums or examples; give one of the two")
     logits, batch_labels = next(random_batches(labels))
     cut = len(logits) // 2
-    with errors_of(name, f"logits float32{list(logits.shape)} and labels {shaped(batch_labels)}"):
+    with errors_name_call(name, f"logits float32{list(logits.shape)} and labels {shaped(batch_labels)}"):
         whole = _try_metric(metric, [(logits, batch_labels)])
         parts = _try_metric(metric, [(logits[:cut], batch_labels[:cut]), (logits[cut:], batch_labels[cut:])])
     for key, value in whole.items():
