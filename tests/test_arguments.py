@@ -233,9 +233,7 @@ def test_invalid_results_of_user_objects_are_rejected(setup):
     message = train_with(optax.GradientTransformation(lambda params: (), lambda updates, state, params=None: updates))
     assert message == "optimizer: its update returned an object of type dict; return a pair (updates, state)"
     message = train_with(objective=lambda supervised: 5)
-    assert message == (
-        "objective: it returned an object of type int; return a function (params, model_state, batch, …)"
-    )  # fmt: skip
+    assert message == "objective: it returned an object of type int; return a function (params, model_state, batch, …)"
 
 
 def test_a_listener_may_have_only_some_of_the_methods(setup):
@@ -281,6 +279,8 @@ def test_evaluate_accepts_only_a_state_of_its_setup(setup, trained):
         )
     moved = four_device_setup.topology.replicate(jax.device_get(trained))
     assert jaxddp.evaluate(moved, four_device_setup, VAL) == pytest.approx(jaxddp.evaluate(trained, setup, VAL))
+    four_device_setup.step()(moved, next(four_device_setup.batches(0, 1)))
+    assert all("a step consumed it" in error_line(call) for call in evaluation_calls(four_device_setup, moved))
 
 
 def test_only_one_process_of_a_job_writes_weights(setup, trained, tmp_path):

@@ -156,7 +156,7 @@ class RunSetup(Recipe):
         return self.feed.batches(start, stop)
 
     def step(self) -> TrainStep:
-        """Return the function (state, batch) of one training step, compiled on first use; see `Way.step`."""
+        """Return a training step, a function (state, batch) that consumes the state, compiled on first use."""
         self.layout.way.check_own_loop()
         step, key = self.layout.way.step(self.phases, compiler_options=self.resources.compiler_options), self.key
         return lambda state, batch: step(state, batch, key)
@@ -224,8 +224,7 @@ class RunSetup(Recipe):
 
         step = self.programs(make_eval_step, self.measured, self.topology, resident=resident)
         evaluator = Evaluator(step, batches, len(source), metrics=self.metrics)
-        count = self._num_references
-        if count is None or not self.metrics:
+        if (count := self._num_references) is None or not self.metrics:
             return evaluator
         train, rows = self.resources.train, labels_of(self.resources.train).share(count)
         order = ChosenOrder(len(train), limit_batch_size(size, train, self.topology), chosen=tuple(rows.tolist()))
@@ -294,6 +293,8 @@ def check_state(state: Any, setup: RunSetup, *, to_train: bool = False) -> None:
     if difference := first_difference(ours, like):
         problem = "state: {} is {}, and {} in this setup".format(*difference)
         raise InputError(problem, advice="give a state of its model and optimizer")
+    if any(isinstance(leaf, jax.Array) and leaf.is_deleted() for leaf in jax.tree.leaves(ours)):
+        raise InputError("state: a step consumed it", advice="give what the step returned, or setup.initial_state()")
     step, devices = state.step, set(setup.topology.mesh.devices.flat)
     held = step.sharding.device_set if isinstance(step, jax.Array) and step.committed else devices
     if held != devices:
@@ -339,8 +340,7 @@ def initialize(recipe: Recipe, *, fresh: bool = True, programs: CompiledPrograms
     topology.peers.agree(values | jax_settings())
     layout.way.connect()
     recipe = complete_recipe(recipe)
-    network, shape = for_platform(recipe.model, topology.platform), layout.training_data.image_shape
-    network = as_trained(network, recipe)
+    network, shape = as_trained(for_platform(recipe.model, topology.platform), recipe), layout.training_data.image_shape
     weights, config = dict[str, np.ndarray](), recipe.config.model
     if not fresh:
         recipe = dataclasses.replace(recipe, initialize=None)
