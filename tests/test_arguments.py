@@ -115,12 +115,12 @@ def test_prepare_training_rejects_an_unknown_option_and_a_repeated_device():
     model_and_table = (linear_model(), TABLE)
     for typo, meant in (("epoch", "epochs"), ("acumulate", "accumulate")):
         message = error_line(prepare_training, *model_and_table, 2, SGD, 4, longest=2000, **{typo: 3})
-        suggestion = f"unknown option '{typo}'; did you mean '{meant}'? there are: accumulate, "
-        assert message.startswith(f"prepare_training: {suggestion}")
+        assert message.startswith(f"prepare_training: unknown option '{typo}'; did you mean '{meant}'? there are: acc")
+    message = error_line(prepare_training, *model_and_table, 2, SGD, 4, class_weights=[1, 2])
+    assert message.endswith("; the loss of train has it: jaxddp.losses.cross_entropy(class_weights=…)")
     device = jax.devices()[1]
     message = error_line(prepare_training, *model_and_table, [device, device], SGD, 4)
     assert message == f"devices: {device} is given twice; give each device once"
-    # Any sequence of devices is accepted, not only a list.
     assert prepare_training(*model_and_table, np.array(jax.devices()[:2]), SGD, 4).topology.num_devices == 2
 
 
