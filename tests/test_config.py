@@ -214,9 +214,7 @@ def test_a_missing_work_directory_gets_the_nearest_folder_as_a_suggestion(tmp_pa
 
 @pytest.mark.parametrize(("name", "nearest"), [("cifar11", "cifar10"), ("configs/digit.py", "digits")])
 def test_a_missing_config_gets_the_nearest_name_as_a_suggestion(name, nearest):
-    with pytest.raises(
-        InputError, match=f"config '{name}' does not exist; did you mean '{nearest}'[?] there are: .*digits"
-    ):
+    with pytest.raises(InputError, match=f"config '{name}' .* exist; did you mean '{nearest}'[?] there are: .*digits"):
         load(name)
 
 
@@ -225,7 +223,7 @@ def test_a_missing_config_gets_the_nearest_name_as_a_suggestion(name, nearest):
     [
         ("x = 1", r"defines no get_config\(\); define one"),
         ("def get_config():\n    return 1 / 0", "ZeroDivisionError: division by zero"),
-        ("def get_config(:", "SyntaxError: "),
+        ("def get_config(:", "broken.py:1: SyntaxError: "),
         ("def get_config():\n    return {'seed': 1}", r"get_config\(\) returned a dict; return a jaxddp.config.Config"),
         (
             "from jaxddp.config import Config\ndef get_config():\n    return Config().replace(sed=1)",
@@ -233,8 +231,9 @@ def test_a_missing_config_gets_the_nearest_name_as_a_suggestion(name, nearest):
         ),
     ],
 )
-def test_a_one_line_error_names_a_config_file_that_fails(tmp_path, source, message):
-    file = tmp_path / "broken.py"
+def test_a_one_line_error_names_a_config_file_that_fails(tmp_path, source, message, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    file = Path("broken.py")
     file.write_text(source)
     with pytest.raises(InputError, match=message) as error:
         load(file)

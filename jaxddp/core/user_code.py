@@ -117,7 +117,7 @@ def errors_name_line(path: Path, subject: str) -> Iterator[None]:
     except BaseException as error:
         frames = traceback.extract_tb(error.__traceback__)
         lines = [frame.lineno for frame in frames if Path(frame.filename).absolute() == path.absolute()]
-        if isinstance(error, SyntaxError) and error.filename == str(path):
+        if isinstance(error, SyntaxError) and Path(error.filename or "").absolute() == path.absolute():
             lines = [error.lineno]
         where = f"{path}:{lines[-1]}" if lines else f"{path}"
         if isinstance(error, InputError):
