@@ -70,9 +70,8 @@ def config_of_options(options: Mapping[str, Any], objective: Any, seed: int, oth
         InputError: an option is unknown, or has no effect.
     """
     for name in options.keys() - OPTIONS:
-        known = choices(name, {*OPTIONS, *other_names})
-        if name in ("class_weights", "label_smoothing"):
-            known = f"the loss of train has it: jaxddp.losses.cross_entropy({name}=…)"
+        of_loss = f"the loss of train has it: jaxddp.losses.cross_entropy({name}=…)"
+        known = of_loss if name in ("class_weights", "label_smoothing") else choices(name, {*OPTIONS, *other_names})
         raise InputError(f"prepare_training: unknown option {name!r}; {known}")
     values = {OPTIONS[name]: value for name, value in options.items()}
     if isinstance(shares := options.get("shares"), tuple | list):

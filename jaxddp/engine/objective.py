@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxddp.core.errors import InputError, Words, counted, shaped
+from jaxddp.core.errors import InputError, Words, counted, kind_of, shaped
 from jaxddp.core.user_code import errors_name_call
 from jaxddp.data.batch import Batch
 from jaxddp.data.source import LabelKind, float_labels
@@ -172,8 +172,7 @@ def _form(loss: Loss, name: str, labels: LabelKind, accepted: str) -> tuple[Loss
     label_type = f"float32[{rows}, {classes}], {labels.form} of an image" if has_rows else f"int32[{rows}]"
     arguments = f"logits float32[{rows}, {classes}] and labels {label_type}"
     if not callable(loss):
-        given = f"an object of type {type(loss).__name__} was given"
-        raise InputError(f"{name}: {given}; give a function of (logits, labels)")
+        raise InputError(f"{name}: {kind_of(loss)} was given; give a function of (logits, labels)")
     with errors_name_call(name, arguments):
         result = jax.eval_shape(loss, *shapes)
     parts = result if isinstance(result, tuple | list) else (result,)
