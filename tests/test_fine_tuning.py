@@ -280,6 +280,7 @@ WITHOUT_PARAMETERS = lambda key, example: {}, lambda params, images: images.sum(
         ({"unfreeze": ["layer5=1 step"]}, "unfreeze: no layer's name begins with 'layer5'"),
         ({"unfreeze": ["fc=1 step"], "freeze": "fc"}, "unfreeze: 'fc' is frozen by freeze=fc"),
         ({"rate_factors": ["fc=1", "fc=2"]}, "rate_factors: 'fc' has two values, 1 and 2; give only one"),
+        ({"rate_factors": "head=2"}, "rate_factors: no layer's name begins with 'head'; did you mean 'fc'[?]"),
         ({"rate_factors": "fc=2", "freeze": "fc"}, "rate_factors: 'fc' is frozen by"),
         ({"groups": "fc"}, "groups: 'fc': expected LAYER:rate=X, LAYER:decay=X or LAYER:frozen=true"),
         ({"groups": ["fc:rate=-1"]}, "groups: fc:rate=-1.0: expected 0 to 1,000,000"),

@@ -64,9 +64,9 @@ class Layers:
         parameters = list(names)
         for prefix in self.prefixes:
             if not any(has_prefix(prefix, name) for name in parameters):
-                modules = dict.fromkeys(name.partition("/")[0] for name in parameters)
-                problem = f": no layer's name begins with {show(prefix)}"
-                raise InputError(Key(key), problem, advice=choices(prefix, modules))
+                known = dict.fromkeys(name.partition("/")[0] for name in parameters)
+                near = {"fc": "head", "head": "fc"}.get(prefix, prefix)
+                raise InputError(Key(key), f": no layer's name begins with {show(prefix)}", advice=choices(near, known))
 
 
 NO_LAYERS = Layers()
