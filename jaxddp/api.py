@@ -212,7 +212,7 @@ def train(
         val: validation data, measured every `eval_every` and at the end.
         schedule: a function of the step number, from 0. The optimizer's updates are multiplied by its result.
         epochs: length of the training from step 0. Default: the setup's. A trained state continues from its step.
-        listeners: see `jaxddp.training.events.Listener`. Default: a live progress display; () shows nothing.
+        listeners: see `jaxddp.training.events.Listener`. Default: that of `jaxddp.training.progress`; () shows nothing.
         evaluators: functions of a state that return a dict of further metrics. They also get the averaged parameters.
         workdir: folder of checkpoints and metrics.jsonl. An interrupted run is resumed there; an ended run is
             only returned. Another model, loss, optimizer or data is an error. SIGTERM makes the run save and stop.
