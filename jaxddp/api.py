@@ -60,7 +60,7 @@ from jaxddp.setup.run_setup import initialize as initialize_network
 from jaxddp.setup.run_training import train as train_run
 from jaxddp.setup.user_objects import check_listeners, objects_of_arguments
 from jaxddp.training.evaluation import Measure
-from jaxddp.training.events import MAX_SHOWN, Listener
+from jaxddp.training.events import MAX_SHOWN, Listener, StopTraining
 from jaxddp.training.listeners.jsonl import History
 from jaxddp.training.progress import progress
 from jaxddp.workdir.saved_state import recipe_of_run
@@ -72,8 +72,8 @@ if TYPE_CHECKING:
 __all__ = ["AugmentConfig", "Config", "DataConfig", "InputError", "RunSetup", "adapt", "prepare_training", "resnet"]
 __all__ += ["ArrayTable", "ExampleTable", "open_data", "test_listing", "train_solutions", "val_solutions"]
 __all__ += ["History", "Listener", "distillation", "sigmoid_cross_entropy", "softmax_cross_entropy", "train"]
-__all__ += ["TrainedRun", "evaluate", "evaluate_run", "export_program", "export_weights", "load_run", "topk_accuracy"]
-__all__ += ["show_inputs", "show_predictions", "tf_dataset", "write_sample"]
+__all__ += ["StopTraining", "TrainedRun", "evaluate", "evaluate_run", "export_program", "export_weights", "load_run"]
+__all__ += ["show_inputs", "show_predictions", "tf_dataset", "topk_accuracy", "write_sample"]
 
 
 @errors_name_arguments()

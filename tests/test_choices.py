@@ -141,8 +141,6 @@ def test_an_inherited_choice_keeps_its_settings():
     )
 
 
-# --- Keys that need another key ---
-
 FIXMATCH, PLAIN = {"objective.name": "fixmatch"}, {"optimizer.momentum": None}
 OF_OTHER_CHOICES = {
     "objective.strong_rand_magnitude": (FIXMATCH | {"objective.strong_rand_augment": 0}, FIXMATCH),
@@ -238,9 +236,6 @@ def test_a_key_without_effect_is_no_change_on_resume(tmp_path):
         claim(tmp_path, Claim(config.replace(train={"ema": 0.9}).to_dict(), {}), resuming=True)
 
 
-# --- At the terminal ---
-
-
 def error_line(command: str, capfd) -> str:
     assert main(shlex.split(command)) == 2
     (line,) = capfd.readouterr().err.splitlines()
@@ -295,9 +290,6 @@ def test_help_for_a_config_lists_the_keys_of_its_choices_with_their_values(capfd
     assert "--model.drop-path" in text and "--optimizer.decay-share" in text and "--model.stem" not in text
 
 
-# --- Runs ---
-
-
 def test_a_choices_default_value_is_no_change_on_resume_but_any_other_value_is(tmp_path):
     def claim_with(**optimizer) -> dict:
         config = Config().replace(optimizer={"name": "sgd"} | optimizer)
@@ -309,9 +301,6 @@ def test_a_choices_default_value_is_no_change_on_resume_but_any_other_value_is(t
         claim_with(momentum=0.9)
     with pytest.raises(InputError, match="optimizer.name was 'sgd' and is now 'adamw'"):
         claim_with(name="adamw")
-
-
-# --- Hooks and Python ---
 
 
 def test_a_hook_receives_default_settings(tmp_path):
@@ -343,9 +332,6 @@ def test_options_of_the_python_api_are_read_by_its_objective(options, expected):
     with pytest.raises(InputError) as error:
         jaxddp.prepare_training(linear_model(), random_table(20), 1, sgd(0.1), 4, **options)
     assert str(error.value).startswith(expected)
-
-
-# --- Values with a syntax of their own are parsed once ---
 
 
 def test_a_value_with_its_own_syntax_is_parsed_once_and_kept(monkeypatch):

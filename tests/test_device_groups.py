@@ -91,8 +91,6 @@ def trained(*arguments: Any, changes: Any = CHANGES, **more: Any) -> tuple[Any, 
     return jax.device_get(state), [dict(record.metrics) for record in listener.steps]
 
 
-# --- An average in each step ---
-
 LAYOUTS = [(2, 2), (2, 4), rare_case(4, 8)]
 """Numbers of groups and of devices."""
 
@@ -121,9 +119,6 @@ def test_linear_parts_of_the_step_are_those_of_synchronous_training(case):
     parts, sections = PARTS[case]
     averaged, synchronous = (trained(count, 4, parts=parts, sections=sections) for count in (2, None))
     assert largest_difference(averaged, synchronous) < 1e-9
-
-
-# --- Several steps between two averages ---
 
 
 def simulate(groups: int, every: int, net: Any, optimizer: Any, outer: tuple[float, float] | None = None) -> Any:
@@ -223,9 +218,6 @@ def test_every_example_is_used_once_an_epoch():
     np.testing.assert_allclose(state.model_state["used"], 2 / 4, rtol=1e-12)
 
 
-# --- Communication ---
-
-
 def program_texts(groups: int | None, devices: int, **words: Any) -> tuple[str, Any]:
     setup = make_setup(groups, devices, "5 steps", parts=(Guard(), GradientNorm(1.0), ParameterAverage(0.9)), **words)
     program, _ = setup.program()
@@ -256,8 +248,6 @@ def test_an_outer_step_sends_the_parameters_and_the_statistics_between_groups_on
     assert whole <= size * between[0].num_bytes < whole + 8 * size
     assert [each.name for each in found if not each.crosses(size)] == ["all-gather"] * (size > 1)
 
-
-# --- Checkpoints and evaluation ---
 
 NESTEROV = {"sections": {"train": {"outer_optimizer": "nesterov"}}}
 
@@ -313,9 +303,6 @@ def test_a_validation_measures_the_average_of_the_groups(tmp_path):
     assert restored.stacked is None and int(restored.step) == 7
     arrays = restored.params, restored.model_state, restored.eval_params
     assert largest_difference(arrays, (params, model_state, average)) < 1e-12
-
-
-# --- Steps that are not finite, and checks ---
 
 
 def test_a_group_skips_its_own_steps():
@@ -427,8 +414,6 @@ def test_a_plateau_lowers_the_rate_of_all_groups():
     train(setup, changes, val=random_table(16, seed=7), listeners=[listener])
     assert [record.learning_rate for record in listener.steps] == [1.0] * 12 + [0.5] * 6 + [0.25] * 2
 
-
-# --- Rejected settings ---
 
 EVERY = 'train.sync_every="5 steps"'
 

@@ -39,8 +39,6 @@ from jaxddp.setup.run_training import make_run
 from jaxddp.training.checkpoints.manager import Checkpoints
 from jaxddp.workdir.signature import Signature
 
-# --- The side of a step ---
-
 PIXELS = st.integers(1, 300)
 
 
@@ -101,9 +99,6 @@ def test_impossible_growth_is_an_error(keys, message):
         Growth.of(DataConfig(**{"grow_from": 16, **keys}), 32, num_examples=100, batch_size=10, total_steps=100)
 
 
-# --- Resizing on the device ---
-
-
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
 @pytest.mark.parametrize(("height", "width", "side"), [(32, 32, 20), (32, 32, 16), (9, 14, 7), (8, 8, 8)])
 @pytest.mark.parametrize(("interpolation", "method"), [("bilinear", "bilinear"), ("bicubic", "cubic")])
@@ -117,9 +112,6 @@ def test_resizing_on_the_device_equals_jaxs_rounded_resize(dtype, height, width,
     assert result.dtype == dtype and result.shape == (5, side, side, 3)
     assert np.abs(result - expected).max() <= 0.5 + 1 / 16
     assert (result[0] == 0).all() and (result[1] == white).all()
-
-
-# --- Devices ---
 
 
 @pytest.mark.slow
@@ -143,8 +135,6 @@ def test_any_number_of_devices_gives_the_same_step_with_resizing():
         assert min(jax.tree.leaves(changes)) > 1e-9
         assert largest_difference(results[4], results[1]) < 1e-9
 
-
-# --- Runs ---
 
 TABLE, VAL = random_table(40, image=12), random_table(11, seed=1, image=12)
 GROWING = {"grow_from": 6, "grow_start": "4 steps", "grow_end": "16 steps", "grow_by": 3, "image_size": 12}
@@ -276,9 +266,6 @@ def test_the_mean_cost_weights_each_size_by_its_number_of_steps():
     assert mean is not None and (mean.flops, mean.memory) == (20, 50)
 
 
-# --- Files ---
-
-
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory) -> Path:
     return write_tree(tmp_path_factory.mktemp("ilsvrc"), images=8, val=7, size=(40, 52))
@@ -339,9 +326,6 @@ def test_evaluation_and_training_have_separate_image_sizes(tree):
         setup_of(eval_size=20, grow_from=None, net=SmallNet()).evaluator(VAL)
 
 
-# --- Features that need one size ---
-
-
 @pytest.mark.parametrize(
     ("data", "key", "side"),
     [({}, "data.grow_from=6", 6), ({"grow_from": None, "eval_size": 20, "resize": 20}, "data.eval_size=20", 20)],
@@ -357,9 +341,6 @@ def test_images_that_cannot_grow_are_rejected():
     table = jaxddp.ArrayTable(np.zeros((16, 12, 8, 3), np.uint8), np.arange(16) % 2, ("a", "b"))
     with pytest.raises(InputError, match=r"^data.grow_from=6: these images are 12x8, and only square images can grow"):
         setup_of(table=table)
-
-
-# --- Python API and command line ---
 
 
 @pytest.mark.slow

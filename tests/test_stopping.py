@@ -265,6 +265,29 @@ def test_a_run_without_gain_stops_and_continues_only_with_more_patience_or_epoch
     assert losses == uninterrupted.val["loss"][:9].tolist()
 
 
+@pytest.mark.parametrize(("method", "step", "saved"), [("step", 4, [4]), ("evaluation", 9, [6, 9])])
+def test_a_listener_ends_the_training_saved_and_validated(setup, uninterrupted_run, tmp_path, method, step, saved):
+    def stop(record):
+        if record.step == step:
+            raise jaxddp.StopTraining("enough")
+
+    listener, recorder = jaxddp.Listener(), Recorder()
+    setattr(listener, method, stop)
+    state, history = trained(setup, tmp_path, [listener, recorder])
+    assert (int(state.step), history.val["step"][-1], recorder.moments[-1]) == (step, step, ("end", "stopped"))
+    assert Checkpoints(tmp_path / "checkpoints").steps() == saved and lines(tmp_path)[-1]["step"] == step
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert (result["status"], result["reason"], result["step"]) == ("stopped", "enough", step)
+    continued, _ = trained(setup, tmp_path)
+    assert int(continued.step) == 19
+    if method == "evaluation":
+        assert largest_difference(*jax.device_get((continued, uninterrupted_run[0]))) == 0
+        return  # A further validation, at step 4, changes the plateau.
+    alone = jaxddp.prepare_training(linear_model(), TABLE, 2, sgd(0.02), 4)
+    jaxddp.train(softmax_cross_entropy, alone, workdir=tmp_path / "alone", listeners=[listener], log_every="1 step")
+    assert Checkpoints(tmp_path / "alone/checkpoints").steps() == [4]
+
+
 @pytest.mark.parametrize(
     ("options", "call", "message"),
     [

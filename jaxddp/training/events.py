@@ -219,7 +219,7 @@ class RunEnd:
     """The end of a run.
 
     Attributes:
-        status: "stopped" if validation no longer improved.
+        status: "stopped" if validation no longer improved, or a listener raised `StopTraining`.
         step: the last step; after a failure, the step that failed if it is known, for instance by a loss that is not
             finite.
         seconds: the time since the command or the call of `train` began.
@@ -240,6 +240,10 @@ class RunEnd:
 
 METHODS = {"start": "run", "step": "record", "first_steps": "record", "evaluation": "record", "end": "run"}
 """The methods of a listener, in the order of their calls, and the name of each method's argument."""
+
+
+class StopTraining(Exception):
+    """Raised by a listener in `step` or `evaluation`: the run ends, saved and validated. The text is the reason."""
 
 
 class Listener:

@@ -76,6 +76,14 @@ for _ in range(2):
         workdir="stopped", eval_every="3 steps", save_every="6 steps",
     )
     print("stopped at", int(state.step), "by", float(state.parts["plateau"]["rule"].scale))
+
+class Enough(jaxddp.Listener):
+    def step(self, record):
+        raise jaxddp.StopTraining
+
+words = {"listeners": [Enough()], "log_every": "2 steps", "evaluators": [own]}
+state, history = jaxddp.train(jaxddp.softmax_cross_entropy, setup, val=random_table(11, seed=1), **words)
+print("ended at", int(state.step), "with", history.val["step"].tolist())
 """
 
 # The kinds of objects that differ, and their names in messages.
@@ -164,7 +172,7 @@ def test_both_processes_stop_where_the_first_one_finds_no_gain(outputs, folder):
     """Only the metrics of the first process decide."""
     for printed in outputs:
         # The loss rises, so the second and third validation halve the rate; the second start does not halve it again.
-        assert printed.count("stopped at 9 by 0.25") == 2, printed
+        assert printed.count("stopped at 9 by 0.25") == 2 and "ended at 2 with [2]" in printed, printed
     result = json.loads((folder / "stopped" / "result.json").read_text())
     assert (result["status"], result["step"], result["processes"]) == ("stopped", 9, 2)
     assert "no gain in val own in 2 validations since step 3, where it was -1" in result["reason"]

@@ -1,7 +1,7 @@
 """Images in a column of a table, and its labels: Parquet files, and data sets of the library `datasets`.
 
 Each cell is a struct with a field `bytes`. Parquet files are on this machine or below a URL. They are read one row
-group at a time, from an object store by ranges of bytes. The most recently used row groups stay in memory.
+group at a time, from an object store by ranges of bytes. The most recently used ones stay in memory.
 
 The files of `datasets` are mapped into memory. A data set of the Hugging Face Hub is downloaded once, by one process of
 each machine; the others wait, and then read its cache. The library reads the variables HF_HOME, HF_ENDPOINT, HF_TOKEN
@@ -39,7 +39,7 @@ from jaxddp.data.storage.root import Folder, FolderFile
 from jaxddp.data.storage.store import Fault, ShardStore, check_regular, identity_of
 
 MAX_CACHED = 1 << 30
-"""The largest size of all row groups in memory, in bytes."""
+"""The largest size of all cells in memory, in bytes."""
 WRITE_AGAIN = "download it again, or write it again"
 _AT_ONCE = 10_000
 """The number of rows whose lengths are read at a time."""
@@ -53,7 +53,7 @@ class ParquetFiles(ShardStore):
 
     Args:
         column: the column of bytes, or of structs with a field `bytes`.
-        max_cached: the largest size of the row groups that stay in memory, in bytes, and of those that threads read at
+        max_cached: the largest size of the cells that stay in memory, in bytes, and of those that threads read at
             the same time. One group may be larger.
     """
 
@@ -79,9 +79,9 @@ class ParquetFiles(ShardStore):
     def _read_layout(self, path: bytes) -> tuple[list[int], list[int]]:
         """Return the first row of each row group, and its size in bytes without compression."""
         with open_parquet(FolderFile(self.folder, os.fsdecode(path))) as parquet:
-            groups = [parquet.metadata.row_group(number) for number in range(parquet.num_row_groups)]
-        starts = accumulate((group.num_rows for group in groups[:-1]), initial=0)
-        return [*starts], [group.total_byte_size for group in groups]
+            parts = [parquet.metadata.row_group(number) for number in range(parquet.num_row_groups)]
+        starts = accumulate((part.num_rows for part in parts[:-1]), initial=0)
+        return [*starts], [part.total_byte_size for part in parts]
 
     def _group(self, path: bytes, number: int, size: int) -> Any:
         """Return the cells of a row group. The first thread reads the group; other threads that need it wait."""
@@ -91,7 +91,7 @@ class ParquetFiles(ShardStore):
                 cells = self._groups.pop(key, None)
             if cells is None:
                 with self._changed:
-                    # The groups that are being read have at most `max_cached` bytes together with another group.
+                    # All that is being read, together with this group, has at most `max_cached` bytes.
                     self._changed.wait_for(lambda: not self._being_read or self._being_read + size <= self._max_cached)
                     self._being_read += size
                 try:

@@ -11,7 +11,7 @@ from jaxddp.config.registry import LOGGERS
 from jaxddp.core.errors import THEN, JaxddpError, Preempted
 from jaxddp.core.peers import Peers
 from jaxddp.core.phases import phase
-from jaxddp.training.events import EvaluationRecord, Listener, RunEnd, RunStart, StepRecord
+from jaxddp.training.events import EvaluationRecord, Listener, RunEnd, RunStart, StepRecord, StopTraining
 from jaxddp.training.listeners.jsonl import JsonLines
 
 _log = logging.getLogger("jaxddp.training")
@@ -36,7 +36,7 @@ class Notifier:
 
     def __init__(self, listeners: Sequence[Any], peers: Peers):
         self._listeners, self._started = listeners if peers.is_first else (), list[Any]()
-        self._peers = peers
+        self._peers, self._stop = peers, ""
 
     def start(self, record: RunStart) -> None:
         with phase("listeners", "opening logs"):
@@ -48,7 +48,14 @@ class Notifier:
         """Call a method of each listener with a record."""
         with phase("listeners"):
             for listener in self._started:
-                _call(listener, method, record)
+                try:
+                    _call(listener, method, record)
+                except StopTraining as stop:
+                    self._stop = str(stop) or f"{type(listener).__name__} ended the training"
+
+    def reason_to_stop(self) -> str:
+        """Return the reason of a listener that raised `StopTraining`, or "". All processes must call it together."""
+        return self._peers.from_first("a listener's stop", lambda: self._stop)
 
     def end(self, record: RunEnd) -> None:
         """Call `end` of each listener. All processes must call this method, and wait for the first."""
