@@ -21,6 +21,10 @@ from jaxddp.engine.state import TrainState
 TABLE, VAL = random_table(16), random_table(12, seed=1)
 SGD = sgd(0.05)
 SOURCE = "give a table of open_data(PATH), an ArrayTable(images, labels, class_names) or another source"
+DRAWN = (
+    "augmentation: two traces differ, as if by numpy.random, and a compiled step repeats one of them; draw random "
+    "numbers from the key by jax.random"
+)
 
 
 class IncompleteSource:
@@ -81,6 +85,8 @@ PREPARED = [
     ("metrics", ["top3"], "metrics: an object of type list was given; give a dict of name to function"),
     ("metrics", {"top3": 3}, "metrics: top3: an object of type int was given; give a function of (logits, labels)"),
     ("augmentation", "flip", "augmentation='flip': give a function of (key, image)"),
+    ("augmentation", lambda key, image: image + np.random.rand(), DRAWN),
+    ("augmentation", lambda key, image: image + np.random.rand(*image.shape), DRAWN),
     ("augmentation", lambda key: key, "augmentation: <lambda>(key) is called as <lambda>(key, image): too many "
      "positional arguments"),
     ("initialize", lambda params: params, "initialize: <lambda>(params) is called as <lambda>(params, model_state): "
