@@ -260,12 +260,15 @@ def test_the_first_updates_of_an_unfrozen_layer_have_its_learning_rate():
         ("layer1", ["layer1_0/conv1/kernel", "layer1"], ["layer10/kernel", "fc/layer1", "layer"]),
         ("layer1.0,fc/bias", ["layer1_0/bn1", "fc/bias"], ["layer1_1/bn1", "fc/kernel"]),
         ("all but fc, layer4", ["layer3_0/bn1", "lora_a"], ["fc/kernel", "layer4_0/bn1", "lora/x", "simsiam/x"]),
+        ("all but the head", ["layer1_0/fc/kernel", "headless"], ["fc/kernel", "head/bias"]),
         ("", [], ["fc", ""]),
     ],
 )
 def test_layers_are_selected_by_the_beginning_of_their_names(text, inside, outside):
     layers = Layers.parse(text, "model.freeze")
     assert all(name in layers for name in inside) and not any(name in layers for name in outside)
+    with pytest.raises(InputError, match="k: the head may be head or fc here; name one of them"):
+        Layers.parse("the head", "k").check(["fc/bias", "head/bias"], "k")
 
 
 WITHOUT_PARAMETERS = lambda key, example: {}, lambda params, images: images.sum((1, 2))[:, :1] * jnp.ones(CLASSES)

@@ -237,7 +237,7 @@ def test_fine_tuning_inherits_settings_of_the_first_run(first_run):
     assert (model.name, model.width, model.stem) == ("resnet10", 16, "small")
     assert (data.image_size, data.resize, data.mean, data.std) == (48, 32, (0.5,), (0.25,))
     # The other settings are those of the recipe.
-    assert (model.new_layers, file.config.train.batch_size, data.crop) == ("fc", 32, "random_area")
+    assert (model.new_layers, file.config.train.batch_size, data.crop) == ("the head", 32, "random_area")
     assert file.notice == (
         f"{first_run}: the run's settings are taken over: data.eval_crop=squash, data.interpolation=bicubic, "
         "data.mean=[0.5], data.resize=32, data.std=[0.25], model.name=resnet10, model.stem=small, model.width=16"

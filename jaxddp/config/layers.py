@@ -13,6 +13,8 @@ T = TypeVar("T")
 _ALL_BUT = "all but "
 HEADS = ("head", "fc")
 """The names of the heads of built-in networks."""
+THE_HEAD = "the head"
+"""The prefix that selects the head by either name."""
 ADAPTERS = "lora"
 """The first part of the names of the adapters of `model.lora`, such as "lora/blocks_0/mlp/fc1/kernel/a"."""
 SIMSIAM = "simsiam"
@@ -27,7 +29,7 @@ class Layers:
     """A selection of layers by prefixes of their names.
 
     Names are compared word by word. Words are separated by "/", "." or "_": "layer1" and "layer1.0" match
-    "layer1_0/conv1/kernel", but do not match "layer10/kernel". "*" is any one word: "blocks.*.attn".
+    "layer1_0/conv1/kernel", but do not match "layer10/kernel". "*" is any one word: "blocks.*.attn". `THE_HEAD` is one.
     """
 
     prefixes: tuple[str, ...] = ()
@@ -60,18 +62,19 @@ class Layers:
         return more or (bool(self.prefixes) and matches != self.inverted)
 
     def check(self, names: Iterable[str], key: str) -> None:
-        """Raise `InputError` if a prefix matches none of the parameters' names."""
+        """Raise `InputError` if a prefix matches none of the parameters' names, or if two layers may be the head."""
         parameters = list(names)
+        known = dict.fromkeys(name.partition("/")[0] for name in parameters)
         for prefix in self.prefixes:
+            if prefix == THE_HEAD and {*HEADS} <= known.keys():
+                raise InputError(Key(key), f": {THE_HEAD} may be {' or '.join(HEADS)} here", advice="name one of them")
             if not any(has_prefix(prefix, name) for name in parameters):
-                known = dict.fromkeys(name.partition("/")[0] for name in parameters)
                 near = {"fc": "head", "head": "fc"}.get(prefix, prefix)
                 raise InputError(Key(key), f": no layer's name begins with {show(prefix)}", advice=choices(near, known))
 
 
 NO_LAYERS = Layers()
-
-
+_GHOST = re.compile("ghost:([1-9][0-9]{0,7})")
 _COLON = re.compile(r"\s*:\s*")
 _SETTINGS: dict[str, Any] = {"rate": Factor, "decay": WeightDecay, "frozen": Literal["true"]}
 
@@ -107,6 +110,8 @@ def longest_match(values: Mapping[str, T], name: str, default: T) -> T:
 def has_prefix(prefix: str, name: str) -> bool:
     """Return whether a name begins with the words of a prefix."""
     words, first = _words(prefix), _words(name)
+    if prefix == THE_HEAD:
+        return first[0] in HEADS
     return len(words) <= len(first) and all(word in ("*", other) for word, other in zip(words, first, strict=False))
 
 
@@ -127,9 +132,6 @@ def assignments(pairs: Iterable[str], key: str, kind: Any = str, form: str = "LA
 
 def _words(name: str) -> list[str]:
     return _SEPARATOR.split(name)
-
-
-_GHOST = re.compile("ghost:([1-9][0-9]{0,7})")
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import jaxddp.config.registry as registry
 import jaxddp.core.ranges as ranges
 from jaxddp.config.data_section import DataConfig
 from jaxddp.config.goal import VAL, VAL_EMA, Goal
-from jaxddp.config.layers import HEADS, BatchStatistics, Layers, LayerSettings, assignments, parse_weight_init
+from jaxddp.config.layers import THE_HEAD, BatchStatistics, Layers, LayerSettings, assignments, parse_weight_init
 from jaxddp.config.registry import Requires, SectionOfChoices
 from jaxddp.config.values import Names, check_values, flatten, nested, plain, read, replaced
 from jaxddp.core.duration import Duration
@@ -35,17 +35,16 @@ class ModelConfig(SectionOfChoices):
     offline: bool = False
     """Do not fetch `weights`. They must be on this machine, because an earlier run fetched them."""
     freeze: str | None = None
-    """Layers that are not trained, by the beginning of their names: "conv1,layer1", or "all but fc" for a linear probe.
+    """Layers that are not trained, by the beginning of their names: "conv1,layer1", or "all but the head".
     Their batch norms use the running statistics and do not change them."""
     new_layers: str | None = None
-    """Layers that are initialized even if `weights` has them, by the beginning of their names: "fc" for a head with
-    other classes."""
+    """Layers that are initialized even if `weights` has them, by the beginning of their names, such as "the head"."""
     unfreeze: Names = ()
     """Layers that are trained only after a part of the run: "layer4=1 epoch,layer3=20%". Their batch norms use the
     running statistics throughout and do not change them."""
     lora: Annotated[int, ranges.Range(1, 65536)] | None = None
     """Rank of LoRA's adapters of frozen kernels of attention and dense layers. By default, `freeze` is then "all but
-    head,fc" and the layers of `new_layers` and `unfreeze`."""
+    the head" and the layers of `new_layers` and `unfreeze`."""
     lora_alpha: Annotated[ranges.Positive, Requires("model.lora")] = 8.0
     """The adapters are multiplied by `lora_alpha` / `lora`, as in the paper. The default is peft's."""
     lora_layers: Annotated[str | None, Requires("model.lora")] = None
@@ -73,7 +72,7 @@ class ModelConfig(SectionOfChoices):
     def frozen(self) -> Layers:
         """The parsed `freeze`, without adapters."""
         if self.lora is not None and self.freeze is None:
-            return Layers((*HEADS, *self.fresh_layers.prefixes, *self.unfreeze_times), inverted=True)
+            return Layers((THE_HEAD, *self.fresh_layers.prefixes, *self.unfreeze_times), inverted=True)
         return Layers.parse(self.freeze or "", "model.freeze")
 
     @cached_property
