@@ -288,7 +288,7 @@ def test_labelled_and_unlabelled_images_grow_at_the_same_steps():
     ("options", "expected"),
     [
         ({"threshold": 1.01}, "threshold=1.01: expected 0 to 1"),
-        ({"unlabelled_ratio": 6}, "unlabelled with unlabelled_ratio=6: batch size 48: the batch is larger than the "
+        ({"unlabelled_ratio": 6}, "unlabelled with unlabelled_ratio=6: a global batch of 48 is larger than the "
          "data set of 40 examples; use at most 40"),
         ({"unlabelled": None}, "objective=fixmatch needs images without labels; give unlabelled"),
         ({"unlabelled": 3}, "unlabelled=3: give a table of open_data(PATH), an ArrayTable(images, labels, class_names) "

@@ -102,5 +102,5 @@ def test_training_compares_everything_with_the_peers_that_it_joined(tmp_path, mo
     assert set(peers.names) == {
         *("digests", "work directory", "work directory written", "work directory seen", "whole checkpoints"),
         *("latest checkpoint", "run id", "metrics of listeners", "predictions", "self-test", "memory of the step"),
-        *("validation metrics", "finished logs"),
+        *("validation metrics", "a listener's stop", "finished logs"),
     }
