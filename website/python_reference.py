@@ -14,7 +14,7 @@ import jaxddp.config as config
 from website.documents import ROOT
 
 GROUPS = {
-    "Train": ("prepare_training", "train", "RunSetup", "History", "Listener"),
+    "Train": ("prepare_training", "train", "RunSetup", "History", "Listener", "StopTraining"),
     "Data": (
         *("open_data", "train_solutions", "val_solutions", "test_listing", "write_sample"),
         *("ArrayTable", "ExampleTable", "tf_dataset"),
