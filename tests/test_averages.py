@@ -114,6 +114,7 @@ def test_averaged_parameters_end_with_batch_statistics_of_their_own(momentum, av
         images = setup.supervised.preprocess(batch, train=True, key=setup.key).images
         x = (np.asarray(images, np.float64).mean((1, 2)) @ first["kernel"] + first["bias"]).reshape(slices, -1, 6)
         moments.append((x.mean(1).mean(0), x.var(1).mean(0)))
+    assert np.isnan(moments).any()
     np.testing.assert_allclose((found["mean"], found["var"]), np.nanmean(moments, 0), rtol=2e-4, atol=2e-5)
     assert np.abs(found["mean"] - raw["mean"]).max() > 1e-3 and len(moves) == total
     assert largest_difference(state.replace(step=state.step - 1).eval_model_state, state.model_state) == 0

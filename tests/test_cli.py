@@ -305,6 +305,7 @@ def test_an_error_message_includes_errors_during_cleanup(monkeypatch, capfd):
             raise
 
     monkeypatch.setattr("jaxddp.cli._run", interrupt)
+    # Another process cannot time a Ctrl-C to arrive during a failing write.
     assert fails(["train", "digits"], capfd, code=130).endswith(
         "checkpoint, if there is one; then: x/checkpoints: cannot be written (No space left on device)"
     )

@@ -214,7 +214,7 @@ def test_a_missing_work_directory_gets_the_nearest_folder_as_a_suggestion(tmp_pa
 
 @pytest.mark.parametrize(("name", "nearest"), [("cifar11", "cifar10"), ("configs/digit.py", "digits")])
 def test_a_missing_config_gets_the_nearest_name_as_a_suggestion(name, nearest):
-    with pytest.raises(InputError, match=f"config '{name}' .* exist; did you mean '{nearest}'[?] there are: .*digits"):
+    with pytest.raises(InputError, match=f"'{name}' does not exist; did you mean '{nearest}'[?] there are: .*digits"):
         load(name)
 
 

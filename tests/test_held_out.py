@@ -194,4 +194,4 @@ def test_a_function_of_the_path_groups_images_of_any_format(tmp_path: Path, monk
     monkeypatch.setitem(GROUPS, "pair", lambda path: path[40])
     message = refusal(data)
     assert message.startswith("GROUPS['pair']: ") and message.endswith("IndexError: string index out of range")
-    assert "the format folders; leave data.group_column" in refusal(dataclasses.replace(data, group_column="other"))
+    assert refusal(dataclasses.replace(data, group_column="other")).endswith("folders; leave data.group_column out")

@@ -49,6 +49,7 @@ def test_processes_get_the_environment_variables_of_their_job(run, monkeypatch):
     first, second = run(PRINT_ENVIRONMENT).environments()
     assert (first.pop("JAX_PROCESS_ID"), second.pop("JAX_PROCESS_ID")) == ("0", "1")
     assert int(first.pop("JAXDDP_COORDINATOR_FD")) != 99
+    # Each process has its own pipe; see tests/test_restarts.py.
     assert all(int(environment.pop("JAXDDP_STATUS_FD")) for environment in (first, second))
     assert first == second
     assert first["JAX_COORDINATOR_ADDRESS"].startswith("127.0.0.1:") and first["JAX_NUM_PROCESSES"] == "2"

@@ -115,7 +115,7 @@ import jaxddp.data.formats
 from jaxddp.config.registry import FORMATS
 from jaxddp.config import DataConfig
 from jaxddp.data.opening import open_tables
-from jaxddp.core.errors import InputError, Unreachable
+from jaxddp.core.errors import InputError
 jaxddp.data.formats.__path__.append({str(tmp_path / "formats")!r})
 FORMATS._modules["text"] = "text_files"
 train, val = open_tables(DataConfig(path={str(data)!r}, image_size=2, crop="whole", classes="0:1"))

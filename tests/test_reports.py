@@ -1,5 +1,6 @@
 """Reports: their content equals the runs' files, missing files are left out, and names are never read as markup."""
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -284,6 +285,8 @@ def test_the_tables_have_steps_metrics_and_speed(tmp_path):
     cells = dict(zip(table.titles, row_texts, strict=True))
     assert cells["images/s"] == speed(float(np.median([row["images_per_second"] for row in train])))
     assert cells["waiting for data"] == f"{np.median([row['data_wait_fraction'] for row in train]):.1%}"
+    (without_result,) = texts(speed_table([dataclasses.replace(run, result={})], [""]))
+    assert "40 MB" in without_result
     assert (cells["peak memory"], cells["devices"], cells["processes"]) == ("1.0 GB", "2", "1")
     assert cells["validation"] == "2.0 s" and "FLOP utilization" not in cells
 

@@ -280,9 +280,10 @@ def test_a_listener_ends_the_training_saved_and_validated(setup, uninterrupted_r
     assert (result["status"], result["reason"], result["step"]) == ("stopped", "enough", step)
     continued, _ = trained(setup, tmp_path)
     assert int(continued.step) == 19
+    # After "step", a further validation, at step 4, changes the plateau.
     if method == "evaluation":
         assert largest_difference(*jax.device_get((continued, uninterrupted_run[0]))) == 0
-        return  # A further validation, at step 4, changes the plateau.
+        return
     alone = jaxddp.prepare_training(linear_model(), TABLE, 2, sgd(0.02), 4)
     jaxddp.train(softmax_cross_entropy, alone, workdir=tmp_path / "alone", listeners=[listener], log_every="1 step")
     assert Checkpoints(tmp_path / "alone/checkpoints").steps() == [4]
