@@ -212,10 +212,12 @@ def train(
         val: validation data, measured every `eval_every` and at the end.
         schedule: a function of the step number, from 0. The optimizer's updates are multiplied by its result.
         epochs: length of the training from step 0. Default: the setup's. A trained state continues from its step.
-        listeners: see `jaxddp.training.events.Listener`. Default: that of `jaxddp.training.progress`; () shows nothing.
+        listeners: see `jaxddp.training.events.Listener`. Default: a live display, that of
+            `jaxddp.training.progress`; () shows nothing.
         evaluators: functions of a state that return a dict of further metrics. They also get the averaged parameters.
-        workdir: folder of checkpoints and metrics.jsonl. An interrupted run is resumed there; an ended run is
-            only returned. Another model, loss, optimizer or data is an error. SIGTERM makes the run save and stop.
+        workdir: folder of checkpoints and metrics.jsonl. An interrupted run is resumed there, and so is one that
+            `StopTraining` ended; another ended run is only returned. Another model, loss, optimizer or data
+            is an error. SIGTERM makes the run save and stop.
         log_to: names of loggers in addition to metrics.jsonl, as in a config's `log.to`. They need a workdir.
         log_project, log_name, log_config: project, name and further values (a dict) for "wandb" and "mlflow".
         log_every, eval_every, save_every: how often to log, validate and save: "50 steps", "1 epoch" or "10%".

@@ -18,7 +18,7 @@ from jaxddp import prepare_training, train
 from jaxddp.core.peers import ALONE
 from jaxddp.engine.state import TrainState
 
-TABLE, VAL = random_table(16), random_table(12, seed=1)
+TABLE, VAL, KEY = random_table(16), random_table(12, seed=1), jax.random.key(1)
 SGD = sgd(0.05)
 SOURCE = "give a table of open_data(PATH), an ArrayTable(images, labels, class_names) or another source"
 DRAWN = (
@@ -86,7 +86,7 @@ PREPARED = [
     ("metrics", {"top3": 3}, "metrics: top3: an object of type int was given; give a function of (logits, labels)"),
     ("augmentation", "flip", "augmentation='flip': give a function of (key, image)"),
     ("augmentation", lambda key, image: image + np.random.rand(), DRAWN),
-    ("augmentation", lambda key, image: image + np.random.rand(*image.shape), DRAWN),
+    ("augmentation", lambda key, image: image + jax.random.normal(KEY) * np.random.rand(3), DRAWN),
     ("augmentation", lambda key: key, "augmentation: <lambda>(key) is called as <lambda>(key, image): too many "
      "positional arguments"),
     ("initialize", lambda params: params, "initialize: <lambda>(params) is called as <lambda>(params, model_state): "

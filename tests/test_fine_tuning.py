@@ -267,7 +267,7 @@ def test_the_first_updates_of_an_unfrozen_layer_have_its_learning_rate():
 def test_layers_are_selected_by_the_beginning_of_their_names(text, inside, outside):
     layers = Layers.parse(text, "model.freeze")
     assert all(name in layers for name in inside) and not any(name in layers for name in outside)
-    with pytest.raises(InputError, match="k: the head may be head or fc here; name one of them"):
+    with pytest.raises(InputError, match="k: the head may be either of head and fc; name one"):
         Layers.parse("the head", "k").check(["fc/bias", "head/bias"], "k")
 
 

@@ -158,7 +158,7 @@ def check_augmentation(preprocess: Preprocess, image_shape: tuple[int, int, int]
 
     Raises:
         InputError: settings conflict or are invalid for the image, or an augmentation fails, changes shape or dtype, or
-            draws numbers by another generator than `jax.random`.
+            `extra` draws numbers by another generator than `jax.random`.
     """
     augment = preprocess.augment
     if augment.alternate_flip and augment.flip:
@@ -183,7 +183,12 @@ def _traced(function: Augmentation, image: jax.ShapeDtypeStruct) -> tuple[str, l
     """Return the jaxpr and the constants of a new trace."""
     # JAX keeps the trace of a function that it has seen.
     jaxpr = jax.make_jaxpr(lambda key, image: function(key, image))(jax.random.key(0), image)
-    return re.sub(" at 0x[0-9a-f]+", "", str(jaxpr)), [np.asarray(constant).tobytes() for constant in jaxpr.consts]
+    constants = [jax.random.key_data(each) if _is_key(each) else each for each in jaxpr.consts]
+    return re.sub(" at 0x[0-9a-f]+", "", str(jaxpr)), [np.asarray(constant).tobytes() for constant in constants]
+
+
+def _is_key(constant: Any) -> bool:
+    return jnp.issubdtype(constant.dtype, jax.dtypes.prng_key)
 
 
 def _apply_checked(origin: Words, function: Augmentation, key: jax.Array, image: jax.Array) -> jax.Array:

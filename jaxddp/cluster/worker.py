@@ -42,7 +42,7 @@ class Output(threading.Thread):
 
     On the screen a line has the id of the process as its prefix. A line without an end is shown in pieces of 64 KiB.
     After a carriage return, a progress bar overwrites its line. Its updates are shown at most once a second. A paused
-    screen (`| less`) may be 1,000 lines behind the file, so that neither the process nor its last lines wait for it.
+    screen (`| less`) may be 1,000 lines behind the file. Only then does the process wait for it.
 
     Args:
         shown: whether the lines are printed on the screen.
@@ -62,8 +62,8 @@ class Output(threading.Thread):
         self.last_lines, self.jax_error, self._is_closed = deque[str](maxlen=_LAST_LINES), "", False
         self._unshown, self._room = SimpleQueue[str | None](), threading.Semaphore(_MOST_UNSHOWN)
         self._showing = threading.Thread(target=self._show_lines, daemon=True)
-        self.start()
         self._showing.start()
+        self.start()
 
     def run(self) -> None:
         """Copy the output until the writable end of the pipe is closed in all processes."""
@@ -176,7 +176,8 @@ class Worker:
                 pass_fds=[*passed.values()],
                 start_new_session=True,
             )
-        except (OSError, RuntimeError) as error:  # The program ends after this error, so no file is closed here.
+        except (OSError, RuntimeError) as error:
+            # The program ends after this error, so no file is closed here.
             problem = f"process {rank}: cannot be started ({getattr(error, 'strerror', error)})"
             advice = "start fewer processes, or raise the limits that `ulimit -a` shows"
             raise InputError(problem, advice=advice) from error

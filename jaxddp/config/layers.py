@@ -14,7 +14,7 @@ _ALL_BUT = "all but "
 HEADS = ("head", "fc")
 """The names of the heads of built-in networks."""
 THE_HEAD = "the head"
-"""The prefix that selects the head by either name."""
+"""The prefix that selects the head by either name. It counts as the shortest one."""
 ADAPTERS = "lora"
 """The first part of the names of the adapters of `model.lora`, such as "lora/blocks_0/mlp/fc1/kernel/a"."""
 SIMSIAM = "simsiam"
@@ -29,7 +29,7 @@ class Layers:
     """A selection of layers by prefixes of their names.
 
     Names are compared word by word. Words are separated by "/", "." or "_": "layer1" and "layer1.0" match
-    "layer1_0/conv1/kernel", but do not match "layer10/kernel". "*" is any one word: "blocks.*.attn". `THE_HEAD` is one.
+    "layer1_0/conv1/kernel", but do not match "layer10/kernel". "*" is any one word: "blocks.*.attn".
     """
 
     prefixes: tuple[str, ...] = ()
@@ -67,7 +67,7 @@ class Layers:
         known = dict.fromkeys(name.partition("/")[0] for name in parameters)
         for prefix in self.prefixes:
             if prefix == THE_HEAD and {*HEADS} <= known.keys():
-                raise InputError(Key(key), f": {THE_HEAD} may be {' or '.join(HEADS)} here", advice="name one of them")
+                raise InputError(Key(key), f": {THE_HEAD} may be either of {' and '.join(HEADS)}", advice="name one")
             if not any(has_prefix(prefix, name) for name in parameters):
                 near = {"fc": "head", "head": "fc"}.get(prefix, prefix)
                 raise InputError(Key(key), f": no layer's name begins with {show(prefix)}", advice=choices(near, known))
@@ -104,7 +104,7 @@ class LayerSettings:
 def longest_match(values: Mapping[str, T], name: str, default: T) -> T:
     """Return the value of the longest prefix that matches a name, or the default."""
     matching = [layer for layer in values if has_prefix(layer, name)]
-    return values[max(matching, key=len)] if matching else default
+    return values[max(matching, key=lambda layer: (layer != THE_HEAD, len(layer)))] if matching else default
 
 
 def has_prefix(prefix: str, name: str) -> bool:

@@ -461,8 +461,9 @@ def chain(error: BaseException) -> Iterator[BaseException]:
 
 def is_user_code(file: str) -> bool:
     """Return whether the file of a frame belongs neither to this package, nor to a library or Python itself."""
+    # Other names in brackets are not the user's files: <frozen runpy>, and <string> for a method of a dataclass.
     if file.startswith("<"):
-        return file.startswith("<ipython-input")  # Not <frozen runpy>, or a method of a dataclass, <string>.
+        return file.startswith("<ipython-input")
     path = Path(file).absolute()
     return not (_LIBRARIES & {*path.parts} or any(map(path.is_relative_to, _NOT_USER_CODE)))
 

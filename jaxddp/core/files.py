@@ -54,7 +54,10 @@ def readable_errors(path: Path) -> Iterator[None]:
 
 @contextmanager
 def reading(where: Path | str, advice: Words, *, missing: Words | None = None) -> Iterator[None]:
-    """Turn an OSError in the block into an error about `where`; see `check_server`. `missing`: if there is no file."""
+    """Turn an OSError in the block into an error about `where`; see `check_server`.
+
+    `missing` is the message for a missing file.
+    """
     try:
         yield
     except OSError as error:

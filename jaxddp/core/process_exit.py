@@ -95,6 +95,7 @@ def show_stacks_on_signal() -> None:
 
 def end_now(line: str, code: int) -> None:
     """Write the last line of stderr, if it is open, and end the process without running exit handlers."""
+    # `print` does nothing if the process has no standard output.
     _write_in_time(lambda: print(end="", flush=True))
     # The line is a single write, because mpirun interleaves the writes of several processes.
     _write_in_time(lambda: (sys.stderr.write(f"jaxddp: {on_screen(line)}\n"), sys.stderr.flush()))

@@ -128,7 +128,10 @@ def open_validation_split(data: DataConfig) -> SourceTable:
 
 @_reading()
 def _open_labelled(place: Place, group_column: str | None, split: Split | None = None) -> SourceTable:
-    """Open one split, without the other one if that is possible; by default, as `open_validation_split`."""
+    """Open one split, without the other one if that is possible; by default, as `open_validation_split`.
+
+    `group_column` is that of the config; that of the place is None if it names a function of `GROUPS`.
+    """
     data_format, found = _recognized(place)
     is_divided = data_format.divided(found)
     if place.data.held_out is not None:

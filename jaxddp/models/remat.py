@@ -35,7 +35,7 @@ def rematerialized(model: Model, remat: Remat) -> Callable[..., Any]:
     if remat == "none":
         return apply
     kept = policies.dots_saveable if remat == "dots" else policies.nothing_saveable
-    # A convolution that jaxddp computes itself has a rule for `jax.vmap`.
+    # A convolution that jaxddp computes itself is called by `custom_vmap`; see `_as_composite`.
     names = ("psum", "custom_vmap_call") if remat == "dots" else "psum"
     kept = policies.save_from_both_policies(kept, lambda operation, *_, **__: operation.name.startswith(names))
 

@@ -6,7 +6,7 @@ branches of a block; Oquab et al. 2023 (arXiv:2304.07193) and Darcet et al. 2023
 registers; Radford et al. 2021 (arXiv:2103.00020) for CLIP; Zhai et al. 2023 (arXiv:2303.15343) for SigLIP; Siméoni et
 al. 2025 (arXiv:2508.10104) for DINOv3. Parameters, initial distributions and logits equal those of timm's networks,
 such as `vit_base_patch16_224` for `vit_b16`, except that the bias of the patch embedding starts at zero, and that
-DINOv3 and gated MLPs start as the other networks.
+DINOv3 and gated MLPs have the initial distributions of the other networks.
 """
 
 from dataclasses import dataclass

@@ -102,7 +102,7 @@ def hooks_of(path: Path, module: ModuleType) -> dict[str, Hook]:
     """
     hooks = {}
     for name, value in vars(module).items():
-        # A module may import another function of this name, such as os.rename. A run needs a copy of its `GROUPS`.
+        # A module may import another function of this name, such as os.rename. A copy is kept for its `GROUPS`, too.
         if name in (RENAME, "GROUPS") and (isinstance(value, Mapping) or inspect.isfunction(value)):
             hooks[name] = Hook(path, _by_table(value) if isinstance(value, Mapping) else value)
             check_parameters(hooks[name].function, str(path), name, "name")

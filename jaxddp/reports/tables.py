@@ -62,7 +62,7 @@ class RunFiles:
         config: the values of config.json by their dotted keys; empty if it cannot be read. The config of a run from
             Python lacks most sections.
         result: the content of result.json; empty if there is no such file.
-        status: "running", "done", "stopped" (by early stopping), "preempted", "interrupted" or "failed"; "ended" if
+        status: "running", "done", "stopped" (early), "preempted", "interrupted" or "failed"; "ended" if
             the run ended without a result, and "unknown" if the file system does not show whether the run is active.
         goal: the metric by which the run compares its validations, and its direction.
         faults: a line for each missing or damaged file, whose content is omitted.
@@ -87,7 +87,7 @@ class RunFiles:
 
     @property
     def is_done(self) -> bool:
-        """Whether the run is done, or early stopping has ended it. A mean over runs counts no others."""
+        """Whether the run is done, or it was stopped early. A mean over runs counts no others."""
         return self.status in ("done", "stopped")
 
     @property

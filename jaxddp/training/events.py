@@ -239,7 +239,7 @@ class RunEnd:
 
 
 METHODS = {"start": "run", "step": "record", "first_steps": "record", "evaluation": "record", "end": "run"}
-"""The methods of a listener, in the order of their calls, and the name of each method's argument."""
+"""The methods of a listener, and the name of each method's argument."""
 
 
 class StopTraining(Exception):

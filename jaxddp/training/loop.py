@@ -63,7 +63,7 @@ def fit(run: Run) -> TrainState:
             stream = run.chunks(done)
         profile = run.profile if run.topology.peers.is_first else None
         with loop.memory.during_steps(), Profile(profile, plan.traced(done), loop.clock.paused) as traced:
-            while done < plan.total_steps and not (loop.early_stopping.stops or loop.reason_to_stop):
+            while done < plan.total_steps and not (loop.early_stopping.stops or loop.listener_reason):
                 chunk = loop.next_chunk(stream, state)  # 1
                 with traced.step(done + 1, state):
                     state = loop.dispatch(done, chunk, state)  # 2
@@ -107,7 +107,7 @@ class _Loop:
         self.step, self.used, self.logged = int(run.state.step), events.UNKNOWN, saved.get("logged")
         # The metrics of the last validation by split, with `count`.
         self.last: dict[str, Mapping[str, float]] = {}
-        self._saved_step, self._predictor, self.reason_to_stop = self.step, run.predictor, ""
+        self._saved_step, self._predictor, self.listener_reason = self.step, run.predictor, ""
         self._untested, self._logged_once = run.self_test, False
         self._early_step: int | None = self.step + _EARLY_STEPS
 
@@ -117,9 +117,9 @@ class _Loop:
         return events.RunEnd(status, self.step, worked(), metrics, reason, used, averaged)
 
     def stop_reason(self) -> str:
-        """Return the reason for the end of the run before its last step, with advice to continue it."""
-        if self.reason_to_stop:
-            return self.reason_to_stop
+        """Return the reason for the end of the run before its last step; that of early stopping has advice."""
+        if self.listener_reason:
+            return self.listener_reason
         best = self.checkpoints and self.checkpoints.best()
         note = "" if best in (None, self.early_stopping.step) else f"; the best checkpoint is step {best}"
         reason = f"{self.early_stopping.reason}{note}"
@@ -188,7 +188,7 @@ class _Loop:
             self.fetch(state)
         elif self._early_step is not None and step >= self._early_step:
             self._report_early(step, state)
-        saves = saves or stop or bool(self.reason_to_stop)
+        saves = saves or stop or bool(self.listener_reason)
         if self.plan.replicas.due(step, before) or (saves and self.checkpoints):
             self._compare(step, state)
         if saves:
@@ -255,13 +255,13 @@ class _Loop:
         # At the first record, listeners open files and import libraries, which takes seconds and is not training time.
         with nullcontext() if self._logged_once else self.clock.paused():
             self.notifier.notify("step", record)
-            self.reason_to_stop = self.notifier.reason_to_stop()
+            self.listener_reason = self.notifier.reason_to_stop()
         self._early_step, self._logged_once, self.logged = None, True, {"step": step, "loss": float(metrics["loss"])}
 
     def validate(self, step: int, state: TrainState) -> Mapping[str, float | None] | None:
         """Validate if due (point 5 of `fit`). Returns the `flat` metrics; None if no validation is due."""
         evaluator = self.run.evaluator
-        if evaluator is None or not (self.plan.evaluates(step) or self.reason_to_stop):
+        if evaluator is None or not (self.plan.evaluates(step) or self.listener_reason):
             return None
 
         def save() -> None:
@@ -294,8 +294,8 @@ class _Loop:
         for record in records:
             shown = {name: value for name, value in record.metrics.items() if name != "count"}
             self.notifier.notify("evaluation", replace(record, metrics=shown))
-        self.reason_to_stop = self.notifier.reason_to_stop()
-        if self.reason_to_stop:
+        self.listener_reason = self.notifier.reason_to_stop()
+        if self.listener_reason:
             save()
         if self.checkpoints:
             self.checkpoints.validations.put(step, metrics)

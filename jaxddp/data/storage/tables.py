@@ -104,7 +104,8 @@ class ParquetFiles(ShardStore):
                     cached = cells.nbytes + sum(group.nbytes for group in [*self._groups.values()])
                     while self._groups and cached > self._max_cached:
                         cached -= self._groups.popitem(last=False)[1].nbytes
-            self._groups[key] = cells
+            with self._changed:
+                self._groups[key] = cells
             return cells
 
     def _cells(self, path: bytes, number: int) -> Any:

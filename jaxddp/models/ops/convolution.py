@@ -162,7 +162,7 @@ def _functions_for(images: jax.Array, kernel: jax.Array) -> tuple[Callable[..., 
 
 
 def _as_composite(product: Callable[..., jax.Array], multiplications: int) -> Callable[..., jax.Array]:
-    """Return the product with the number of a convolution's multiplications, which `jax.vmap` leaves out."""
+    """Return the product as a composite with a convolution's number of multiplications; `jax.vmap` makes it plain."""
     composite = lax.composite(lambda a, b, **_: product(a, b), "jaxddp.convolution")
     counted = custom_batching.custom_vmap(functools.partial(composite, multiplications=np.int64(multiplications)))
 

@@ -110,6 +110,8 @@ class OptionalLogger(Listener):
     def _try(self, method: str, record: Any, step: int) -> None:
         try:
             _call(self._logger, method, record)
+        except StopTraining:
+            raise
         # Some libraries end the process if they find no server.
         except (Exception, SystemExit) as error:
             self._failed_logger, self._logger = self._logger, None
