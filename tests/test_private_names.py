@@ -24,7 +24,6 @@ FOLDERS = ("jaxddp", "configs", "launch", "benchmarks", "tests")
 USED = {
     "jaxddp/engine/gradients.py": "eqns",
     "jaxddp/engine/compilation.py": "jax._src.compiler jax._src.lru_cache.LRUCache _cache_write",
-    "jaxddp/setup/identity.py": "eqns",
     "jaxddp/job/membership.py": "jax.experimental.multihost_utils",
     "jaxddp/measure/cost.py": "memory_analysis eqns",
     "jaxddp/inference/exports.py": "jax.experimental.jax2tf jax2onnx.plugins.jax.lax.pad",

@@ -1,6 +1,5 @@
 """Convert pixels to the network's input, on the device. Augmentation depends only on seed, epoch and row."""
 
-import re
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -9,7 +8,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 import jaxddp.augment.geometry as geometry
 from jaxddp.augment.mixing import Mixing, mix
@@ -157,8 +155,7 @@ def check_augmentation(preprocess: Preprocess, image_shape: tuple[int, int, int]
     """Trace the augmentation of one image, (H, W, C), to find errors before a run is compiled.
 
     Raises:
-        InputError: settings conflict or are invalid for the image, or an augmentation fails, changes shape or dtype, or
-            `extra` draws numbers by another generator than `jax.random`.
+        InputError: settings conflict or are invalid for the image, or an augmentation fails or changes shape or dtype.
     """
     augment = preprocess.augment
     if augment.alternate_flip and augment.flip:
@@ -172,23 +169,6 @@ def check_augmentation(preprocess: Preprocess, image_shape: tuple[int, int, int]
         raise InputError(Key("data.augment.color_jitter", augment.color_jitter), fault, advice="give 0.5 for any hue")
     image = jax.ShapeDtypeStruct(image_shape, dtype)
     jax.eval_shape(lambda image: preprocess.augmented(jax.random.key(0), image), image)
-    if preprocess.extra is not None:
-        first, second = (_traced(preprocess.extra, image.update(dtype=preprocess._compute_dtype)) for _ in range(2))
-        if first != second:
-            fault = ": two traces differ, as if by numpy.random, and a compiled step repeats one of them"
-            raise InputError("augmentation", fault, advice="draw random numbers from the key by jax.random")
-
-
-def _traced(function: Augmentation, image: jax.ShapeDtypeStruct) -> tuple[str, list[bytes]]:
-    """Return the jaxpr and the constants of a new trace."""
-    # JAX keeps the trace of a function that it has seen.
-    jaxpr = jax.make_jaxpr(lambda key, image: function(key, image))(jax.random.key(0), image)
-    constants = [jax.random.key_data(each) if _is_key(each) else each for each in jaxpr.consts]
-    return re.sub(" at 0x[0-9a-f]+", "", str(jaxpr)), [np.asarray(constant).tobytes() for constant in constants]
-
-
-def _is_key(constant: Any) -> bool:
-    return jnp.issubdtype(constant.dtype, jax.dtypes.prng_key)
 
 
 def _apply_checked(origin: Words, function: Augmentation, key: jax.Array, image: jax.Array) -> jax.Array:

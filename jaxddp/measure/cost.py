@@ -3,21 +3,25 @@
 Operations are counted from a program's jaxpr, independently of the device. XLA's own count, `cost_analysis()`, omits
 the calls of cuDNN and cuBLAS that compute most convolutions and products on a GPU
 (https://github.com/jax-ml/jax/issues/16008, https://github.com/jax-ml/jax/issues/22249). The names of operations and of
-their parameters may change with a release of JAX.
+their parameters may change with a release of JAX. `digest` identifies a program by its jaxpr.
 """
 
+import hashlib
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 import jaxddp.core.libraries as libraries
+from jaxddp.mesh import AXIS
 
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 _BYTES = [f"{part}_size_in_bytes" for part in ("argument", "output", "alias", "temp")]
 
 
@@ -268,3 +272,26 @@ def peak(device_kind: str, dtype: str) -> float | None:
         return None
     rates = next((peaks for kind, peaks in _PEAKS.items() if words.issuperset(kind.split())), {})
     return rates[dtype] * 1e12 if dtype in rates else None
+
+
+def digest(function: Callable[..., Any], *arguments: Any) -> str:
+    """Return 12 hex digits of the SHA-256 of a function's jaxpr and all its constants."""
+    abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), arguments)
+    traced = jax.make_jaxpr(function, axis_env=[(AXIS, 1)])(*abstract)
+    found = hashlib.sha256(_ADDRESS.sub("", str(traced)).encode())
+    # A printed jaxpr omits the constants, and the middle of a large literal.
+    for constant in _constants(traced):
+        if jnp.issubdtype(constant.dtype, jax.dtypes.prng_key):
+            constant = jax.random.key_data(constant)
+        found.update(np.ascontiguousarray(constant).tobytes())
+    return found.hexdigest()[:12]
+
+
+def _constants(closed: Any) -> Iterator[Any]:
+    """Yield the constants and literals of a jaxpr, and of the jaxprs inside its operations."""
+    yield from (constant for constant in getattr(closed, "consts", ()) if hasattr(constant, "dtype"))
+    jaxpr = getattr(closed, "jaxpr", closed)
+    for equation in jaxpr.eqns:
+        yield from (operand.val for operand in equation.invars if hasattr(operand, "val"))
+        for inner in jaxprs_in(equation.params.values()):
+            yield from _constants(inner)

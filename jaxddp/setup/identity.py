@@ -1,10 +1,8 @@
 """Digests of the objects, settings and arrays of a run, by which runs and processes are compared."""
 
 import functools
-import hashlib
-import re
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -17,13 +15,10 @@ from jaxddp.engine.objective import is_set_metric, supervised
 from jaxddp.engine.optimizer import call_update
 from jaxddp.engine.parts.part import Part
 from jaxddp.engine.state import TrainState, array_types
-from jaxddp.measure.cost import jaxprs_in
-from jaxddp.mesh import AXIS
+from jaxddp.measure.cost import digest
 from jaxddp.models.interface import name_of, takes_example_keys
 from jaxddp.setup.recipe import Recipe
 from jaxddp.setup.run_setup import RunSetup
-
-_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
 def identity(setup: RunSetup) -> dict[str, str]:
@@ -49,7 +44,7 @@ def identity(setup: RunSetup) -> dict[str, str]:
         return call_update(setup.optimizer, grads, opt_state, params, value=jnp.zeros(()), grad=grads)
 
     numbers = [str(np.asarray(number)) for number in _initial_numbers(setup.optimizer.init, state.params)]
-    digests["optimizer"] = " ".join([_digest(following, state.params, state.opt_state, state.params), *numbers])
+    digests["optimizer"] = " ".join([digest(following, state.params, state.opt_state, state.params), *numbers])
 
     def network(params: Any, model_state: Any, images: jax.Array, key: jax.Array) -> Any:
         keys = {"example_keys": jax.random.split(key, len(images))} if takes_example_keys(setup.model) else {}
@@ -124,30 +119,9 @@ def _part(part: Part, state: TrainState) -> str:
         report = part.report(own, grads)
         return part.loss_scale(own), grads, following, after, judged, report, part.rate_factor(own), validated
 
-    return f"{part.name} {_digest(methods, state.parts[part.name], state)}"
+    return f"{part.name} {digest(methods, state.parts[part.name], state)}"
 
 
 def name_and_digest(function: Callable[..., Any], *arguments: Any, name: str | None = None) -> str:
     """Return the name of a function and the digest of its program for these arguments: arrays or their shapes."""
-    return f"{name or getattr(function, '__qualname__', type(function).__name__)} {_digest(function, *arguments)}"
-
-
-def _digest(function: Callable[..., Any], *arguments: Any) -> str:
-    """Return 12 hex digits of the SHA-256 of a function's jaxpr and all its constants."""
-    abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), arguments)
-    traced = jax.make_jaxpr(function, axis_env=[(AXIS, 1)])(*abstract)
-    digest = hashlib.sha256(_ADDRESS.sub("", str(traced)).encode())
-    # A printed jaxpr omits the constants, and the middle of a large literal.
-    for constant in _constants(traced):
-        digest.update(np.ascontiguousarray(constant).tobytes())
-    return digest.hexdigest()[:12]
-
-
-def _constants(closed: Any) -> Iterator[Any]:
-    """Yield the constants and literals of a jaxpr, and of the jaxprs inside its operations."""
-    yield from (constant for constant in getattr(closed, "consts", ()) if hasattr(constant, "dtype"))
-    jaxpr = getattr(closed, "jaxpr", closed)
-    for equation in jaxpr.eqns:
-        yield from (operand.val for operand in equation.invars if hasattr(operand, "val"))
-        for inner in jaxprs_in(equation.params.values()):
-            yield from _constants(inner)
+    return f"{name or getattr(function, '__qualname__', type(function).__name__)} {digest(function, *arguments)}"

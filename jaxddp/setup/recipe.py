@@ -24,6 +24,7 @@ from jaxddp.engine.initial_state import Transform
 from jaxddp.engine.objective import ExampleLoss, Objective, TrainObjective, check_set_metric, is_set_metric, supervised
 from jaxddp.engine.parts.part import Part
 from jaxddp.kernels import BY_NAME, Kernels
+from jaxddp.measure.cost import digest
 from jaxddp.mesh import Topology
 from jaxddp.models.adapt import adapt, with_cpu_convolutions
 from jaxddp.models.interface import Model
@@ -91,6 +92,9 @@ class Recipe:
         preprocess = Preprocess.of(config, config.data.augment, augmentation)
         for shape in layout.shapes:
             check_augmentation(preprocess, shape, data.dtype)
+        if augmentation is not None:
+            dtype = jax.numpy.promote_types(preprocess.dtype, "float32")
+            _check_draws(augmentation, jax.ShapeDtypeStruct(data.image_shape, dtype))
         known = {"config": config, "topology": topology, "resources": resources, "layout": layout}
         recipe = cls(**known, feed=feed, preprocess=preprocess, **objects)
         if (check := method_of(recipe.objective, "check")) is not None:
@@ -268,6 +272,15 @@ def make_order(source: Source, config: Config, topology: Topology, division: Div
         check_one_label(labels, Key.plain("data.sampling", "balanced"))
         order = BalancedOrder.of(labels.values, batch_size, config.seed)
     return order if repeats == 1 else RepeatedOrder.of(order, repeats)
+
+
+def _check_draws(augmentation: Augmentation, image: jax.ShapeDtypeStruct) -> None:
+    """Raise `InputError` if an augmentation draws numbers by another generator than `jax.random`."""
+    # JAX keeps the trace of a function that it has seen.
+    traces = {digest(lambda key, image: augmentation(key, image), jax.random.key(0), image) for _ in range(2)}
+    if len(traces) > 1:
+        fault = ": two traces differ, as if by numpy.random, and a compiled step repeats one of them"
+        raise InputError("augmentation", fault, advice="draw random numbers from the key by jax.random")
 
 
 def check_normalization(data: DataConfig, image_shape: tuple[int, int, int]) -> None:
