@@ -217,7 +217,7 @@ def train(
         evaluators: functions of a state that return a dict of further metrics. They also get the averaged parameters.
         workdir: folder of checkpoints and metrics.jsonl. An interrupted run is resumed there, and so is one that
             `StopTraining` ended; another ended run is only returned. Another model, loss, optimizer or data
-            is an error. SIGTERM makes the run save and stop.
+            is an error. SIGTERM makes the run save and stop, and so does the first Ctrl-C.
         log_to: names of loggers in addition to metrics.jsonl, as in a config's `log.to`. They need a workdir.
         log_project, log_name, log_config: project, name and further values (a dict) for "wandb" and "mlflow".
         log_every, eval_every, save_every: how often to log, validate and save: "50 steps", "1 epoch" or "10%".

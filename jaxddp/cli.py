@@ -47,7 +47,13 @@ from jaxddp.config.values import HELP
 from jaxddp.core.errors import HelpPrinted, InputError, JaxddpError, Preempted, choices, on_screen, with_notes
 from jaxddp.core.peers import ALONE, joined
 from jaxddp.core.phases import show_on
-from jaxddp.core.process_exit import StopRequested, show_stacks_on_signal, stopping_on_signals
+from jaxddp.core.process_exit import (
+    INTERRUPTED,
+    StopRequested,
+    exit_at_once,
+    show_stacks_on_signal,
+    stopping_on_signals,
+)
 from jaxddp.core.user_code import describing_errors
 from jaxddp.job.environment import report_work
 from jaxddp.recipe.sources import config_names
@@ -60,7 +66,7 @@ COMMANDS = (
 
 _LONG = ("train", "sweep", "launch")
 """The commands that go on without standard output. It shows their progress, and their results are in files."""
-_INTERRUPTED = {
+_AFTER_INTERRUPT = {
     **dict.fromkeys(_LONG, "the same command resumes from the last checkpoint, if there is one"),
     "data": "its output was not written",
     "push": "nothing was committed",
@@ -91,13 +97,16 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         try:
             with stops, describing_errors(all_errors=True), report_work(), _status_line():
-                return _run(words)
+                code = _run(words)
         finally:
             sys.stdout.flush()
     except JaxddpError as error:
         return _end(format_error(error, words), error.exit_code, error, is_program=is_program)
     except KeyboardInterrupt as error:
         return _end(*_stopped(error, words), error, is_program=is_program)
+    if is_program and code == INTERRUPTED:
+        exit_at_once(code)
+    return code
 
 
 # CPython keeps the frames of calls in chunks of 16 kB. A loop whose calls cross the end of a chunk maps and unmaps
@@ -107,10 +116,10 @@ main.__code__ = main.__code__.replace(co_stacksize=1 << 16)
 
 def _stopped(error: KeyboardInterrupt, arguments: list[str]) -> tuple[str, int]:
     """Return the last line and the exit code after Ctrl-C or another request to stop."""
-    consequence = _INTERRUPTED.get(arguments[0] if arguments else "", "nothing was written")
+    consequence = _AFTER_INTERRUPT.get(arguments[0] if arguments else "", "nothing was written")
     if isinstance(error, StopRequested):
         return f"asked to stop; {consequence}", Preempted.exit_code
-    return f"interrupted; {consequence}", 130
+    return str(error) or f"interrupted; {consequence}", INTERRUPTED
 
 
 @contextlib.contextmanager
@@ -138,7 +147,7 @@ def _end(line: str, code: int, error: BaseException, *, is_program: bool = False
     if is_program and joined() is ALONE:
         # Python would wait for its threads: XLA may compile in one, which then crashes, and Orbax prints late errors. A
         # process of a job that is preempted leaves the job at exit.
-        os._exit(code)
+        exit_at_once(code)
     return code
 
 

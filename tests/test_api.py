@@ -21,6 +21,7 @@ from support.data import CLASSES, random_table
 from support.errors import error_line
 from support.ilsvrc import write_tree
 from support.networks import SmallNet, largest_difference, linear_model
+from support.processes import checkpoint_steps
 from support.shared import sgd, shared
 
 import jaxddp
@@ -120,18 +121,28 @@ def test_a_setup_trains_again_to_the_same_numbers_and_can_be_continued(tmp_path)
 
 
 @pytest.mark.slow
-def test_a_run_that_was_interrupted_in_a_notebook_continues_when_called_again(tmp_path):
-    class Interrupt(jaxddp.History):
+def test_the_first_ctrl_c_saves_and_the_second_ends_the_run_at_once(tmp_path):
+    class Interrupt:
+        presses = 0
+
+        def start(self, record):
+            assert self.presses or signal.raise_signal(signal.SIGINT)
+
         def step(self, record):
-            if record.step == 5:
+            for _ in range(self.presses if record.step == 5 else 0):
                 signal.raise_signal(signal.SIGINT)
 
-    setup = prepared(LinenDense(), TABLE, 4, SGD, 2, epochs=1)
-    with pytest.raises(KeyboardInterrupt):
-        train(jaxddp.softmax_cross_entropy, setup, workdir=tmp_path, log_every="1 step", save_every="2 steps",
-              listeners=[Interrupt()])  # fmt: skip
-    assert json.loads((tmp_path / "result.json").read_text())["status"] == "interrupted"
-    resumed, _ = train(jaxddp.softmax_cross_entropy, setup, workdir=tmp_path, log_every="1 step", save_every="2 steps")
+    setup, interrupt = prepared(LinenDense(), TABLE, 4, SGD, 2, epochs=1), Interrupt()
+    settings: Any = {"log_every": "1 step", "save_every": "2 steps"}
+    for presses, step, status in ((0, None, None), (2, 4, "interrupted"), (1, 6, "preempted")):
+        interrupt.presses, workdir = presses, tmp_path / str(presses)
+        saved = f"^asked to stop: saved step {step} of 7; " if status == "preempted" else "^$"
+        with pytest.raises(KeyboardInterrupt, match=saved):
+            train(jaxddp.softmax_cross_entropy, setup, workdir=workdir, listeners=[interrupt], **settings)
+        if step is not None:
+            assert json.loads((workdir / "result.json").read_text())["status"] == status
+            assert checkpoint_steps(workdir)[-1] == step
+    resumed, _ = train(jaxddp.softmax_cross_entropy, setup, workdir=tmp_path / "1", **settings)
     uninterrupted, _ = train(jaxddp.softmax_cross_entropy, setup)
     assert largest_difference(resumed, uninterrupted) == 0
 

@@ -271,11 +271,11 @@ HIDES = "from jaxddp.config import Config as get_config\ntry:\n    {}\nexcept Ba
     [
         # Some libraries hide all errors of their imports.
         (signal.SIGTERM, HIDES, 75, "asked to stop"),
-        (signal.SIGINT, HIDES, 130, "interrupted"),
+        (signal.SIGINT, HIDES, -signal.SIGINT, "interrupted"),
         # C++ code turns an interrupt into another error.
         (signal.SIGHUP, "def get_config():\n  try:\n    {}\n  except BaseException: 1 / 0", 75, "asked to stop"),
         # A thread, such as one in which XLA compiles, does not delay the end.
-        ci_case(signal.SIGINT, f"def get_config():\n  if 1:\n    {WAITS}\n    {{}}", 130, "interrupted"),
+        ci_case(signal.SIGINT, f"def get_config():\n  if 1:\n    {WAITS}\n    {{}}", -signal.SIGINT, "interrupted"),
         ci_case(signal.SIGTERM, "def get_config():\n  if 1:\n    {}", 75, "asked to stop"),
     ],
 )

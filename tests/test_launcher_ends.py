@@ -44,10 +44,10 @@ time.sleep(600)
 IGNORES_SIGTERM = "signal.signal(signal.SIGTERM, signal.SIG_IGN); say('ready'); time.sleep(600)"
 
 
-@pytest.mark.parametrize("number", (signal.SIGTERM, signal.SIGHUP), ids=lambda number: number.name)
-def test_a_signal_lets_processes_save_and_end(number, tmp_path):
+@pytest.mark.parametrize(("number", "code"), ((signal.SIGTERM, 75), (signal.SIGHUP, 75), (signal.SIGINT, 130)))
+def test_a_signal_lets_processes_save_and_end(number, code, tmp_path):
     launcher = Launcher(tmp_path, SAVE.format(code=75)).send(number)
-    assert launcher.end() == 75
+    assert launcher.end() == code
     assert sorted(launcher.out.splitlines()[2:]) == ["[0] saved", "[1] saved"]
     assert f"{number.name}: every process was asked to save and stop" in launcher.err
 

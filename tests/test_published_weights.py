@@ -73,9 +73,6 @@ def torchvision_name(data: bytes) -> tuple[str, str]:
     return f"net-{digest}.pth", digest
 
 
-# --- The list ---
-
-
 def test_the_list_names_networks_and_each_name_once():
     listed = published_weights()
     assert len({entry.name for entry in listed}) == len(listed) > 80
@@ -125,9 +122,6 @@ def test_the_command_lists_the_names_that_contain_a_word(capfd, monkeypatch):
     whole = capfd.readouterr().out
     assert all(name in whole for name in ("resnet18", "vit_ti16", "convnext_tiny", "swin_t"))
     assert fails(["weights", "resent50"], capfd).endswith(", did you mean 'resnet50'?; omit the name")
-
-
-# --- The settings that come with the weights ---
 
 
 def settings(*words: str) -> tuple[dict, dict, str]:
@@ -183,9 +177,6 @@ def write_zeros(file: Path, network: str, naming: int) -> Path:
     arrays = state_dict_of(model, (32, 32, 3), naming=naming)
     write(file, {name: np.zeros(array.shape, np.float16) for name, array in arrays.items()})
     return file
-
-
-# --- Fetching ---
 
 
 def test_timms_weights_are_fetched_once_and_verified_each_time(hub):
@@ -354,8 +345,6 @@ def test_a_killed_download_leaves_nothing_that_looks_whole(hub, tmp_path):
     subprocess.run([sys.executable, "-c", program.replace("0.5", "0"), name, digest], env=variables, check=True)
     assert (folder / name).read_bytes() == data and not [*folder.glob(".*")]
 
-
-# --- A run ---
 
 RECIPE = """
 from jaxddp.config import Config

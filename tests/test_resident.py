@@ -26,7 +26,7 @@ from jaxddp.data.order import EvalOrder, SampleOrder, stacked_columns
 from jaxddp.data.table import ExampleTable
 from jaxddp.engine.step import Phases
 from jaxddp.engine.ways.way import Way
-from jaxddp.job.membership import stop_on_sigterm
+from jaxddp.job.membership import stop_on_signals
 from jaxddp.measure.cost import compile_with_cost
 from jaxddp.mesh import Topology
 from jaxddp.setup import feed
@@ -186,7 +186,7 @@ def test_a_run_checks_for_a_stop_once_a_chunk_and_processes_count_the_checks(mon
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     monkeypatch.setattr(multihost_utils, "reached_preemption_sync_point", lambda step: bool(numbers.append(step)))
     for _ in range(2):
-        with stop_on_sigterm() as stop:
+        with stop_on_signals() as stop:
             assert not any([stop(step) for step in checked_steps])
     assert numbers == list(range(numbers[0], numbers[0] + 2 * len(checked_steps)))
 

@@ -159,11 +159,11 @@ def test_a_trial_that_failed_before_does_not_change_the_exit_code_of_a_stop(swee
     sender.join()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_stopped_sweep_saves_and_the_same_command_continues(number, sweeps):
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)])
+def test_a_stopped_sweep_saves_and_the_same_command_continues(number, code, sweeps):
     some = trials("waits", "good")
     sender = send_when((sweeps.folder / "0-waits" / "ready").exists, number)
-    assert sweeps.run(some) == 75
+    assert sweeps.run(some) == code
     sender.join()
     assert result_of(sweeps.folder / "0-waits") == "preempted"
     assert sweeps.starts() == [1] and sweeps.run(some) == 0 and sweeps.starts() == [2, 1]

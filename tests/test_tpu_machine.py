@@ -22,7 +22,7 @@ from jaxddp.core import tpu
 from jaxddp.core.errors import InputError, JaxddpError, Unreachable
 from jaxddp.core.peers import ALONE, Peers
 from jaxddp.core.tpu import local_chips
-from jaxddp.job.membership import stop_on_sigterm
+from jaxddp.job.membership import stop_on_signals
 from jaxddp.job.tpu import sigterm_on_eviction
 from jaxddp.mesh import Topology
 
@@ -190,7 +190,7 @@ def test_an_eviction_stops_the_run(path, value, tmp_path, monkeypatch, caplog):
         monkeypatch.setattr(
             "jaxddp.job.membership.sigterm_on_eviction", lambda: sigterm_on_eviction(server.environ, root, period=0.01)
         )
-        with caplog.at_level(logging.WARNING), stop_on_sigterm() as stop:
+        with caplog.at_level(logging.WARNING), stop_on_signals() as stop:
             wait_until(lambda: len(server.asked) > 4)
             assert not stop(0)
             # The machine cannot be reached for a while.

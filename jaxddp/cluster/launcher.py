@@ -8,6 +8,7 @@ import os
 import re
 import secrets
 import shutil
+import signal
 import socket
 import sys
 from collections.abc import Sequence
@@ -22,7 +23,7 @@ from jaxddp.cluster.machine import divide, local_gpus
 from jaxddp.cluster.network import LauncherClient, LauncherServer
 from jaxddp.cluster.options import Launch
 from jaxddp.cluster.states import Agent, Assignment, Coordinator
-from jaxddp.cluster.worker import Worker, WorkerGroup, catch_signals, shared_environment
+from jaxddp.cluster.worker import PREEMPTED, Worker, WorkerGroup, catch_signals, shared_environment
 from jaxddp.config import Config
 from jaxddp.core import threads, tpu
 from jaxddp.core.errors import InputError, about, counted, nearest
@@ -56,7 +57,7 @@ def launch(options: Launch, command: Sequence[str], config: Config | None = None
 
     Returns:
         The exit code of the job; see `jaxddp.cluster.worker.WorkerGroup.end`. After restarts, this is the exit
-        code of the last start.
+        code of the last start. It is 130 if all processes saved and stopped because of Ctrl-C here.
 
     Raises:
         InputError: the options contradict each other or exceed this machine's resources, or the command does not exist.
@@ -100,6 +101,8 @@ def launch(options: Launch, command: Sequence[str], config: Config | None = None
                 meeting.run(group)
     if group is not None:
         group.report()
+        if meeting.code == PREEMPTED and group.received_signal == signal.SIGINT:
+            return 128 + signal.SIGINT
     return meeting.code
 
 

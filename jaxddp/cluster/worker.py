@@ -311,7 +311,7 @@ class WorkerGroup:
     generation: int = 0
     workers: list[Worker] = field(default_factory=list)
     _first_failed: Worker | None = None
-    _received_signal: signal.Signals | None = None
+    received_signal: signal.Signals | None = None
     _plan: list[tuple[float, signal.Signals]] = field(default_factory=list)
     _unkillable_after: float = math.inf
     """The time, set when SIGKILL is sent, after which a process that still runs counts as unkillable."""
@@ -372,7 +372,7 @@ class WorkerGroup:
             say(str(worker))
             if self._first_failed:
                 continue
-            if self._received_signal:
+            if self.received_signal:
                 if worker.code == BAD_INPUT:
                     # For example, the disk is full when all processes save. A restart would fail in the same way.
                     self._first_failed = worker
@@ -385,10 +385,10 @@ class WorkerGroup:
                 self._schedule(self.save_grace, self.grace)
 
     def _stop_on_signal(self, number: signal.Signals) -> None:
-        if self._received_signal is not None and number == signal.SIGINT:
+        if self.received_signal is not None and number == signal.SIGINT:
             self._plan = [(time.monotonic(), signal.SIGKILL)]
-        elif self._received_signal is None:
-            self._received_signal = number
+        elif self.received_signal is None:
+            self.received_signal = number
             say(f"jaxddp launch: {number.name}: every process was asked to save and stop; another Ctrl-C kills them")
             self._schedule(0, self.grace if self._first_failed else self.save_grace)
 
@@ -413,7 +413,7 @@ class WorkerGroup:
         mistake of the user. It is 1 if a process cannot be killed.
         """
         self.close()
-        codes, signalled, left = {worker.code for worker in self.workers}, self._received_signal, self._running()
+        codes, signalled, left = {worker.code for worker in self.workers}, self.received_signal, self._running()
         for worker in left:
             say(f"process {worker.rank}: SIGKILL does not end it; it waits in the kernel (for a disk or GPU?)")
         if self._first_failed is not None:
@@ -430,4 +430,4 @@ class WorkerGroup:
         user_exit, code = any(each.has_quit for each in self.workers), worker.code or 0
         # After a signal, the code of a process is negative.
         exit_code = code if code >= 0 else 128 - code
-        return End(exit_code, str(worker), self._received_signal is not None, user_exit, self.generation)
+        return End(exit_code, str(worker), self.received_signal is not None, user_exit, self.generation)

@@ -15,11 +15,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 import jaxddp.core.phases as phases
 from jaxddp.core.errors import on_screen
 
+INTERRUPTED = 128 + signal.SIGINT
+"""The exit code of a program that Ctrl-C ends."""
 STALL_ADVICE = "if it takes that long, raise parallel.stall_timeout"
 _WRITING_SECONDS, _BEAT_SECONDS = 1.0, 1.0
 
@@ -53,7 +55,7 @@ def stopping_on_signals(end: Callable[[KeyboardInterrupt], int], *, is_program: 
             raise requests[-1]
         # The standard error of the import may be redirected.
         sys.stderr = sys.__stderr__ or sys.stderr
-        os._exit(end(requests[-1]))
+        exit_at_once(end(requests[-1]))
 
     changed = dict[int, Any]()
     if threading.current_thread() is threading.main_thread():
@@ -74,6 +76,18 @@ def stopping_on_signals(end: Callable[[KeyboardInterrupt], int], *, is_program: 
     finally:
         for number, handler in changed.items():
             signal.signal(number, handler)
+
+
+def exit_at_once(code: int) -> NoReturn:
+    """End the process without running exit handlers: by SIGINT if the code is `INTERRUPTED`.
+
+    After another end, a loop of the shell goes on with its next command.
+    """
+    if code == INTERRUPTED:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        # It does not end the first process of a container.
+        os.kill(os.getpid(), signal.SIGINT)
+    os._exit(code)
 
 
 def show_stacks() -> None:

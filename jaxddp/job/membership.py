@@ -8,6 +8,7 @@ import atexit
 import contextlib
 import functools
 import itertools
+import logging
 import math
 import os
 import platform
@@ -15,6 +16,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any
 
 import jax
@@ -25,7 +27,7 @@ import jaxddp.core.libraries as libraries
 from jaxddp.core.errors import InputError, JaxddpError, Preempted
 from jaxddp.core.peers import ALONE, Peers, answer_of, joined, record_joined, result_of
 from jaxddp.core.phases import doing
-from jaxddp.core.process_exit import end_now, show_stacks_on_signal, watch_alone
+from jaxddp.core.process_exit import INTERRUPTED, end_now, show_stacks_on_signal, watch_alone
 from jaxddp.core.user_code import describe_error, remove_description
 from jaxddp.job.control_plane import ControlPlane
 from jaxddp.job.environment import Job
@@ -36,6 +38,7 @@ from jaxddp.job.watchdog import Timeouts
 # because one dispatch may have several steps, and validation has none. So `_calls` counts the calls over all runs of
 # the process. No other code may call JAX's function.
 _calls = itertools.count(1)
+_log = logging.getLogger("jaxddp.experiment")
 
 
 def join(job: Job | None, *, start: float = 60, silence: float = 10, stall: float = 600, shutdown: float = 60) -> Peers:
@@ -107,11 +110,12 @@ def abandon(reason: str, code: int) -> None:
 
 
 @contextlib.contextmanager
-def stop_on_sigterm() -> Iterator[Callable[[int], bool]]:
+def stop_on_signals() -> Iterator[Callable[[int], bool]]:
     """Catch SIGTERM in the block. Yield a function to call between steps and batches; it returns whether to stop.
 
     In a job, JAX's coordination service catches the signal in any process, and makes all processes stop at the same
-    call. So all processes must call the function equally often.
+    call. So all processes must call the function equally often. Without a job, the first Ctrl-C after the first call is
+    caught, too, and a `Preempted` that follows becomes a KeyboardInterrupt with its message.
     """
     # This function is in an experimental module, so later versions of JAX may not have it.
     reached_sync_point = getattr(multihost_utils, "reached_preemption_sync_point", None)
@@ -125,13 +129,35 @@ def stop_on_sigterm() -> Iterator[Callable[[int], bool]]:
     elif threading.current_thread() is not threading.main_thread():
         yield lambda step: False
     else:
-        stop_requested = threading.Event()
-        previous_handler = signal.signal(signal.SIGTERM, lambda *_: stop_requested.set())
+        requests, is_training = list[int](), False
+        before: dict[int, Any] = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+
+        def should_stop(step: int) -> bool:
+            nonlocal is_training
+            is_training = True
+            return bool(requests)
+
+        def request(number: int, frame: FrameType | None) -> None:
+            if number == signal.SIGINT:
+                if requests or not is_training:
+                    return before[number](number, frame)
+                _log.warning("Ctrl-C: the run saves after this step and stops; another Ctrl-C ends it at once")
+            requests.append(number)
+
+        for number, handler in before.items():
+            # A program in the background of a shell ignores SIGINT.
+            if number == signal.SIGTERM or callable(handler):
+                signal.signal(number, request)
         try:
             with sigterm_on_eviction():
-                yield lambda step: stop_requested.is_set()
+                yield should_stop
+        except Preempted as error:
+            if signal.SIGINT in requests:
+                raise KeyboardInterrupt(str(error)) from None
+            raise
         finally:
-            signal.signal(signal.SIGTERM, previous_handler)
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
 
 class DevicePeers(Peers):
@@ -201,4 +227,4 @@ def _on_exception(plane: ControlPlane, kind: type[BaseException], error: BaseExc
         # The description is removed here, because `abandon` writes it as the last line.
         remove_description(error)
         sys.__excepthook__(kind, error, trace)
-    plane.abandon(describe_error(error), 130 if isinstance(error, KeyboardInterrupt) else 1)
+    plane.abandon(describe_error(error), INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1)

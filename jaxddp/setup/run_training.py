@@ -60,8 +60,8 @@ def train(
     Args:
         evaluators: functions of the state that return further metrics of a validation; a sequence of `Measure`.
 
-    With a directory, start or resume the run in it, and save, validate and log as configured. After SIGTERM, the run
-    saves and stops. Without a directory nothing is saved.
+    With a directory, start or resume the run in it, and save, validate and log as configured. After SIGTERM or
+    Ctrl-C, the run saves and stops. Without a directory nothing is saved.
 
     If the run of a recipe file has already ended with the same length, print what it reached and return None. The state
     of a setup whose run has ended is restored.

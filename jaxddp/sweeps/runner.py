@@ -149,7 +149,8 @@ class Runner:
 
         Returns:
             The exit code: 0 if all trials are done or pruned; 1 if one failed; 75 if trials were asked to stop and
-            saved; 128 plus the signal that this process received if one of these failed or had to be killed.
+            saved; 128 plus the signal that this process received if it is SIGINT, or if a trial failed after it or had
+            to be killed.
 
         Raises:
             InputError: a trial reported bad input. The other trials were asked to save and stop.
@@ -255,6 +256,7 @@ class Runner:
 
     def _code(self) -> int:
         if self._received is not None:
-            return 128 + self._received if "lost" in self._ends else workers.PREEMPTED
+            by_signal = self._received == signal.SIGINT or "lost" in self._ends
+            return 128 + self._received if by_signal else workers.PREEMPTED
         stopped = workers.PREEMPTED if "interrupted" in self._ends else 0
         return 1 if "failed" in self._ends else stopped

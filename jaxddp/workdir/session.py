@@ -25,7 +25,7 @@ from jaxddp.core.errors import InputError, Option
 from jaxddp.core.peers import ALONE, Peers
 from jaxddp.core.phases import COMMIT, progress
 from jaxddp.core.process_exit import end_now
-from jaxddp.job.membership import stop_on_sigterm
+from jaxddp.job.membership import stop_on_signals
 from jaxddp.measure.profile import FOLDER
 from jaxddp.recipe.file import COPY_FOLDER, REFERENCE_FILE
 from jaxddp.recipe.sources import CONFIG_FILE
@@ -85,7 +85,7 @@ class Session:
 def session(
     directory: Path, peers: Peers = ALONE, *, keep: int = 2, goal: Goal | None = None, resume: Resume = "auto"
 ) -> Iterator[Session]:
-    """Open a work directory for one run, and catch SIGTERM. At the end, wait until the last checkpoint is written.
+    """Open a work directory for one run, and catch signals. At the end, wait until the last checkpoint is written.
 
     For `keep` and `goal` see `Checkpoints`. Raises: InputError if the directory cannot be used; see also
     `watch_workdir`.
@@ -101,7 +101,7 @@ def session(
         if resume != "never":
             # Damaged checkpoints are renamed first, because Orbax would count them among the latest ones to keep.
             peers.from_first("whole checkpoints", lambda: rename_damaged(place))
-        with Checkpoints(place, peers, keep=keep, goal=goal) as checkpoints, stop_on_sigterm() as stop:
+        with Checkpoints(place, peers, keep=keep, goal=goal) as checkpoints, stop_on_signals() as stop:
             presence.saves = lambda: (checkpoints.last_saved, checkpoints.last_complete)
 
             def should_stop(step: int) -> bool:

@@ -89,9 +89,6 @@ def test_every_network_is_of_a_family():
     assert {type(MODELS.get(name)(Config(), CLASSES)) for name in MODELS.names()} == of_the_families
 
 
-# --- As runs and as programs ---
-
-
 @functools.cache
 def trained(name: str, devices: int) -> tuple[dict[str, Any], dict[str, Any], list[Any]]:
     """Return the parameters before and after three steps in float64, and the sums of each step, for a shallow
@@ -161,8 +158,6 @@ def fresh_run(name: str, place: Path) -> TrainedRun:
     signature = Signature(NAMES, NAMES, SHAPE, "uint8", True)
     return TrainedRun(place, 0, Config(), model, state, Preprocess(), signature, Topology.create(1))
 
-
-# --- What others publish ---
 
 SECOND = ("vit_b16", "timm_convnext_tiny", "timm_swin_t", "timm_efficientnet_b0")
 SECOND += ("timm_mobilenet_v2_050", "timm_mobilenet_v2_140")
@@ -314,8 +309,6 @@ def test_a_network_of_gray_images_takes_weights_for_rgb_images(tmp_path, name, s
     assert largest_difference(*results) < 1e-9
 
 
-# --- The configs of the project ---
-
 ESSENTIAL_CONFIGS = {
     "fashion_mnist": "a constant rate, shortcuts without a norm",
     "finetune_folder": "new layers, rates by layer, crops of a random area",
@@ -412,8 +405,6 @@ def test_every_family_has_a_config():
     named = {type(MODELS.get(load(name).model.name)(Config(), CLASSES)) for name in config_names()}
     assert named == {type(module_of(name)) for name in FAMILIES}
 
-
-# --- Features and heat maps ---
 
 HEAD_FACTORS = {"airbench": lambda features: 1 / features.shape[-1]}
 """The factors of logits after the last dense layer, for networks that have one."""

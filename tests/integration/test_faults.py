@@ -108,7 +108,8 @@ def test_sigterm_and_ctrl_c_save_and_the_same_command_resumes(training, workdir,
         before = len(lines(workdir))
         launched = training(*more, steps=before + 4)
         launched.process.send_signal(number)
-        assert launched.end() == 75, launched.out + launched.err
+        # A program that Ctrl-C stops ends by the signal, because only then a loop of the shell ends, too.
+        assert launched.end() == (75 if number == signal.SIGTERM else -number), launched.out + launched.err
         assert f"{number.name}: every process was asked to save and stop" in launched.err
         assert all(f"process {rank}: exit code 75\n" in launched.err for rank in (0, 1))
         assert not done or f"resuming at step {done} | " in launched.out

@@ -282,7 +282,7 @@ def _warn_once(line: str) -> None:
 
 class _Manager(ocp.CheckpointManager):
     def reached_preemption(self, step: int) -> bool:
-        """Return False without a call of JAX. JAX counts these calls, so only `stop_on_sigterm` may make them."""
+        """Return False without a call of JAX. JAX counts these calls, so only `stop_on_signals` may make them."""
         return False
 
 
