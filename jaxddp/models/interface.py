@@ -168,11 +168,6 @@ def own_arrays(params: Any, model_state: Any) -> dict[str, Any]:
     return {path: leaf for path, leaf in arrays if path.removeprefix(PARAMS).partition("/")[0] not in ADDED}
 
 
-def parameter_names(paths: Iterable[str]) -> list[str]:
-    """Return the names of the parameters among these paths, such as "fc/kernel"."""
-    return [path.removeprefix(PARAMS) for path in paths if path.startswith(PARAMS)]
-
-
 _MODE = "use_running_average"
 
 

@@ -20,7 +20,7 @@ from jaxddp.engine.parts.guard import GradientNorm
 from jaxddp.kernels import Kernels
 from jaxddp.mesh import Topology
 from jaxddp.models.adapt import Adapted, with_frozen_norms
-from jaxddp.models.interface import PARAMS, ImageShape, Model, by_path, name_of, parameter_names, shapes_of, trees_of
+from jaxddp.models.interface import PARAMS, ImageShape, Model, by_path, name_of, shapes_of, trees_of
 from jaxddp.models.network import Naming
 from jaxddp.recipe.sources import CONFIG_FILE
 from jaxddp.setup.recipe import Recipe, method_of
@@ -206,7 +206,8 @@ def as_trained(model: Model, recipe: Recipe) -> Model:
 
 def _trained(config: Config, shapes: Shapes, kernels: Kernels) -> list[str]:
     """Return the names of the trained parameters. Raises: see `fine_tuned`."""
-    names, groups, model = parameter_names(shapes), config.optimizer.layer_settings, config.model
+    names = [path.removeprefix(PARAMS) for path in shapes if path.startswith(PARAMS)]
+    groups, model = config.optimizer.layer_settings, config.model
     if not names:
         raise InputError("model: the network has no parameters, so nothing can be trained; give it a layer with some")
     keys = {
