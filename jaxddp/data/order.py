@@ -235,7 +235,6 @@ class BalancedOrder(SampleOrder):
         return cls(len(labels), batch_size, seed, ClassRows(rows))
 
     def rows(self, step: int) -> np.ndarray:
-        """Return the rows of the global batch, int64[batch_size]."""
         return self._columns(step)[0]
 
     def epochs(self, step: int) -> np.ndarray:
@@ -311,7 +310,6 @@ class RepeatedOrder(SampleOrder):
         return cls(order.num_examples, order.batch_size * repeats, order.seed, order, repeats)
 
     def rows(self, step: int) -> np.ndarray:
-        """Return the rows of the global batch, int64[batch_size]."""
         return np.tile(self.base.rows(step), self.repeats)
 
     def epochs(self, step: int) -> np.ndarray:
@@ -405,7 +403,6 @@ class HostOrder(SampleOrder):
         return _of_epochs(self._turns(step), self.num_examples, partial(permutation, self.num_examples, seed))
 
     def epochs(self, step: int) -> np.ndarray:
-        """Return the epoch of each row of `rows(step)`, int64[batch_size]."""
         return self._turns(step) // self.num_examples
 
     def is_of_first_epoch(self, step: int) -> np.ndarray:

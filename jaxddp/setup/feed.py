@@ -192,7 +192,7 @@ class Feed:
         return (batch._replace(unlabelled=other) for batch, other in pairs)
 
     def _read_segment(self, steps: range, side: int | None) -> Iterator[Batch]:
-        """Iterate like `_read` over steps whose images have the same side; `side` is None if the size is constant."""
+        """Iterate like `read` over steps whose images have the same side; `side` is None if the size is constant."""
         data, resizing = (self.data, None) if side is None else self.loading_and_resizing(side)
         batches = self.source.train_batches(self.order, data, steps, self.shard, self.substitutes)
         return batches if resizing is None else (batch._replace(side=resizing) for batch in batches)
