@@ -10,7 +10,7 @@ from support.errors import error_line
 import jaxddp.job.schedulers as schedulers
 from jaxddp.core.errors import InputError
 from jaxddp.job.environment import Job, find_job
-from jaxddp.job.schedulers import launcher_of, reachable_address
+from jaxddp.job.schedulers import pmi_launcher, reachable_address
 
 SKYPILOT = {
     "SKYPILOT_NODE_IPS": "10.0.0.4\n10.0.0.9\n10.0.0.5", "SKYPILOT_NUM_NODES": "3", "SKYPILOT_NUM_GPUS_PER_NODE": "8",
@@ -173,7 +173,7 @@ def test_the_launcher_is_the_nearest_ancestor_that_can_be_read(stat, tmp_path):
         (folder / "environ").write_bytes(b"A=1\0PMI_RANK=0\0")
         (folder / "stat").write_text(stat)
     # An ancestor of another user is the launcher.
-    assert launcher_of("PMI_RANK", tmp_path) == (1234 if stat else os.getppid())
+    assert pmi_launcher(tmp_path) == (1234 if stat else os.getppid())
 
 
 NODE = SKYPILOT | {"SKYPILOT_NODE_RANK": "1"}

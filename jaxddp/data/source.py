@@ -120,7 +120,7 @@ class Labels:
             InputError: `chosen_classes` rejects the classes, no example is of these classes, or the labels are shares
                 or numbers.
         """
-        if self.form in ("shares", "numbers"):
+        if self.form in FLOATS:
             raise InputError(f"classes {show(classes)}: the labels are {self.form}; select all, or rows of the table")
         chosen = chosen_classes(classes, self.ids)
         if self.has_rows:

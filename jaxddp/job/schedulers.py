@@ -122,7 +122,7 @@ def _pmi_address(environ: Environ) -> EnvValue | None:
     """Return the loopback address if all ranks are on one machine, else None, because PMI sets no host."""
     host = _loopback(environ, "PMI_SIZE", "MPI_LOCALNRANKS")
     # The ranks on one machine have the same launcher, but each may have its own wrapper.
-    return host and host._replace(value=f"{host.value}:{port_of(str(launcher_of('PMI_RANK')))}")
+    return host and host._replace(value=f"{host.value}:{port_of(str(pmi_launcher()))}")
 
 
 def _submitit_host(environ: Environ) -> EnvValue | None:
@@ -233,8 +233,8 @@ SCHEDULERS = (
 )
 
 
-def launcher_of(variable: str, proc: Path = Path("/proc")) -> int:
-    """Return the id of the nearest ancestor that was started without an environment variable, which it sets itself.
+def pmi_launcher(proc: Path = Path("/proc")) -> int:
+    """Return the id of the nearest ancestor that was started without `PMI_RANK`, which it sets itself.
 
     An ancestor that cannot be read is the launcher, because a wrapper belongs to the user of this process.
 
@@ -243,7 +243,7 @@ def launcher_of(variable: str, proc: Path = Path("/proc")) -> int:
     """
     process = os.getppid()
     with contextlib.suppress(OSError):
-        while f"\0{variable}=".encode() in b"\0" + (proc / str(process) / "environ").read_bytes():
+        while b"\0PMI_RANK=" in b"\0" + (proc / str(process) / "environ").read_bytes():
             # The name of the program, in parentheses, may contain any character.
             process = int((proc / str(process) / "stat").read_bytes().rpartition(b")")[2].split()[1])
     return process

@@ -219,7 +219,7 @@ _OPENING_KEYS |= {"data.verify", "data.manifest", "data.data_dir"}
 """The keys that a resumed run may change, and after whose change it opens its data: to train longer, or to compare."""
 
 
-def _end(directory: Path, step: int | None) -> str:
+def _end(directory: Path, step: int) -> str:
     """Return lines on what a run reached and how to go on; "" if it did not end at `step`, its latest checkpoint."""
     path = directory / RESULT
     try:
@@ -230,7 +230,7 @@ def _end(directory: Path, step: int | None) -> str:
     # Another program may have written the file. A new run replaces it.
     except (OSError, ValueError, KeyError, AttributeError, OverflowError):
         return ""
-    if status not in ("done", "stopped") or step is None or last != step:
+    if status not in ("done", "stopped") or last != step:
         return ""
     reason = f" ({result.get('reason') or ''})" if status == "stopped" else ""
     measured = f"; result: {VAL} {format_metrics(metrics)}" if metrics else ""

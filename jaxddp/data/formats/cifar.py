@@ -21,8 +21,6 @@ from jaxddp.data.source import Split
 
 _CIFAR10 = {"train": tuple(f"data_batch_{i}.bin" for i in range(1, 6)), "val": ("test_batch.bin",)}
 _CIFAR100 = {"train": ("train.bin",), "val": ("test.bin",)}
-
-
 _VERSIONS = {
     "cifar-10-batches-bin": ("batches.meta.txt", 1, _CIFAR10),
     "cifar-100-binary": ("fine_label_names.txt", 2, _CIFAR100),
