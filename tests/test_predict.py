@@ -34,8 +34,8 @@ from jaxddp.inference.exports import averaged
 from jaxddp.inference.output_files import write_predictions
 from jaxddp.inference.trained import BatchOutputs, Ensemble, TrainedRun, images_at_once, restore_run
 from jaxddp.mesh import AXIS, Topology
+from jaxddp.weights.places import SIGNATURE_FILE
 from jaxddp.workdir.saved_state import recipe_of_run
-from jaxddp.workdir.signature import SIGNATURE_FILE
 
 COUNT = 150
 FORMATS = ("csv", "jsonl", "parquet")

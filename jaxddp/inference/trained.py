@@ -49,9 +49,10 @@ from jaxddp.setup.resources import TrainingData, join_and_resolve, open_validati
 from jaxddp.setup.user_objects import ObjectSource, losses_of, metrics_of, objects_of_hooks, parts_of
 from jaxddp.training import evaluation, events, plan
 from jaxddp.training.checkpoints import integrity, manager
+from jaxddp.weights.places import SIGNATURE_FILE
 from jaxddp.workdir.claim import check_evaluation
 from jaxddp.workdir.saved_state import agreed_step, recipe_of_run, restore_state
-from jaxddp.workdir.signature import NORMALIZED, SIGNATURE_FILE, Signature
+from jaxddp.workdir.signature import NORMALIZED, Signature
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

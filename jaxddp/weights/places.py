@@ -24,7 +24,7 @@ from jaxddp.weights.state_dict import PICKLED
 WEIGHTS_FILE = "model.safetensors"
 """The file of weights in a repository of the Hub."""
 SIGNATURE_FILE = "signature.json"
-"""The classes in a repository that `jaxddp push` wrote."""
+"""The classes of a run, in its directory and in a repository that `jaxddp push` wrote."""
 _CHECKPOINTS = "checkpoints"
 OFFLINE_VARIABLE = "HF_HUB_OFFLINE"
 LIBRARIES = ("torchvision", "timm")

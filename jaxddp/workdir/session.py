@@ -34,8 +34,8 @@ from jaxddp.setup.measured_shares import SHARES_FILE
 from jaxddp.training.checkpoints.manager import UNFINISHED_SUFFIX, Checkpoints
 from jaxddp.training.listeners import jsonl
 from jaxddp.training.run import Run
+from jaxddp.weights.places import SIGNATURE_FILE
 from jaxddp.workdir.lock import LOCK_FILE, locked
-from jaxddp.workdir.signature import SIGNATURE_FILE
 
 Resume = Literal["auto", "never", "must"]
 _SHARED_SECONDS = 5

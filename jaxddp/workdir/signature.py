@@ -29,7 +29,6 @@ from jaxddp.weights import places
 from jaxddp.weights.download import SCHEME, HubFile
 from jaxddp.weights.state_dict import read
 
-SIGNATURE_FILE = "signature.json"
 _FILE_CHANNELS = (1, 3, 4)
 _Side = Annotated[int, Range(1, 1_000_000)]
 NORMALIZED = "float32"
@@ -68,7 +67,7 @@ class Signature:
 
         Raises: InputError if the file is damaged, or belongs to another run than config.json.
         """
-        path = directory / SIGNATURE_FILE
+        path = directory / places.SIGNATURE_FILE
         if not path.exists():
             return None
         content = files.content_of(path, "make it readable")
@@ -98,11 +97,11 @@ class Signature:
             if (was := names.get(each, now)) != now:
                 advice = ("restore the name in the data set, or start in another ", Option("workdir"))
                 problem = f"class {show(each)} was called {show(was)} and is now {show(now)}"
-                raise InputError(f"{directory / SIGNATURE_FILE}: {problem}", advice=advice)
+                raise InputError(f"{directory / places.SIGNATURE_FILE}: {problem}", advice=advice)
 
     def write(self, directory: Path, run_id: str | None) -> None:
         """Write the file into the work directory of a run. Raises InputError if this fails."""
-        files.replace_json(directory / SIGNATURE_FILE, {RUN_ID: run_id, **dataclasses.asdict(self)})
+        files.replace_json(directory / places.SIGNATURE_FILE, {RUN_ID: run_id, **dataclasses.asdict(self)})
 
     def pixels(self, images: np.ndarray) -> np.ndarray:
         """Convert arrays [N, H, W, C] to pixels of this dtype. Raises: InputError about their shape or dtype."""
