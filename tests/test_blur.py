@@ -9,10 +9,9 @@ import pytest
 from jax import lax
 from support.cases import rare_case
 from support.data import CLASSES, random_batch
-from support.networks import fresh_state, largest_difference, objective_of, randomized
-from support.shared import sgd, topology_of
+from support.networks import largest_difference, objective_of, randomized, train_steps
+from support.shared import topology_of
 
-from jaxddp.engine.step import Phases
 from jaxddp.engine.ways.way import Way
 from jaxddp.models.ops.layers import Operations
 from jaxddp.models.resnet import BASIC, BOTTLENECK, Architecture, ResNet, blur
@@ -119,17 +118,11 @@ def test_the_stem_and_narrow_images_are_not_blurred(width, blurred_widths, monke
 def trained(devices: int):
     """Return parameters and losses of two steps of plain SGD in float64, with statistics of the whole batch."""
     objective = objective_of(network("two blocks", blur_pool=True, axis_name="data"))
-    topology, optimizer = topology_of(devices), sgd(0.1)
-    state = fresh_state(objective, optimizer, topology, image=8)
-    before, losses = jax.device_get(state.params), []
-    step = Way(topology).step(Phases(objective, optimizer))
-    for number in range(2):
-        state, sums = step(state, topology.place(random_batch(8, seed=number, image=8)))
-        losses.append(sums.means())
-    after = jax.device_get(state)
-    changes = jax.tree.map(lambda a, b: np.abs(a - b).max(), before, after.params)
+    batches = [random_batch(8, seed=number, image=8) for number in range(2)]
+    params, sums, after = train_steps(objective, Way(topology_of(devices)), batches, image=8)
+    changes = jax.tree.map(lambda a, b: np.abs(a - b).max(), params[0], after.params)
     assert min(jax.tree.leaves(changes)) > 1e-9
-    return after.params, after.model_state, losses
+    return after.params, after.model_state, [each.means() for each in sums]
 
 
 @pytest.mark.slow

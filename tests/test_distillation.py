@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from support.cases import essential_and_rare
-from support.data import CLASSES, NO_AUGMENTATION, random_batch, random_table, write_arrays
-from support.networks import largest_difference, linear_model
+from support.data import NO_AUGMENTATION, random_batch, random_table, write_arrays
+from support.networks import largest_difference, linear_model, objective_of, train_steps
 from support.recipes import DENSE
 from support.runs import LEAN, changed, fails, setup_of, train
 from support.shared import sgd, topology_of
@@ -23,10 +23,7 @@ from jaxddp.augment.preprocess import Preprocess
 from jaxddp.cli import main
 from jaxddp.config import AugmentConfig, Config
 from jaxddp.core.errors import InputError
-from jaxddp.data.source import LabelKind
-from jaxddp.engine.objective import Objective, example_loss
 from jaxddp.engine.state import TrainState
-from jaxddp.engine.step import Phases
 from jaxddp.engine.ways.way import Way
 from jaxddp.inference.trained import TrainedRun
 from jaxddp.losses import cross_entropy
@@ -54,20 +51,12 @@ def teacher_of(topology, dtype=jnp.float32, **more):
 
 def step_in_float64(devices: int, loss, share=0.7, pad=1):
     """Return the parameters before and after one step, the mean loss, and the teacher."""
-    topology, optimizer, batch = Topology.create(devices), sgd(0.1), random_batch(24, masked=5)
-    supervised = Objective(
-        adapt(linear_model()),
-        example_loss(loss, LabelKind(CLASSES)),
-        Preprocess(augment=AugmentConfig(flip=pad > 0, pad=pad), dtype=jnp.float64),
-    )
-    params, model_state = supervised.model.init(jax.random.key(0), jnp.zeros((1, 6, 6, 3), jnp.float64))
-    state = TrainState(jnp.zeros((), jnp.int32), params, model_state, optimizer.init(params))
-    state = topology.replicate(jax.device_get(state))
+    topology, batch = topology_of(devices), random_batch(24, masked=5)
+    supervised = objective_of(linear_model(), loss, augment=AugmentConfig(flip=pad > 0, pad=pad))
     teacher = teacher_of(topology, jnp.float64)
-    objective = Distillation(lambda: teacher, 3.0, share)(supervised)
-    step = Way(topology).step(Phases(objective, optimizer))
-    after, sums = step(state, topology.place(batch))
-    return jax.device_get(params), jax.device_get(after.params), sums.means()["loss"], teacher
+    distilled = Distillation(lambda: teacher, 3.0, share)(supervised)
+    (before, after), (sums,), _ = train_steps(supervised, Way(topology), [batch], minimized=distilled)
+    return before, after, sums.means()["loss"], teacher
 
 
 @pytest.mark.slow

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from support.data import CLASSES, random_batch
-from support.networks import fresh_state, largest_difference, objective_of
-from support.shared import sgd, topology_of
+from support.networks import largest_difference, objective_of, train_steps
+from support.shared import topology_of
 
 import jaxddp.models.ops.layers as layers
 from jaxddp.augment.preprocess import Preprocess
@@ -21,7 +21,6 @@ from jaxddp.core.errors import InputError
 from jaxddp.data.source import LabelKind
 from jaxddp.engine.gradients import Averaging, Gradients
 from jaxddp.engine.objective import Objective, example_loss
-from jaxddp.engine.step import Phases
 from jaxddp.engine.ways.reproducible import OrderedGradients, Reproducible
 from jaxddp.engine.ways.way import Way
 from jaxddp.losses import cross_entropy
@@ -46,16 +45,10 @@ def train_two_steps(network: str, devices: int, make_way: Any, drop_path: float 
     """Return the parameters before and after each of two steps of plain SGD in float64, and the losses."""
     with jax.enable_x64(True):
         model = for_platform(NETWORKS[network](drop_path, **FLOAT64), "cpu")
-        objective, topology, optimizer = objective_of(model), topology_of(devices), sgd(0.1)
-        state = fresh_state(objective, optimizer, topology, 32)
-        step = make_way(topology).step(Phases(objective, optimizer))
-        params, losses = [jax.device_get(state.params)], []
-        for number in range(2):
-            batch = random_batch(16, masked=3, seed=number, image=32)._replace(epoch=np.full(16, number, np.int32))
-            state, sums = step(state, topology.place(batch))
-            params.append(jax.device_get(state.params))
-            losses.append(sums.means()["loss"])
-        return params, losses
+        batches = [random_batch(16, masked=3, seed=number, image=32) for number in range(2)]
+        batches = [batch._replace(epoch=np.full(16, number, np.int32)) for number, batch in enumerate(batches)]
+        params, sums, _ = train_steps(objective_of(model), make_way(topology_of(devices)), batches, image=32)
+        return params, [each.means()["loss"] for each in sums]
 
 
 MODES = {

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from support.cases import essential_and_rare
 from support.data import CLASSES, random_batch, random_table, write_arrays
-from support.networks import SmallNet, fresh_state, largest_difference, linear_model, objective_of
+from support.networks import SmallNet, largest_difference, linear_model, objective_of, train_steps
 from support.runs import changed, fails
 from support.shared import sgd, shared, topology_of
 
@@ -29,7 +29,6 @@ from jaxddp.data.source import LabelKind
 from jaxddp.engine import replicas
 from jaxddp.engine.gradients import Gradients
 from jaxddp.engine.objective import Objective, example_loss
-from jaxddp.engine.step import Phases
 from jaxddp.engine.ways.reproducible import OrderedGradients, Reproducible
 from jaxddp.engine.ways.way import Way
 from jaxddp.losses import cross_entropy
@@ -146,18 +145,13 @@ SETTINGS = FixMatchSettings(threshold=0.6, unlabelled_weight=2.0, strong_rand_au
 def train_three_steps(net, devices: int, make_way: Any):
     """Return parameters, statistics and means of three steps of plain SGD in float64."""
     with jax.enable_x64(True):
-        objective, topology = objective_of(net, augment=AugmentConfig()), topology_of(devices)
-        minimized, optimizer = FixMatch(SETTINGS)(objective), sgd(0.1)
-        state = fresh_state(objective, optimizer, topology)
-        before, means = jax.device_get(state.params), []
-        step = make_way(topology).step(Phases(minimized, optimizer))
-        for number in range(3):
-            state, sums = step(state, topology.place(batch_with_unlabelled(8, 3, seed=number)), jax.random.key(4))
-            means.append(sums.means())
-        after = jax.device_get(state)
-        pairs = zip(*map(jax.tree.leaves, (before, after.params)), strict=True)
+        objective, way = objective_of(net, augment=AugmentConfig()), make_way(topology_of(devices))
+        batches = [batch_with_unlabelled(8, 3, seed=number) for number in range(3)]
+        key, minimized = jax.random.key(4), FixMatch(SETTINGS)(objective)
+        params, sums, after = train_steps(objective, way, batches, key, minimized=minimized)
+        pairs = zip(*map(jax.tree.leaves, (params[0], after.params)), strict=True)
         assert all(np.abs(a - b).max() > 1e-6 for a, b in pairs)
-        return after.params, after.model_state, means
+        return after.params, after.model_state, [each.means() for each in sums]
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from support.cases import essential_and_rare, rare_case
 from support.data import NO_AUGMENTATION, random_batch, random_table
-from support.networks import SmallNet, drawing_model, fresh_state, largest_difference, objective_of, randomized
+from support.networks import SmallNet, drawing_model, largest_difference, objective_of, randomized, train_steps
 from support.runs import changed, setup_of, train
 from support.shared import sgd, topology_of
 
@@ -29,17 +29,10 @@ PLAIN, BATCH_NORMALIZED = SmallNet(dtype=jnp.float64), SmallNet(batch_norm=True,
 def trained(net, devices: int, gradients: Gradients, masked: int = 0, size: int = 24, steps: int = 3):
     """Return parameters, statistics and losses after a few steps of plain SGD in float64."""
     with jax.enable_x64(True):
-        objective, topology, optimizer = objective_of(net), topology_of(devices), sgd(0.1)
-        state = fresh_state(objective, optimizer, topology)
-        before = jax.device_get(state.params)
-        step = Way(topology, gradients).step(Phases(objective, optimizer))
-        losses = []
-        for number in range(steps):
-            state, sums = step(state, topology.place(random_batch(size, masked=masked, seed=number)))
-            losses.append(sums.means() | {"count": sums.count()})
-        after = jax.device_get(state)
-        assert min(jax.tree.leaves(jax.tree.map(lambda a, b: np.abs(a - b).max(), before, after.params))) > 1e-6
-        return after.params, after.model_state, losses
+        batches = [random_batch(size, masked=masked, seed=number) for number in range(steps)]
+        params, sums, after = train_steps(objective_of(net), Way(topology_of(devices), gradients), batches)
+        assert min(jax.tree.leaves(jax.tree.map(lambda a, b: np.abs(a - b).max(), params[0], after.params))) > 1e-6
+        return after.params, after.model_state, [each.means() | {"count": each.count()} for each in sums]
 
 
 LAYOUTS = [(*layout, unrolled) for layout in ((1, 2, 1), (1, 8, 1), (2, 4, 1), (3, 2, 3)) for unrolled in (False, True)]

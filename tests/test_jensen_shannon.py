@@ -8,29 +8,25 @@ import numpy as np
 import pytest
 from support.cases import essential_and_rare
 from support.data import CLASSES, random_batch, random_table
-from support.networks import largest_difference, linear_model
+from support.networks import largest_difference, linear_model, objective_of, train_steps
 from support.runs import setup_of
 from support.shared import sgd, topology_of
 
 from jaxddp.augment.preprocess import Preprocess
 from jaxddp.config import AugmentConfig, DataConfig
 from jaxddp.core.errors import InputError
-from jaxddp.data.source import LabelKind
-from jaxddp.engine.objective import Objective, example_loss
-from jaxddp.engine.state import TrainState
-from jaxddp.engine.step import Phases
 from jaxddp.engine.ways.way import Way
 from jaxddp.losses import cross_entropy
-from jaxddp.models.adapt import adapt
 from jaxddp.objectives.jensen_shannon import JensenShannon, views_of
 
 AUGMENT = AugmentConfig(flip=False, policy="trivial_augment", cutout=2)
 
 
-def objective_of(augment: AugmentConfig = AUGMENT, weight: float = 12.0, model=None, weights=None):
-    preprocess = Preprocess(augment=augment, dtype=jnp.float64 if jax.config.jax_enable_x64 else jnp.float32)
-    loss = example_loss(cross_entropy(0.0, weights), LabelKind(CLASSES))
-    return JensenShannon(weight)(Objective(adapt(model or linear_model()), loss, preprocess)), preprocess
+def objectives(model=None, weights=None):
+    """Return the objective with the consistency loss, and the supervised one."""
+    dtype = jnp.float64 if jax.config.jax_enable_x64 else jnp.float32
+    supervised = objective_of(model or linear_model(), cross_entropy(0.0, weights), augment=AUGMENT, dtype=dtype)
+    return JensenShannon(12.0)(supervised), supervised
 
 
 def viewed(preprocess: Preprocess, batch, key: jax.Array) -> list[np.ndarray]:
@@ -44,10 +40,10 @@ def test_the_loss_equals_the_papers(weights):
     """Compute CE + 12 JS in NumPy, as a mean over the unmasked examples with their class weights."""
     batch, count, key = random_batch(12, masked=3), 9, jax.random.key(4)
     with jax.enable_x64(True):
-        objective, preprocess = objective_of(weights=weights)
+        objective, supervised = objectives(weights=weights)
         params = {"weight": jax.random.normal(jax.random.key(1), (108, CLASSES), jnp.float64) / 8}
         sums, _ = jax.jit(functools.partial(objective, train=True))(params, {}, batch, image_key=key)
-        images = [view[:count] for view in viewed(preprocess, batch, key)]
+        images = [view[:count] for view in viewed(supervised.preprocess, batch, key)]
         value = sums.means()["loss"]
     logits = [image.reshape(count, -1) @ np.asarray(params["weight"]) for image in images]
     probs = [np.exp(each) / np.exp(each).sum(1, keepdims=True) for each in logits]
@@ -78,7 +74,7 @@ def test_the_views_differ_by_the_draws_of_the_policy_only():
         seen.append(images.shape)
         return images.reshape(len(images), -1) @ params["weight"], {}
 
-    objective, _ = objective_of(model=(lambda key, example: (linear_model()[0](key, example), {}), apply))
+    objective, _ = objectives(model=(lambda key, example: (linear_model()[0](key, example), {}), apply))
     params = linear_model()[0](jax.random.key(0), jnp.zeros((1, 12, 12, 3)))
     jax.eval_shape(functools.partial(objective, train=True), params, {}, batch)
     assert seen == [(48, 12, 12, 3)]
@@ -89,14 +85,9 @@ def test_a_step_is_the_same_on_any_number_of_devices():
     results = []
     with jax.enable_x64(True):
         for devices in (1, 8):
-            topology, optimizer = topology_of(devices), sgd(0.1)
-            objective, _ = objective_of()
-            params = linear_model()[0](jax.random.key(0), jnp.zeros((1, 6, 6, 3), jnp.float64))
-            params = jax.tree.map(lambda array: array.astype(jnp.float64), params)
-            state = TrainState(jnp.zeros((), jnp.int32), params, {}, optimizer.init(params))
-            step = Way(topology).step(Phases(objective, optimizer))
-            state, sums = step(topology.replicate(jax.device_get(state)), topology.place(random_batch(24, masked=5)))
-            results.append((jax.device_get(state.params), sums.means()["loss"]))
+            (objective, supervised), batch = objectives(), random_batch(24, masked=5)
+            _, (sums,), state = train_steps(supervised, Way(topology_of(devices)), [batch], minimized=objective)
+            results.append((state.params, sums.means()["loss"]))
     (one, value), (eight, other) = results
     assert largest_difference(one, eight) < 1e-9 and value == pytest.approx(other, abs=1e-9)
 

@@ -11,20 +11,17 @@ import optax
 import pytest
 from support.cases import essential_and_rare
 from support.data import CLASSES, random_batch, random_table
-from support.networks import largest_difference, linear_model
+from support.networks import fresh_state, largest_difference, linear_model, objective_of, train_steps
+from support.shared import sgd, topology_of
 
-from jaxddp.augment.preprocess import Preprocess
-from jaxddp.config import AugmentConfig, Config
+from jaxddp.config import Config
 from jaxddp.core.errors import InputError
 from jaxddp.data.source import LabelKind
-from jaxddp.engine.objective import Objective, example_loss
+from jaxddp.engine.objective import example_loss
 from jaxddp.engine.programs import make_eval_step
-from jaxddp.engine.state import TrainState
-from jaxddp.engine.step import Phases
 from jaxddp.engine.ways.way import Way
 from jaxddp.losses import binary_cross_entropy, cross_entropy, negative_log_likelihood
 from jaxddp.mesh import Topology
-from jaxddp.models.adapt import adapt
 from jaxddp.recipe.file import read_recipe
 from jaxddp.setup.recipe import make_objects
 from jaxddp.setup.resources import Layout, TrainingData
@@ -148,26 +145,14 @@ def test_invalid_class_weights_raise_a_one_line_error(loss, message, monkeypatch
         losses_with(config_of(class_weights="balanced"), np.array([3, 0, 1]), 4)
 
 
-def objects_in_float64(loss, devices: int):
-    """Return an objective, its initial state on the devices, and the step of plain SGD."""
-    topology, optimizer = Topology.create(devices), optax.sgd(0.1)
-    preprocess = Preprocess(augment=AugmentConfig(flip=False), dtype=jnp.float64)
-    objective = Objective(adapt(linear_model()), example_loss(loss, LabelKind(CLASSES)), preprocess)
-    params, model_state = objective.model.init(jax.random.key(0), jnp.zeros((1, 6, 6, 3), jnp.float64))
-    state = TrainState(jnp.zeros((), jnp.int32), params, model_state, optimizer.init(params))
-    step = Way(topology).step(Phases(objective, optimizer))
-    return objective, topology.replicate(jax.device_get(state)), step
-
-
 def step_in_float64(loss, devices: int, batch):
     """Return the parameters after a step of plain SGD, the metrics of the step, and the metrics of evaluation."""
-    objective, state, step = objects_in_float64(loss, devices)
-    topology = Topology.create(devices)
-    batch = topology.place(batch)
-    evaluated = make_eval_step(objective, topology)(state, batch)
-    state, sums = step(state, batch)
+    objective, topology = objective_of(linear_model(), loss), topology_of(devices)
+    initial = fresh_state(objective, sgd(0.1), topology)
+    evaluated = make_eval_step(objective, topology)(initial, topology.place(batch))
+    _, (sums,), state = train_steps(objective, Way(topology), [batch])
     assert sums.count() == evaluated.count() == 19
-    return jax.device_get(state.params), sums.means(), evaluated.means()
+    return state.params, sums.means(), evaluated.means()
 
 
 OF_FIVE = np.array([1.0, 4.0, 0.5, 2.0, 3.0])
@@ -236,7 +221,8 @@ def test_a_weighted_loss_on_any_number_of_devices_is_that_of_the_whole_batch():
     """Compare with the normalized loss of the whole global batch, with padding on the last devices."""
     batch = random_batch(24, masked=5)
     with jax.enable_x64(True):
-        objective, state, _ = objects_in_float64(weighted, 1)
+        objective = objective_of(linear_model(), weighted)
+        params = jax.device_get(fresh_state(objective, sgd(0.1), topology_of(1)).params)
         real = batch.mask > 0
 
         def whole(params):
@@ -244,8 +230,8 @@ def test_a_weighted_loss_on_any_number_of_devices_is_that_of_the_whole_batch():
             logits = objective.model.apply(params, {}, images, train=True, key=None)[0]
             return normalized(logits[real], batch.label[real])
 
-        loss, gradient = jax.jit(jax.value_and_grad(whole))(jax.device_get(state.params))
-        expected = jax.tree.map(lambda p, g: np.asarray(p - 0.1 * g), state.params, gradient)
+        loss, gradient = jax.jit(jax.value_and_grad(whole))(params)
+        expected = jax.tree.map(lambda p, g: np.asarray(p - 0.1 * g), params, gradient)
         for devices in (1, 8):
             params, *metrics = step_in_float64(weighted, devices, batch)
             for measured in metrics:

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from support.data import random_batch, random_table
-from support.networks import largest_difference, linear_model
-from support.shared import sgd
+from support.networks import largest_difference, linear_model, train_steps
+from support.shared import adapted, sgd, topology_of
 
 import jaxddp
 from jaxddp.augment.preprocess import Preprocess
@@ -19,12 +19,8 @@ from jaxddp.core.errors import InputError
 from jaxddp.data.order import EvalOrder, columns, stacked_columns
 from jaxddp.data.source import LabelKind, labels_of
 from jaxddp.engine.objective import Objective, example_loss
-from jaxddp.engine.state import TrainState
-from jaxddp.engine.step import Phases
 from jaxddp.engine.ways.way import Way
 from jaxddp.losses import binary_cross_entropy, sigmoid_cross_entropy
-from jaxddp.mesh import Topology
-from jaxddp.models.adapt import adapt
 from jaxddp.setup.user_objects import losses_of, metrics_of, objects_of_arguments
 
 NAMES = tuple("abcde")
@@ -83,16 +79,12 @@ def test_batches_have_label_rows_and_padding_has_no_label():
 
 
 def step_in_float64(devices: int):
-    topology, optimizer, batch = Topology.create(devices), sgd(0.1), random_batch(24, masked=5)
-    batch = batch._replace(label=table_of(24).labels)
+    batch = random_batch(24, masked=5)._replace(label=table_of(24).labels)
     preprocess = Preprocess(augment=AugmentConfig(flip=True, cutmix=1.0), dtype=jnp.float64)
     loss = example_loss(binary_cross_entropy(0.1, (1.0, 4.0, 0.5, 2.0, 3.0)), SEVERAL)
-    objective = Objective(adapt(linear_model()), loss, preprocess, {"exact_match": METRICS.get("exact_match")})
-    params, model_state = objective.model.init(jax.random.key(0), jnp.zeros((1, 6, 6, 3), jnp.float64))
-    state = TrainState(jnp.zeros((), jnp.int32), params, model_state, optimizer.init(params))
-    step = Way(topology).step(Phases(objective, optimizer))
-    next_state, sums = step(topology.replicate(jax.device_get(state)), topology.place(batch))
-    return jax.device_get(next_state.params), sums.means()
+    objective = Objective(adapted(linear_model()), loss, preprocess, {"exact_match": METRICS.get("exact_match")})
+    _, (sums,), state = train_steps(objective, Way(topology_of(devices)), [batch])
+    return state.params, sums.means()
 
 
 @pytest.mark.slow

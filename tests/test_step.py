@@ -11,9 +11,10 @@ import optax
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from small_recipe import SmallNet
 from support.cases import ci_case, essential_and_rare, rare_case
 from support.data import CLASSES, random_batch
-from support.networks import SmallNet, fresh_state, largest_difference, linear_model, objective_of, randomized
+from support.networks import fresh_state, largest_difference, linear_model, objective_of, randomized, train_steps
 from support.shared import adapted, plain_loss, sgd, taken_apart, topology_of
 
 from jaxddp.augment.preprocess import Preprocess
@@ -150,15 +151,11 @@ class Trajectory(NamedTuple):
 @functools.cache
 def take_steps(net, devices: int, dtype=jnp.float64, *, size: int = 16, image: int = 6, steps: int = 4) -> Trajectory:
     """Take a few steps with padding, whose images count in the statistics of ghost batch norm."""
-    objective, topology, optimizer = objective_of(net, dtype=dtype), topology_of(devices), sgd(0.02)
-    step = Way(topology).step(Phases(objective, optimizer))
-    state = fresh_state(objective, optimizer, topology, image, dtype)
-    params, losses = [jax.device_get(state.params)], []
-    for number in range(steps):
-        state, sums = step(state, topology.place(random_batch(size, masked=3, seed=number, image=image)))
-        params.append(jax.device_get(state.params))
-        losses.append(sums.means()["loss"])
-    return Trajectory(jax.tree.map(lambda a, b: (a - b) / 0.02, *params[:2]), losses, jax.device_get(state))
+    objective, way = objective_of(net, dtype=dtype), Way(topology_of(devices))
+    batches = [random_batch(size, masked=3, seed=number, image=image) for number in range(steps)]
+    params, sums, state = train_steps(objective, way, batches, rate=0.02, image=image, dtype=dtype)
+    losses = [each.means()["loss"] for each in sums]
+    return Trajectory(jax.tree.map(lambda a, b: (a - b) / 0.02, *params[:2]), losses, state)
 
 
 def assert_same(one: Trajectory, many: Trajectory, tolerance: float) -> None:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +15,8 @@ from jaxddp.config import AugmentConfig
 from jaxddp.data.source import LabelKind
 from jaxddp.engine.objective import Objective, example_loss
 from jaxddp.engine.state import TrainState
+from jaxddp.engine.step import Phases
+from jaxddp.engine.ways.way import Way
 from jaxddp.losses import cross_entropy
 from jaxddp.mesh import Topology
 from jaxddp.metrics import TopK
@@ -23,7 +26,7 @@ from jaxddp.models.inverted_residual import InvertedResidualSizes
 from jaxddp.weights.match import namings_of, published
 from support.data import CLASSES
 from support.published import weights
-from support.shared import adapted
+from support.shared import adapted, sgd
 
 
 @functools.cache
@@ -129,3 +132,19 @@ def _initial(model, image: int, dtype, wide: bool):
 def fresh_state(objective: Objective, optimizer, topology: Topology, image: int = 6, dtype=jnp.float64) -> TrainState:
     params, model_state = _initial(objective.model, image, dtype, jax.config.jax_enable_x64)
     return topology.replicate(TrainState(np.zeros((), np.int32), params, model_state, optimizer.init(params)))
+
+
+def train_steps(objective: Objective, way: Way, batches, *key, minimized=None, rate=0.1, image=6, dtype=jnp.float64):
+    """Take steps of plain SGD, a batch each, on `minimized`, by default the objective.
+
+    Return the parameters before and after each step, the sums of each, and the last state, all on the host.
+    """
+    optimizer = sgd(rate)
+    step: Any = way.step(Phases(minimized or objective, optimizer))
+    state = fresh_state(objective, optimizer, way.topology, image, dtype)
+    params, sums = [jax.device_get(state.params)], []
+    for batch in batches:
+        state, of_batch = step(state, way.topology.place(batch), *key)
+        params.append(jax.device_get(state.params))
+        sums.append(of_batch)
+    return params, sums, jax.device_get(state)
