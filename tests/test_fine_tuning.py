@@ -12,7 +12,7 @@ from flax import nnx
 from support.cases import rare_case
 from support.data import CLASSES, random_table
 from support.networks import largest_difference, randomized
-from support.runs import setup_of, train
+from support.runs import copy_setup, setup_of, train
 from support.shared import sgd
 
 from jaxddp.api import prepare_training, softmax_cross_entropy
@@ -48,11 +48,6 @@ def make_setup(config=None, *, model=None, optimizer=None, devices=1, **more):
     # Scales of zero would hide a missing gradient.
     state = setup.state.replace(params=randomized(setup.state.params))
     return dataclasses.replace(setup, state=setup.topology.replicate(state))
-
-
-def copy_setup(setup):
-    """Return the setup, with its compiled programs and a copy of its state."""
-    return dataclasses.replace(setup, state=jax.tree.map(jnp.copy, setup.state))
 
 
 def arrays(state):

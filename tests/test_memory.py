@@ -16,7 +16,7 @@ from support import runs
 from support.data import random_table, write_arrays
 from support.errors import error_line
 from support.networks import linear_model
-from support.runs import LEAN, RECIPE, train
+from support.runs import LEAN, RECIPE, copy_setup, train
 from support.shared import sgd
 
 from jaxddp.cli import main
@@ -197,13 +197,12 @@ def test_arguments_already_on_the_devices_are_not_counted_twice(monkeypatch):
     missing = needs.total - bytes_on_a_device((setup.state, next(setup.batches(0, 1)), setup.key))
     assert 0 < missing < needs.total
     for free, fits in ((missing, True), (missing - 1, False)):
-        setup_copy = dataclasses.replace(setup, state=jax.tree.map(jnp.copy, setup.state))
         monkeypatch.setattr(Topology, "free_memory", lambda _, free=free: free)
         if fits:
-            assert int(train(setup_copy, changes()).step) == 4
+            assert int(train(copy_setup(setup), changes()).step) == 4
         else:
             with pytest.raises(InputError, match=rf"^the step needs {needs.total / 1000:.1f} kB on each device"):
-                train(setup_copy, changes())
+                train(copy_setup(setup), changes())
 
 
 @pytest.mark.slow

@@ -22,6 +22,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from support.errors import error_line
 from support.ilsvrc import IMAGES, write_tree
 from support.s3 import CREDENTIALS, Server, running_server
 from support.streams import assert_same
@@ -155,11 +156,7 @@ def store(proxy) -> Objects:
 
 
 def error_of(kind: type[JaxddpError], call, *args, **kwargs) -> str:
-    with pytest.raises(kind) as error:
-        call(*args, **kwargs)
-    text = str(error.value)
-    assert "\n" not in text and len(text) < 500
-    return text
+    return error_line(call, *args, kind=kind, longest=500, **kwargs)
 
 
 def batches(table: ExampleTable) -> list:

@@ -11,7 +11,7 @@ from optax import contrib
 from support.data import random_table
 from support.networks import SmallNet, largest_difference, linear_model, randomized
 from support.optimizers import assert_equal, config_of, rate, updated
-from support.runs import setup_of
+from support.runs import copy_setup, setup_of
 
 import jaxddp
 from jaxddp.config import Config
@@ -69,10 +69,6 @@ def make_setup(optimizer, devices: int = 1, net=None, **options):
     params = randomized(setup.state.params)
     state = setup.state.replace(params=params, opt_state=setup.optimizer.init(params))
     return dataclasses.replace(setup, state=setup.topology.replicate(state))
-
-
-def copy_setup(setup):
-    return dataclasses.replace(setup, state=jax.tree.map(jnp.copy, setup.state))
 
 
 @pytest.fixture(scope="module")

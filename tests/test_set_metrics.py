@@ -1,7 +1,6 @@
 """Metrics over a whole set: exact with padding, in any batches, on any devices, and equal to scikit-learn's."""
 
 import csv
-import dataclasses
 from types import SimpleNamespace
 
 import jax
@@ -14,7 +13,7 @@ from hypothesis.extra import numpy as arrays
 from support.cases import essential_and_rare
 from support.data import CLASSES, NO_AUGMENTATION, random_table
 from support.networks import linear_model
-from support.runs import setup_of, train
+from support.runs import copy_setup, setup_of, train
 from support.shared import sgd
 
 import jaxddp
@@ -167,8 +166,7 @@ def test_training_steps_do_not_compute_metrics_over_a_set(setups):
             names.append(set(record.metrics))
 
     changes = {"train": {"duration": "2 steps"}, "log": {"every": "1 step"}, "eval": {"every": "0 steps"}}
-    setup = dataclasses.replace(setups[1], state=jax.tree.map(jnp.copy, setups[1].state))
-    train(setup, changes, listeners=[MetricNames()])
+    train(copy_setup(setups[1]), changes, listeners=[MetricNames()])
     assert names == [{"loss", "top1"}] * 2
 
 

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 
@@ -78,6 +80,11 @@ def changed(setup: RunSetup, changes: Mapping[str, Any], val: Any = None, **more
     """Return the setup with changes to its config, validated on `val`. `more` are additional fields of `Recipe`."""
     resources = dataclasses.replace(setup.resources, val=val)
     return setup.changed(resources=resources, config=setup.config.replace(**changes), **more)
+
+
+def copy_setup(setup: RunSetup) -> RunSetup:
+    """Return the setup, with its compiled programs and a copy of its state."""
+    return dataclasses.replace(setup, state=jax.tree.map(jnp.copy, setup.state))
 
 
 def train(
