@@ -20,19 +20,14 @@ from support.shared import sgd, shared, topology_of
 
 import jaxddp
 from jaxddp import ArrayTable, DataConfig, InputError, prepare_training
-from jaxddp.augment.preprocess import Preprocess
 from jaxddp.cli import main
 from jaxddp.config import AugmentConfig
 from jaxddp.data.batch import Batch
 from jaxddp.data.opening import few_labels
-from jaxddp.data.source import LabelKind
 from jaxddp.engine import replicas
 from jaxddp.engine.gradients import Gradients
-from jaxddp.engine.objective import Objective, example_loss
 from jaxddp.engine.ways.reproducible import OrderedGradients, Reproducible
 from jaxddp.engine.ways.way import Way
-from jaxddp.losses import cross_entropy
-from jaxddp.models.adapt import adapt
 from jaxddp.objectives.choices import FixMatchSettings
 from jaxddp.objectives.fixmatch import ADDED_METRICS, FixMatch
 from jaxddp.setup.run_training import make_run
@@ -62,9 +57,7 @@ def test_the_fixmatch_loss_equals_the_papers(masked):
     settings = FixMatchSettings(threshold=0.6, unlabelled_weight=0.7, strong_rand_augment=0, strong_cutout=0.0)
     batch = batch_with_unlabelled(6, 3, masked=masked)
     with jax.enable_x64(True):
-        preprocess = Preprocess(augment=AugmentConfig(flip=False), dtype=jnp.float64)
-        loss = example_loss(cross_entropy(), LabelKind(CLASSES))
-        supervised = Objective(adapt(linear_model()), loss, preprocess)
+        supervised = objective_of(linear_model())
         params = {"weight": jax.random.normal(jax.random.key(1), (108, CLASSES), jnp.float64) / 8}
         objective = FixMatch(settings)(supervised)
 
@@ -73,7 +66,7 @@ def test_the_fixmatch_loss_equals_the_papers(masked):
             return sums.values[0, 0] / sums.values[0, 1], sums
 
         (value, sums), gradient = jax.jit(jax.value_and_grad(mean, has_aux=True))(params)
-        images = [np.asarray(preprocess(part, train=False).images) for part in (batch, batch.unlabelled)]
+        images = [np.asarray(supervised.preprocess(part, train=False).images) for part in (batch, batch.unlabelled)]
     unmasked = [slice(None, 6 - masked), slice(None, 18 - 3 * masked)]
     x, u = (image.reshape(len(image), -1)[rows] for image, rows in zip(images, unmasked, strict=True))
     logits, unlabelled_logits = x @ np.asarray(params["weight"]), u @ np.asarray(params["weight"])
@@ -100,9 +93,8 @@ def test_the_strong_view_is_augmented_more_and_each_view_has_its_own_random_numb
         return images.reshape(len(images), -1) @ params["weight"], {"seen": images}
 
     augment = AugmentConfig(flip=False, pad=2, mixup=1.0)
-    preprocess = Preprocess((0.0,), (1.0,), augment)
-    model = adapt((lambda key, example: (linear_model()[0](key, example), {"seen": example}), apply))
-    supervised = Objective(model, example_loss(cross_entropy(), LabelKind(CLASSES)), preprocess)
+    model = (lambda key, example: (linear_model()[0](key, example), {"seen": example}), apply)
+    supervised = objective_of(model, mean=(0.0,), std=(1.0,), augment=augment, dtype=jnp.float32)
     params, batch = linear_model()[0](jax.random.key(0), jnp.zeros((1, 6, 6, 3))), batch_with_unlabelled(6, 2)
     batch = batch._replace(unlabelled=batch.unlabelled._replace(image=np.full((12, 6, 6, 3), 200, np.uint8)))
 
@@ -114,7 +106,7 @@ def test_the_strong_view_is_augmented_more_and_each_view_has_its_own_random_numb
         return np.split(np.asarray(state["seen"]), [6, 18])
 
     labelled, weak, strong = views(strong_rand_augment=0, strong_cutout=0.0)
-    alone = jax.jit(lambda batch: preprocess(batch, train=True, key=jax.random.key(3)).images)
+    alone = jax.jit(lambda batch: supervised.preprocess(batch, train=True, key=jax.random.key(3)).images)
     np.testing.assert_array_equal(labelled, alone(batch))
     # Padded crops of a gray image show their position. Unlabelled images are not mixed, because they have no labels.
     assert set(np.unique(weak.round(3))) == set(np.unique(strong.round(3))) == {0, np.float32(0.784)}

@@ -7,22 +7,18 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import support.networks as networks
 from support.cases import rare_case
-from support.data import CLASSES, random_batch
+from support.data import random_batch
 from support.networks import linear_model
+from support.shared import sgd, topology_of
 
 from jaxddp.augment.mixing import cutmix_mask, mixup_weight
 from jaxddp.augment.preprocess import Inputs, Preprocess
 from jaxddp.config import AugmentConfig
 from jaxddp.data.batch import Batch
-from jaxddp.data.source import LabelKind
-from jaxddp.engine.objective import Objective, example_loss
+from jaxddp.engine.objective import Objective
 from jaxddp.engine.programs import make_eval_step
-from jaxddp.engine.state import TrainState
-from jaxddp.losses import cross_entropy
-from jaxddp.mesh import Topology
-from jaxddp.metrics import TopK
-from jaxddp.models.adapt import adapt
 
 MODES = {"mixup": {"mixup": 0.4}, "cutmix": {"cutmix": 1.0}, "both": {"mixup": 0.4, "cutmix": 1.0}}
 SIZE = 24
@@ -135,9 +131,7 @@ def test_an_example_whose_partner_is_padding_is_not_mixed(mode):
 
 def objective_of(model, mode: str | None = "both", loss=None, **augment) -> Objective:
     config = AugmentConfig(**{"pad": 1, **augment, **(MODES[mode] if mode else {})})
-    preprocess = Preprocess(augment=config, dtype=jnp.float64)
-    made = example_loss(loss or cross_entropy(), LabelKind(CLASSES))
-    return Objective(adapt(model), made, preprocess, {"top1": TopK(1)})
+    return networks.objective_of(model, loss, augment=config)
 
 
 def numpy_losses(logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
@@ -175,12 +169,11 @@ def test_the_mixed_loss_is_the_weighted_sum_of_the_losses_of_both_labels(mode, m
 
 def test_evaluation_does_not_mix():
     with jax.enable_x64(True):
-        topology = Topology.create(2)
+        topology = topology_of(2)
         means = []
         for mode in ("both", None):
             objective = objective_of(linear_model(), mode)
-            params, _ = objective.model.init(jax.random.key(0), jnp.zeros((1, 6, 6, 3)))
-            state = topology.replicate(TrainState(jnp.zeros((), jnp.int32), params, {}, ()))
+            state = networks.fresh_state(objective, sgd(0.1), topology)
             sums = make_eval_step(objective, topology)(state, topology.place(random_batch(SIZE, masked=3)))
             means.append(sums.means())
         assert means[0] == means[1]

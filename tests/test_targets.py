@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 from support.data import CLASSES, NO_AUGMENTATION, random_batch
-from support.networks import largest_difference, linear_model
+from support.networks import largest_difference, linear_model, train_steps
 from support.runs import LEAN, fails
-from support.shared import sgd
+from support.shared import adapted, topology_of
 
 import jaxddp
 from jaxddp.augment.preprocess import Preprocess
@@ -26,14 +26,10 @@ from jaxddp.data.opening import open_full_splits
 from jaxddp.data.order import EvalOrder, SampleOrder, columns
 from jaxddp.data.source import LabelKind, labels_of
 from jaxddp.engine.objective import Objective, example_loss
-from jaxddp.engine.state import TrainState
-from jaxddp.engine.step import Phases
 from jaxddp.engine.ways.way import Way
 from jaxddp.inference.output_files import write_out_of_fold
 from jaxddp.losses import cross_entropy, huber, negative_log_likelihood, softmax_cross_entropy, squared_error
-from jaxddp.mesh import Topology
 from jaxddp.metrics import R2, QuadraticKappa
-from jaxddp.models.adapt import adapt
 
 NAMES = ("grade", "age")
 RNG = np.random.default_rng(0)
@@ -161,24 +157,20 @@ def test_losses_of_shares_equal_mixed_losses_of_labels(make, settings):
 def test_a_weighted_step_follows_the_weighted_mean_on_any_number_of_devices(form, loss):
     label, weight = RNG.dirichlet(np.ones(CLASSES), 24), RNG.uniform(0.5, 2, 24)
     batch = random_batch(24, masked=5)._replace(label=label, weight=weight)
-    preprocess, optimizer = Preprocess(augment=NO_AUGMENTATION.augment, dtype=jnp.float64), sgd(0.1)
+    preprocess = Preprocess(augment=NO_AUGMENTATION.augment, dtype=jnp.float64)
     with jax.enable_x64(True):
-        objective = Objective(adapt(linear_model()), example_loss(loss, LabelKind(CLASSES, form)), preprocess)
-        params, model_state = objective.model.init(jax.random.key(0), jnp.zeros((1, 6, 6, 3), jnp.float64))
+        objective = Objective(adapted(linear_model()), example_loss(loss, LabelKind(CLASSES, form)), preprocess)
 
         def mean_loss(params: Any) -> jax.Array:
             images = preprocess(batch, train=True, key=None).images[:19]
             return jnp.average(loss(objective.predict(params, {}, images), label[:19]), weights=weight[:19])
 
-        expected, grads = jax.value_and_grad(mean_loss)(params)
-        state = TrainState(jnp.zeros((), jnp.int32), params, model_state, optimizer.init(params))
         for devices in (1, 4):
-            topology = Topology.create(devices)
-            step = Way(topology).step(Phases(objective, optimizer))
-            next_state, sums = step(topology.replicate(jax.device_get(state)), topology.place(batch))
+            (params, after), (sums,), _ = train_steps(objective, Way(topology_of(devices)), [batch])
+            expected, grads = jax.value_and_grad(mean_loss)(params)
             assert sums.means()["loss"] == pytest.approx(float(expected), abs=1e-12)
             updated = jax.tree.map(lambda value, grad: value - 0.1 * grad, params, grads)
-            assert largest_difference(jax.device_get(next_state.params), updated) < 1e-12
+            assert largest_difference(after, updated) < 1e-12
 
 
 RECIPE = """
