@@ -17,9 +17,9 @@ from support import runs
 from support.cases import rare_case
 from support.data import CLASSES, random_batch, random_table, write_arrays
 from support.ilsvrc import write_tree
-from support.networks import SmallNet, fresh_state, largest_difference, linear_model, objective_of
+from support.networks import SmallNet, largest_difference, linear_model, objective_of, train_steps
 from support.runs import LEAN, RECIPE, Recorder, fails, metrics
-from support.shared import sgd
+from support.shared import sgd, topology_of
 
 import jaxddp
 from jaxddp.augment.geometry import Side, resized
@@ -29,7 +29,6 @@ from jaxddp.core.errors import InputError, Preempted
 from jaxddp.data.batch import Batch, Growth
 from jaxddp.data.formats.ilsvrc import train_solutions, val_solutions
 from jaxddp.data.order import EvalOrder
-from jaxddp.engine.step import Phases
 from jaxddp.engine.ways.way import Way
 from jaxddp.measure.cost import Cost, MeanCost, compile_with_cost
 from jaxddp.measure.memory import Needs, bytes_on_a_device
@@ -120,18 +119,12 @@ def test_any_number_of_devices_gives_the_same_step_with_resizing():
     with jax.enable_x64(True):
         net = SmallNet(batch_norm=True, sync="data", dtype=jnp.float64)
         objective = objective_of(net, augment=AugmentConfig(pad=1, flip=True))
-        optimizer, results = sgd(0.1), {}
+        batches = [random_batch(8, masked=number, seed=number)._replace(side=Side(4)) for number in range(2)]
+        results = {}
         for devices in (1, 4):
-            topology = Topology.create(devices)
-            state = fresh_state(objective, optimizer, topology)
-            before, losses = jax.device_get(state.params), []
-            step = Way(topology).step(Phases(objective, optimizer))
-            for number in range(2):
-                batch = random_batch(8, masked=number, seed=number)._replace(side=Side(4))
-                state, sums = step(state, topology.place(batch))
-                losses.append(sums.means())
-            results[devices] = jax.device_get((state.params, state.model_state)), losses
-        changes = jax.tree.map(lambda a, b: np.abs(a - b).max(), before, results[1][0][0])
+            params, sums, state = train_steps(objective, Way(topology_of(devices)), batches)
+            results[devices] = (state.params, state.model_state), [each.means() for each in sums]
+        changes = jax.tree.map(lambda a, b: np.abs(a - b).max(), params[0], results[1][0][0])
         assert min(jax.tree.leaves(changes)) > 1e-9
         assert largest_difference(results[4], results[1]) < 1e-9
 

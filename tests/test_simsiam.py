@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from support.data import random_batch, random_table, write_arrays
-from support.networks import SmallNet, fresh_state, largest_difference, objective_of
+from support.networks import SmallNet, fresh_state, largest_difference, objective_of, train_steps
 from support.runs import fails, metrics
 from support.shared import sgd, topology_of
 
@@ -15,7 +15,6 @@ import jaxddp
 from jaxddp.augment.geometry import area_crop
 from jaxddp.cli import main
 from jaxddp.config import AugmentConfig
-from jaxddp.engine.step import Phases
 from jaxddp.engine.ways.way import Way
 from jaxddp.metrics import vote_of_neighbours
 from jaxddp.models.projection import Projection
@@ -97,16 +96,12 @@ def test_the_loss_and_its_gradient_equal_the_papers(masked):
 @pytest.mark.slow
 def test_simsiam_gives_the_same_result_on_any_number_of_devices():
     """Train three steps of plain SGD in float64. The last examples of each batch are padding."""
-    results, optimizer, key = [], sgd(0.1), jax.random.key(4)
+    results, batches = [], [random_batch(16, seed=number, masked=5) for number in range(3)]
     with jax.enable_x64(True):
         objective, supervised = made(SmallNet(batch_norm=True, sync="data", dtype=jnp.float64), "data")
         for topology in map(topology_of, (1, 4)):
-            state, means = fresh_state(supervised, optimizer, topology), []
-            step = Way(topology).step(Phases(objective, optimizer))
-            for number in range(3):
-                state, sums = step(state, topology.place(random_batch(16, seed=number, masked=5)), key)
-                means.append(sums.means())
-            results.append((*jax.device_get((state.params, state.model_state)), means))
+            _, sums, state = train_steps(supervised, Way(topology), batches, jax.random.key(4), minimized=objective)
+            results.append((state.params, state.model_state, [each.means() for each in sums]))
     assert largest_difference(*results) < 1e-9
 
 
