@@ -255,9 +255,10 @@ def describe_end(directory: Path, step: int | None, peers: Peers, *, is_same: bo
 
     A run with another length (not `is_same`) continues. All processes must call it together; process 0 decides.
     """
-    lines = lambda: _end(directory, step) if is_same else ""  # noqa: E731
     # All processes have the same step, and most starts have none: they need no exchange.
-    return "" if step is None else peers.from_first("whether the run has ended", lines)
+    if step is None:
+        return ""
+    return peers.from_first("whether the run has ended", lambda: _end(directory, step) if is_same else "")
 
 
 def nothing_to_train(file: RecipeFile, directory: Path) -> str:
