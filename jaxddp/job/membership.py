@@ -138,11 +138,12 @@ def stop_on_signals() -> Iterator[Callable[[int], bool]]:
             return bool(requests)
 
         def request(number: int, frame: FrameType | None) -> None:
-            if number == signal.SIGINT:
-                if requests or not is_training:
-                    return before[number](number, frame)
-                _log.warning("Ctrl-C: the run saves after this step and stops; another Ctrl-C ends it at once")
+            if number == signal.SIGINT and (requests or not is_training):
+                return before[number](number, frame)
+            # The next Ctrl-C may interrupt the log.
             requests.append(number)
+            if number == signal.SIGINT:
+                _log.warning("Ctrl-C: the run saves after this step and stops; another Ctrl-C ends it at once")
 
         for number, handler in before.items():
             # A program in the background of a shell ignores SIGINT.
