@@ -1,10 +1,13 @@
 """The losses of a batch of examples, as functions of logits and labels."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from jaxddp.config.registry import LOSSES
+from jaxddp.config.values import checked
+from jaxddp.core.errors import InputError, counted
 from jaxddp.core.libraries import Lazy
+from jaxddp.core.ranges import Decay, Factor
 
 if TYPE_CHECKING:
     import jax
@@ -17,6 +20,8 @@ else:
     jax, jnp, optax = map(Lazy, ("jax", "jax.numpy", "optax"))
 
 Loss = Callable[["jax.Array", "jax.Array"], Any]
+# Arrays become lists.
+_Weights = Annotated[tuple[Factor, ...], lambda weights: getattr(weights, "tolist", lambda: weights)()] | None
 
 
 def _takes(*forms: "LabelForm") -> Callable[[Loss], Loss]:
@@ -29,6 +34,18 @@ def _takes(*forms: "LabelForm") -> Callable[[Loss], Loss]:
     return declared
 
 
+def _check(label_smoothing: Any, class_weights: Any) -> tuple[float, Any]:
+    """Return the settings of a loss: a share, and None or a tuple of numbers. Raises: InputError."""
+    return checked(label_smoothing, Decay, "label_smoothing"), checked(class_weights, _Weights, "class_weights")
+
+
+def _of_classes(weights: Sequence[float], logits: "jax.Array") -> "jax.Array":
+    """Return weights as an array of the dtype of logits [B, K]. Raises: InputError if there are not K weights."""
+    if len(weights) != (classes := logits.shape[-1]):
+        raise InputError(f"class_weights: {counted(len(weights), 'weight')} for {classes} classes; give one for each")
+    return jnp.asarray(weights, logits.dtype)
+
+
 def cross_entropy(label_smoothing: float = 0.0, class_weights: Sequence[float] | None = None) -> Loss:
     """Return softmax cross-entropy, (logits float[B, K], labels int32[B], or shares float[B, K]) -> float[B].
 
@@ -37,8 +54,10 @@ def cross_entropy(label_smoothing: float = 0.0, class_weights: Sequence[float] |
             arXiv:1512.00567, section 7).
         class_weights: K weights of the classes. With weights the loss returns a pair of sums; see
             `negative_log_likelihood`.
-    """
 
+    Raises:
+        InputError: a setting is out of its range. The loss raises it if there are not K weights.
+    """
     weighted = negative_log_likelihood(label_smoothing, class_weights)
 
     @_takes("one label", "shares")
@@ -71,6 +90,8 @@ def negative_log_likelihood(label_smoothing: float = 0.0, class_weights: Sequenc
             quotient of the two sums is PyTorch's `cross_entropy` with `weight` and `label_smoothing`.
     """
 
+    label_smoothing, class_weights = _check(label_smoothing, class_weights)
+
     def terms(log_probabilities: jax.Array, labels: jax.Array) -> jax.Array:
         if labels.ndim == 1:
             of_label = -jnp.take_along_axis(log_probabilities, labels[:, None], axis=-1)[:, 0]
@@ -83,7 +104,7 @@ def negative_log_likelihood(label_smoothing: float = 0.0, class_weights: Sequenc
     def loss(log_probabilities: jax.Array, labels: jax.Array) -> Any:
         if class_weights is None:
             return terms(log_probabilities, labels)
-        weights = jnp.asarray(class_weights, log_probabilities.dtype)
+        weights = _of_classes(class_weights, log_probabilities)
         weight = weights[labels] if labels.ndim == 1 else labels @ weights
         return terms(log_probabilities * weights, labels).sum(), weight.sum()
 
@@ -105,6 +126,8 @@ def binary_cross_entropy(label_smoothing: float = 0.0, class_weights: Sequence[f
             `weight`.
     """
 
+    label_smoothing, class_weights = _check(label_smoothing, class_weights)
+
     @_takes("one label", "several labels", "shares")
     def loss(logits: jax.Array, labels: jax.Array) -> jax.Array:
         is_single, (*_, classes), dtype = labels.ndim == 1, logits.shape, logits.dtype
@@ -113,7 +136,7 @@ def binary_cross_entropy(label_smoothing: float = 0.0, class_weights: Sequence[f
             share = label_smoothing / (logits.shape[-1] if is_single else 2)
             targets = (1 - label_smoothing) * targets + share
         terms = optax.sigmoid_binary_cross_entropy(logits, targets)
-        return (terms if class_weights is None else terms * jnp.asarray(class_weights, terms.dtype)).mean(-1)
+        return (terms if class_weights is None else terms * _of_classes(class_weights, logits)).mean(-1)
 
     return loss
 

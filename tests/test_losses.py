@@ -143,6 +143,11 @@ def test_invalid_class_weights_raise_a_one_line_error(loss, message, monkeypatch
     # A class without images cannot be balanced.
     with pytest.raises(InputError, match="loss.class_weights=balanced: class 1 of 3 has no training images; give the"):
         losses_with(config_of(class_weights="balanced"), np.array([3, 0, 1]), 4)
+    for make in (cross_entropy, binary_cross_entropy):
+        for settings, line in (((2,), "label_smoothing=2.0: expected at"), ((0, {0: 1}), "class_weights={0: 1}: exp"),
+                               ((0, np.ones(1)), "class_weights: 1 weight for 3 classes; give one for")):  # fmt: skip
+            with pytest.raises(InputError, match=f"^{line}"):
+                make(*settings)(LOGITS.astype(np.float32), LABELS)
 
 
 def step_in_float64(loss, devices: int, batch):
