@@ -436,6 +436,8 @@ def apply_with_any_inputs(params, state, rng, *inputs):
         ),
         ((params_init, lambda a, b, mode="train": a), ["mode='train' would have one value", "such as train=False"]),
         ((params_init, lambda a, b, mode=True: a), ["mode=True would have one value"]),
+        ((lambda key, x: {"a": 1.0, "b": 2.0}, constant_apply), ["the model's init returned an object of type dict;"]),
+        ((lambda key, x: ({}, {}), lambda a, b, x: x[:, 0, 0]), ["the model's apply returned float32[2, 3]; return a"]),
         ((dict, function_apply), ["dict has no signature; wrap it in a Python function"]),
         (
             OtherApply(),
@@ -444,6 +446,6 @@ def apply_with_any_inputs(params, state, rng, *inputs):
     ],
 )
 def test_adapt_rejects_any_other_object_by_its_type_name(model, phrases):
-    line = error_line(adapt, model)
+    line = error_line(lambda: check_outputs(adapt(model), (8, 8, 3), 5))
     for phrase in phrases:
         assert phrase in line

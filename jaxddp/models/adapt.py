@@ -381,7 +381,8 @@ class FunctionModel:
         params, images = cast((params, images), self.dtype)
         if not self.has_state:
             return self.function(params, images, **keywords), model_state
-        logits, updated = self.function(params, model_state, images, **keywords)
+        result = self.function(params, model_state, images, **keywords)
+        logits, updated = interface.pair(result, "apply", "(logits, state)")
         if not train:
             return logits, model_state
         return logits, updated if self.dtype is None else interface.like(updated, model_state)

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from jaxddp.config.layers import ADDED, Layers
-from jaxddp.core.errors import InputError
+from jaxddp.core.errors import InputError, kind_of, shaped
 
 Tree = Any  # a pytree of arrays
 ImageShape = tuple[int, int, int]  # height, width, channels
@@ -145,7 +145,17 @@ def path_of(path: Any) -> str:
 def trees_of(model: Model, image_shape: ImageShape) -> tuple[Any, Any]:
     """Return a network's parameters and state for images [H, W, C], as shapes and dtypes."""
     example = jax.ShapeDtypeStruct((1, *image_shape), jnp.float32)
-    return jax.eval_shape(model.init, jax.eval_shape(lambda: jax.random.key(0)), example)
+    made = jax.eval_shape(model.init, jax.eval_shape(lambda: jax.random.key(0)), example)
+    return pair(made, "init", "(params, model_state)")
+
+
+def pair(result: Any, function: str, expected: str) -> tuple[Any, Any]:
+    """Return the two values that a function of a model returned. Raises: InputError if it returned anything else."""
+    # The rows of an array, or the keys of a dict, may also be two.
+    if not isinstance(result, tuple | list) or len(result) != 2:
+        found = shaped(result) if hasattr(result, "shape") else kind_of(result)
+        raise InputError(f"the model's {function} returned {found}; return a pair {expected}")
+    return result[0], result[1]
 
 
 def shapes_of(model: Model, image_shape: ImageShape) -> dict[str, tuple[int, ...]]:

@@ -11,12 +11,12 @@ import jax.numpy as jnp
 
 from jaxddp.config import Config, DataConfig
 from jaxddp.config.layers import NO_LAYERS, SIMSIAM, Layers
-from jaxddp.core.errors import InputError, Key, counted, first_line, kind_of, listed
+from jaxddp.core.errors import InputError, Key, counted, first_line, listed
 from jaxddp.engine.objective import wide_logits
 from jaxddp.measure.cost import flops_by_dtype, operations_in, origins
 from jaxddp.mesh import AXIS
 from jaxddp.models.adapt import FunctionModel, LinenModel, NNXModel, has_dropout, takes_cpu_convolutions
-from jaxddp.models.interface import Model, by_path, name_of, other_switches, selects, takes_example_keys, trees_of
+from jaxddp.models.interface import Model, by_path, name_of, other_switches, pair, selects, takes_example_keys, trees_of
 from jaxddp.setup.resources import ImageShape, Layout, TrainingData
 
 _log = logging.getLogger("jaxddp.experiment")
@@ -162,9 +162,7 @@ def _trace(model: Model, image_shape: ImageShape, precision: str, *, train: bool
             if train:
                 return ()
             raise
-        if not isinstance(result, tuple) or len(result) != 2:
-            raise InputError(f"the model's apply returned {kind_of(result)}; return a pair (logits, model_state)")
-        logits, new_state = result
+        logits, new_state = pair(result, "apply", "(logits, model_state)")
         return new_state, logits if classes is None else _checked_logits(logits, classes, train=train)
 
     # The trace needs the axis of the devices, because a batch norm may average over it.
