@@ -124,7 +124,7 @@ def prepare(**options):
 def test_python_objects_for_one_label_raise_a_one_line_error():
     setup = prepare()
     assert list(setup.metrics) == ["map"] and setup.loss.function is sigmoid_cross_entropy
-    with pytest.raises(InputError, match="loss softmax_cross_entropy takes one label or shares per image, but "):
+    with pytest.raises(InputError, match="loss softmax_cross_entropy takes one label or .*, give labels.argmax"):
         jaxddp.train(jaxddp.softmax_cross_entropy, setup, listeners=())
     with pytest.raises(InputError, match="metrics: mine takes one label or shares per image, but the data have sev"):
         prepare(metrics={"mine": METRICS.get("top1")})

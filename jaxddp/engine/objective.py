@@ -76,7 +76,8 @@ def example_loss(loss: Loss, labels: LabelKind) -> ExampleLoss:
             examples, so its value would depend on the division of a batch among devices.
     """
     name = f"loss {getattr(loss, '__qualname__', type(loss).__name__)}" if callable(loss) else "loss"
-    check_form(loss, name, labels)
+    one_hot = ", or, if each image has one label, give labels.argmax(1)" if labels.form == "several labels" else ""
+    check_form(loss, name, labels, f"give another{one_hot}")
     form, dtype = _form(loss, name, labels, _ACCEPTED)
     if not jnp.issubdtype(dtype, jnp.floating):
         raise InputError(f"{name}: returned {dtype}, which has no gradient; {_ACCEPTED}")
