@@ -19,7 +19,7 @@ from jaxddp.config import DataConfig
 from jaxddp.core.errors import InputError
 from jaxddp.data.division import GROUPS, folds, held_out_rows, write_folds
 from jaxddp.data.division import held_out as divide_table
-from jaxddp.data.opening import open_one_split, open_splits
+from jaxddp.data.opening import open_evaluated, open_one_split, open_splits
 from jaxddp.data.storage.store import LocalFiles
 from jaxddp.data.table import ExampleTable
 
@@ -113,6 +113,10 @@ def test_a_folder_of_classes_is_divided_for_validation(tmp_path: Path):
     splits = open_splits(DataConfig(path=str(root), val_share=0.3))
     train, val = splits["train"], splits["val"]
     assert (len(train), len(val)) == (8, 4)
+    # Moved data keep their split; of other data, the validation split or all images are measured.
+    for names, count in ((NAMES, 4), (NAMES[4:], 8), (["val/ant/1.png", "val/bee/2.png"], 2)):
+        other = DataConfig(path=str(write(tmp_path / str(count), *names)), val_share=0.3)
+        assert len(open_evaluated(other, None, [val.fingerprint])[1]) == count
     assert sorted(ids(train) + ids(val)) == sorted(name.removesuffix(".png") for name in NAMES)
     assert ids(train) == sorted(ids(train)) and ids(val) == sorted(ids(val))
     assert train.class_ids == val.class_ids == ("ant", "bee") and val.labels.tolist() == [0, 0, 1, 1]

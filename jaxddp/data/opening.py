@@ -6,7 +6,7 @@ The modules of `jaxddp/data/formats/` register the formats in `FORMATS`; see `ja
 import dataclasses
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import chain, islice
 from pathlib import Path
@@ -77,6 +77,27 @@ def open_unchecked(data: DataConfig, val_limit: int | None = None) -> tuple[Sour
     if val_limit is not None:
         val = val.take(val_limit)
     return train, val
+
+
+def open_evaluated(data: DataConfig, val_limit: int | None, known: Collection[str]) -> tuple[SourceTable, SourceTable]:
+    """Open the data of an evaluation like `open_unchecked`.
+
+    A run that held out images may be evaluated on other data. Their validation split, or else all of them, is both.
+
+    Args:
+        known: the fingerprints of the run's data, if these data are elsewhere; otherwise empty.
+    """
+    try:
+        train, val = open_unchecked(data, val_limit)
+        if not known or data.held_out is None or train.fingerprint in known or val.fingerprint in known:
+            return train, val
+    except InputError:  # Other data may have a validation split, or too few images to hold some out.
+        if not known:
+            raise
+    val = open_validation_split(dataclasses.replace(data, val_share=None, fold=None))
+    val = val.take(val_limit) if val_limit is not None else val
+    _log.info("%s: other data than the run's; %s are measured", data.path or data.name, counted(len(val), "image"))
+    return val, val
 
 
 @convert_os_errors()

@@ -11,7 +11,7 @@ from pathlib import Path
 from jaxddp.calibration import fitted_temperature, negative_log_likelihood, set_threshold
 from jaxddp.config.values import checked
 from jaxddp.core import errors, files, phases, ranges
-from jaxddp.data.opening import open_unchecked
+from jaxddp.data.opening import open_evaluated, open_unchecked
 from jaxddp.inference.trained import TrainedRun, restore_run
 from jaxddp.recipe.file import RecipeFile
 from jaxddp.setup.resources import join_and_resolve
@@ -56,10 +56,10 @@ def calibrate(file: RecipeFile, directory: Path, which: str) -> Calibration:
             `jaxddp.inference.trained.evaluate_checkpoint`.
     """
     topology, config = join_and_resolve(file)
-    check_evaluation(directory, config)
+    known = check_evaluation(directory, config)
     run = restore_run(directory, which, topology)
     with phases.doing("classifying the validation images"):
-        before = run.outcome(open_unchecked(config.data, config.eval.limit)[1])
+        before = run.outcome(open_evaluated(config.data, config.eval.limit, known)[1])
     logits, labels = before.logits[before.known], before.labels[before.known]
     temperature = fitted_temperature(logits, labels)
     nll = negative_log_likelihood(logits, labels), negative_log_likelihood(logits, labels, temperature)
