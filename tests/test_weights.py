@@ -124,8 +124,9 @@ FLOAT8 = [pytest.param(kind, marks=pytest.mark.ci) for kind in (ml_dtypes.float8
 def test_arrays_of_any_precision_and_of_a_wrapped_module_are_read_and_converted(tmp_path, dtype):
     model, file = small_resnet(5), tmp_path / "w.safetensors"
     arrays = {name: array.astype(dtype) for name, array in state_dict_of(model, SHAPE).items()}
-    write(file, {f"module._orig_mod.module.{name}": array for name, array in arrays.items()})
-    assert read(file)["conv1.weight"].dtype == dtype
+    held = {"loss.weight": np.ones(5)} | {f"model.{name}": array for name, array in arrays.items()}
+    write(file, {f"module._orig_mod.module.{name}": array for name, array in held.items()})
+    assert read(file)["model.conv1.weight"].dtype == dtype
     setup = prepare_training(model, random_table(20), 1, sgd(0.1), 4, weights=file)
     bias = setup.state.params["bn1"]["bias"]
     assert bias.dtype == jnp.float32 and np.array_equal(bias, arrays["bn1.bias"].astype(np.float32))

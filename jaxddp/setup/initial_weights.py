@@ -25,7 +25,7 @@ from jaxddp.models.network import Naming
 from jaxddp.recipe.sources import CONFIG_FILE
 from jaxddp.setup.recipe import Recipe, method_of
 from jaxddp.weights.foreign import Foreign, Rename, in_terms_of, renamed
-from jaxddp.weights.match import ImageArrays, Shapes, dotted_path, has_published_names, match, namings_of
+from jaxddp.weights.match import ImageArrays, Shapes, dotted_path, has_published_names, match, namings_of, unwrapped
 from jaxddp.weights.places import WEIGHTS_FILE
 from jaxddp.weights.state_dict import read
 from jaxddp.workdir.saved_state import read_run
@@ -70,7 +70,8 @@ def stored_arrays(
     """
     namings = namings_of(target.model)
     if len(namings) > 1:
-        return Foreign({new: stored[name] for name, new in renamed(stored, target.rename).items()}, {}, {}), namings
+        arrays = {new: stored[name] for name, new in renamed(stored, target.rename).items()}
+        return Foreign(unwrapped(arrays, target.shapes, namings), {}, {}), namings
     with about(path):
         return in_terms_of(target.shapes, stored, target.rename), namings
 

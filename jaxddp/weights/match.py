@@ -39,6 +39,15 @@ def constants_of(model: Any) -> dict[str, np.ndarray]:
     return constants()
 
 
+def unwrapped(arrays: Arrays, shapes: Shapes, namings: Sequence[Naming]) -> dict[str, np.ndarray]:
+    """Return arrays by name, those of a network without the prefix of a module that holds it, such as "model."."""
+    names = {naming(path) for naming in namings for path in shapes}
+    prefixes = dict.fromkeys(("", *(f"{name.partition('.')[0]}." for name in arrays)))
+    prefix = max(prefixes, key=lambda prefix: sum(prefix + name in arrays for name in names))
+    others = {name: array for name, array in arrays.items() if not name.startswith(prefix)}
+    return others | {name[len(prefix) :]: array for name, array in arrays.items() if name.startswith(prefix)}
+
+
 def has_published_names(model: Any) -> bool:
     """Return whether torchvision or timm publish a network with the arrays of a model or an adapted module."""
     return len(namings_of(model)) > 1
