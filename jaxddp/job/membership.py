@@ -138,12 +138,13 @@ def stop_on_signals() -> Iterator[Callable[[int], bool]]:
             return bool(requests)
 
         def request(number: int, frame: FrameType | None) -> None:
-            if number == signal.SIGINT and (requests or not is_training):
-                return before[number](number, frame)
-            # The next Ctrl-C may interrupt the log.
-            requests.append(number)
             if number == signal.SIGINT:
-                _log.warning("Ctrl-C: the run saves after this step and stops; another Ctrl-C ends it at once")
+                if requests or not is_training:
+                    return before[number](number, frame)
+                # This thread may be writing, also to a stopped terminal, and cannot begin another write meanwhile.
+                line = "Ctrl-C: the run saves after this step and stops; another Ctrl-C ends it at once"
+                threading.Thread(target=_log.warning, args=[line], daemon=True).start()
+            requests.append(number)
 
         for number, handler in before.items():
             # A program in the background of a shell ignores SIGINT.
