@@ -133,16 +133,19 @@ def test_the_first_ctrl_c_saves_and_the_second_ends_the_run_at_once(tmp_path, ca
             for _ in range(self.presses if record.step == 5 else 0):
                 signal.raise_signal(signal.SIGINT)
 
+        def end(self, record):
+            assert record.status != "done" or signal.raise_signal(signal.SIGINT) is None
+
     setup, interrupt = prepared(LinenDense(), TABLE, 4, SGD, 2, epochs=1), Interrupt()
     settings: Any = {"log_every": "1 step", "save_every": "2 steps"}
-    for presses, step, status in ((0, None, None), (2, 4, "interrupted"), (1, 6, "preempted")):
+    ends = (0, None, None, "$"), (2, 4, "interrupted", "$"), (1, 6, "preempted", "asked to stop: saved step 6 of 7; ")
+    for presses, step, status, line in (*ends, (-1, 7, "done", "interrupted; the run had ended$")):
         interrupt.presses, workdir = presses, tmp_path / str(presses)
-        saved = f"^asked to stop: saved step {step} of 7; " if status == "preempted" else "^$"
-        with pytest.raises(KeyboardInterrupt, match=saved):
+        with pytest.raises(KeyboardInterrupt, match=f"^{line}"):
             train(jaxddp.softmax_cross_entropy, setup, workdir=workdir, listeners=[interrupt], **settings)
         if step is not None:
-            assert json.loads((workdir / "result.json").read_text())["status"] == status
-            assert checkpoint_steps(workdir)[-1] == step
+            result = json.loads((workdir / "result.json").read_text())
+            assert (result["status"], checkpoint_steps(workdir)[-1]) == (status, step)
     warned = {record.thread for record in caplog.records if record.getMessage().startswith("Ctrl-C: ")}
     assert warned and threading.get_ident() not in warned  # This thread may have been writing.
     resumed, _ = train(jaxddp.softmax_cross_entropy, setup, workdir=tmp_path / "1", **settings)

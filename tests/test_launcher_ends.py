@@ -44,9 +44,12 @@ time.sleep(600)
 IGNORES_SIGTERM = "signal.signal(signal.SIGTERM, signal.SIG_IGN); say('ready'); time.sleep(600)"
 
 
-@pytest.mark.parametrize(("number", "code"), ((signal.SIGTERM, 75), (signal.SIGHUP, 75), (signal.SIGINT, 130)))
-def test_a_signal_lets_processes_save_and_end(number, code, tmp_path):
-    launcher = Launcher(tmp_path, SAVE.format(code=75)).send(number)
+SIGNALS = (signal.SIGTERM, 75, 75), (signal.SIGHUP, 75, 75), (signal.SIGINT, 75, 130), (signal.SIGINT, 0, 130)
+
+
+@pytest.mark.parametrize(("number", "saved", "code"), SIGNALS)
+def test_a_signal_lets_processes_save_and_end(number, saved, code, tmp_path):
+    launcher = Launcher(tmp_path, SAVE.format(code=saved)).send(number)
     assert launcher.end() == code
     assert sorted(launcher.out.splitlines()[2:]) == ["[0] saved", "[1] saved"]
     assert f"{number.name}: every process was asked to save and stop" in launcher.err

@@ -57,7 +57,7 @@ def launch(options: Launch, command: Sequence[str], config: Config | None = None
 
     Returns:
         The exit code of the job; see `jaxddp.cluster.worker.WorkerGroup.end`. After restarts, this is the exit
-        code of the last start. It is 130 if all processes saved and stopped because of Ctrl-C here.
+        code of the last start. After Ctrl-C here it is 130 if no process failed.
 
     Raises:
         InputError: the options contradict each other or exceed this machine's resources, or the command does not exist.
@@ -101,7 +101,7 @@ def launch(options: Launch, command: Sequence[str], config: Config | None = None
                 meeting.run(group)
     if group is not None:
         group.report()
-        if meeting.code == PREEMPTED and group.received_signal == signal.SIGINT:
+        if meeting.code in (0, PREEMPTED) and group.received_signal == signal.SIGINT:
             return 128 + signal.SIGINT
     return meeting.code
 

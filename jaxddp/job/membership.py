@@ -115,7 +115,7 @@ def stop_on_signals() -> Iterator[Callable[[int], bool]]:
 
     In a job, JAX's coordination service catches the signal in any process, and makes all processes stop at the same
     call. So all processes must call the function equally often. Without a job, the first Ctrl-C after the first call is
-    caught, too, and a `Preempted` that follows becomes a KeyboardInterrupt with its message.
+    caught, too. A KeyboardInterrupt follows at the end of the block, with the message of a `Preempted`.
     """
     # This function is in an experimental module, so later versions of JAX may not have it.
     reached_sync_point = getattr(multihost_utils, "reached_preemption_sync_point", None)
@@ -153,6 +153,8 @@ def stop_on_signals() -> Iterator[Callable[[int], bool]]:
         try:
             with sigterm_on_eviction():
                 yield should_stop
+            if signal.SIGINT in requests:
+                raise KeyboardInterrupt("interrupted; the run had ended")
         except Preempted as error:
             if signal.SIGINT in requests:
                 raise KeyboardInterrupt(str(error)) from None
