@@ -122,7 +122,6 @@ def test_a_damaged_checkpoint_is_not_restored(folder):
         for read in (lambda: checkpoints.restore(4, state_of()), lambda: checkpoints.restore_as_saved(4, None)):
             with pytest.raises(InputError, match="step 4 is damaged: .* does not hold what was saved; undamaged "):
                 read()
-    # A quick check compares names and sizes.
     assert Integrity(folder).check(4, quick=True) is None
     assert Integrity(folder).check(4) == f"{file.relative_to(folder / '4')} does not hold what was saved"
     os.truncate(file, 7)
@@ -141,10 +140,15 @@ def test_every_process_gets_the_error_of_a_damaged_checkpoint(folder):
 
 
 def test_a_run_resumes_from_a_checkpoint_whose_manifest_was_not_written(saved, folder, monkeypatch, caplog):
+    order = list[str]()
     with monkeypatch.context() as patch, Checkpoints(folder) as checkpoints:
-        patch.setattr(Integrity, "write", lambda self, step: None)
+        patch.setattr(Integrity, "write", lambda self, step: order.append("manifest"))
         checkpoints.save(6, state_of(), {})
+        wait = checkpoints._manager.wait_until_finished
+        patch.setattr(checkpoints._manager, "wait_until_finished", lambda: order.append("wait") or wait())
         checkpoints.wait()
+        # Ctrl-C may end a wait of the main thread before the save is complete.
+        assert order[-2:] == ["manifest", "wait"]
     with session(folder.parent) as run_session:
         assert run_session.resume_step == 6
         run_session.checkpoints.restore(6, state_of())
@@ -253,7 +257,6 @@ def test_a_damaged_checkpoint_raises_a_one_line_error(case, data, workdir, capfd
     assert line.startswith(f"jaxddp: {folder / '4'}: step 4 is damaged: ") and expected in line
     assert line.endswith("; undamaged steps: 2")
     assert sorted(file.name for file in folder.iterdir()) == names_before
-    # Without step 2 no undamaged checkpoint is left.
     shutil.rmtree(folder / "2")
     line = fails(train_arguments(data, workdir, "--train.duration", "6 steps"), capfd)
     assert line.startswith(f"jaxddp: {folder / '4'}: step 4 is damaged: ") and expected in line

@@ -218,9 +218,11 @@ class Checkpoints:
     @phase("save", "finishing the last save")
     def wait(self) -> None:
         """Wait until all checkpoints are on disk. Raises: InputError if a save in the background failed."""
+        # First for the thread that writes the manifest: Python before 3.13 takes a thread for ended, whose `join`
+        # Ctrl-C interrupts, and the manifest would be written too early.
+        self._finish_manifest()
         with writing(self.directory):
             self._manager.wait_until_finished()
-        self._finish_manifest()
 
     @phase("save", "finishing the last save")
     def close(self) -> None:
