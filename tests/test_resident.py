@@ -1,6 +1,7 @@
 """Data sets in device memory: the steps equal those from a stream, several steps are dispatched together, and such a
 chunk of steps ends where a log line, a validation or a save is due."""
 
+import signal
 from types import SimpleNamespace
 from typing import Any
 
@@ -178,7 +179,7 @@ def test_a_loss_that_is_not_finite_is_reported_with_its_step():
 
 
 def test_a_run_checks_for_a_stop_once_a_chunk_and_processes_count_the_checks(monkeypatch):
-    checked_steps, numbers = [], []
+    checked_steps, numbers, sent = [], [], []
     run("device", plan_of(16, **LONG_CHUNKS), should_stop=lambda step: bool(checked_steps.append(step)))
     # Chunks have 6 steps, the length of the shortest epoch. Single steps follow up to the end of an epoch and of the
     # run.
@@ -188,7 +189,10 @@ def test_a_run_checks_for_a_stop_once_a_chunk_and_processes_count_the_checks(mon
     for _ in range(2):
         with stop_on_signals() as stop:
             assert not any([stop(step) for step in checked_steps])
+            monkeypatch.setattr("os.kill", lambda process, number: sent.append(number))
+            signal.raise_signal(signal.SIGINT)
     assert numbers == list(range(numbers[0], numbers[0] + 2 * len(checked_steps)))
+    assert sent == [signal.SIGTERM] * 2
 
 
 EVERY = st.one_of(

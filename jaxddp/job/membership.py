@@ -111,31 +111,33 @@ def abandon(reason: str, code: int) -> None:
 
 @contextlib.contextmanager
 def stop_on_signals() -> Iterator[Callable[[int], bool]]:
-    """Catch SIGTERM in the block. Yield a function to call between steps and batches; it returns whether to stop.
+    """Catch SIGTERM and Ctrl-C in the block. Yield a function to call between steps; it returns whether to stop.
 
-    In a job, JAX's coordination service catches the signal in any process, and makes all processes stop at the same
-    call. So all processes must call the function equally often. Without a job, the first Ctrl-C after the first call is
-    caught, too. A KeyboardInterrupt follows at the end of the block, with the message of a `Preempted`.
+    In a job, JAX's coordination service catches SIGTERM in any process, and makes all processes stop at the same call.
+    So all processes must call the function equally often. Ctrl-C becomes a SIGTERM.
+
+    Ctrl-C before the first call and a second Ctrl-C are not caught. Without a job, the block ends with a
+    KeyboardInterrupt after Ctrl-C. It has the message of a `Preempted`, if that ended the block.
     """
     # This function is in an experimental module, so later versions of JAX may not have it.
-    reached_sync_point = getattr(multihost_utils, "reached_preemption_sync_point", None)
-    if jax.process_count() > 1 and reached_sync_point is not None:
-        with sigterm_on_eviction():
-            yield lambda step: reached_sync_point(next(_calls))
-    elif jax.process_count() > 1:
+    reached_sync_point: Any = getattr(multihost_utils, "reached_preemption_sync_point", None)
+    in_job, is_main = jax.process_count() > 1, threading.current_thread() is threading.main_thread()
+    if in_job and reached_sync_point is None:
         libraries.warn_missing("jax", "reached_preemption_sync_point", "SIGTERM ends a job without saving")
         yield lambda step: False
     # Python handles signals only in the main thread. A program that trains in another thread handles SIGTERM itself.
-    elif threading.current_thread() is not threading.main_thread():
+    elif not (in_job or is_main):
         yield lambda step: False
     else:
         requests, is_training = list[int](), False
-        before: dict[int, Any] = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+        # In a job, JAX catches SIGTERM.
+        caught = (signal.SIGTERM, signal.SIGINT)[in_job:] if is_main else ()
+        before: dict[int, Any] = {number: signal.getsignal(number) for number in caught}
 
         def should_stop(step: int) -> bool:
             nonlocal is_training
             is_training = True
-            return bool(requests)
+            return reached_sync_point(next(_calls)) if in_job else bool(requests)
 
         def request(number: int, frame: FrameType | None) -> None:
             if number == signal.SIGINT:
@@ -145,23 +147,26 @@ def stop_on_signals() -> Iterator[Callable[[int], bool]]:
                 line = "Ctrl-C: the run saves after this step and stops; another Ctrl-C ends it at once"
                 threading.Thread(target=_log.warning, args=[line], daemon=True).start()
             requests.append(number)
+            if in_job:
+                os.kill(os.getpid(), signal.SIGTERM)
 
         for number, handler in before.items():
             # A program in the background of a shell ignores SIGINT.
             if number == signal.SIGTERM or callable(handler):
                 signal.signal(number, request)
+        ending = "interrupted; the run had ended"
         try:
             with sigterm_on_eviction():
                 yield should_stop
-            if signal.SIGINT in requests:
-                raise KeyboardInterrupt("interrupted; the run had ended")
         except Preempted as error:
-            if signal.SIGINT in requests:
-                raise KeyboardInterrupt(str(error)) from None
-            raise
+            if in_job or signal.SIGINT not in requests:
+                raise
+            ending = str(error)
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+        if signal.SIGINT in requests and not in_job:
+            raise KeyboardInterrupt(ending)
 
 
 class DevicePeers(Peers):
