@@ -9,7 +9,8 @@ All machines must have jaxddp and share the work directory. Paths must be absolu
 
 Each process is the child of an actor, and ends with the actor. The first failure ends the other processes in bounded
 time. The exit codes are those of `jaxddp launch`: 2 for a mistake of the user, 75 for a run that saved and stopped on
-request. With --restarts, the job restarts from its last checkpoint after every failure except a mistake of the user.
+request, here also by Ctrl-C. With --restarts, the job restarts from its last checkpoint after every failure except a
+mistake of the user.
 
 Ray Train's `JaxTrainer` is not used: it restarts even after mistakes, does not report exit codes, and stops workers
 before they save.
