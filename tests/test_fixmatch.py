@@ -75,7 +75,7 @@ def test_the_fixmatch_loss_equals_the_papers(masked):
     assert 0.2 < confident.mean() < 0.9
     labelled = cross_entropies(logits, batch.label[unmasked[0]]).mean()
     unlabelled = (confident * cross_entropies(unlabelled_logits, pseudo_labels)).sum() / len(u)
-    assert sums.names == ("loss", *ADDED_METRICS)
+    assert sums.names == ("loss", "top1", *ADDED_METRICS)
     means = sums.means()
     added = [means[name] for name in ADDED_METRICS]
     np.testing.assert_allclose(added, [labelled, unlabelled, confident.mean()], rtol=1e-9)
