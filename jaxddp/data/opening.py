@@ -95,7 +95,7 @@ def open_evaluated(data: DataConfig, val_limit: int | None, known: Collection[st
         if not known:
             raise
     val = open_validation_split(dataclasses.replace(data, val_share=None, fold=None))
-    val = val.take(val_limit) if val_limit is not None else val
+    val = val if val_limit is None else val.take(val_limit)
     _log.info("%s: other data than the run's; %s are measured", data.path or data.name, counted(len(val), "image"))
     return val, val
 
