@@ -130,7 +130,6 @@ def stop_on_signals() -> Iterator[Callable[[int], bool]]:
         yield lambda step: False
     else:
         requests, is_training = list[int](), False
-        # In a job, JAX catches SIGTERM.
         caught = (signal.SIGTERM, signal.SIGINT)[in_job:] if is_main else ()
         before: dict[int, Any] = {number: signal.getsignal(number) for number in caught}
 
@@ -166,14 +165,14 @@ def stop_on_signals() -> Iterator[Callable[[int], bool]]:
             for number, handler in before.items():
                 signal.signal(number, handler)
         if signal.SIGINT in requests and not in_job:
-            raise KeyboardInterrupt(ending)
+            # A script that an instance of a subclass ends has another exit code.
+            interrupt: Any = KeyboardInterrupt(ending)
+            interrupt._render_traceback_ = functools.partial(JaxddpError._render_traceback_, interrupt)
+            raise interrupt
 
 
 class DevicePeers(Peers):
-    """The processes of a program that called `jax.distributed.initialize` itself.
-
-    The processes exchange values through their devices. Each process watches only itself.
-    """
+    """The processes of a program that called `jax.distributed.initialize` itself; see the module."""
 
     def __init__(self) -> None:
         self.process_index, self.process_count = jax.process_index(), jax.process_count()
