@@ -141,7 +141,7 @@ def prepare_training(
         data: the preprocessing of images. By default, arrays are only normalized, and files get random-area
             crops of 224 pixels and horizontal flips.
         seed: seed of the initial parameters, the order of examples, augmentation and dropout.
-        metrics: metrics besides the loss, top-1 and top-5: functions (logits float[B, K], labels int32[B]) -> float[B].
+        metrics: functions (logits float[B, K], labels int32[B]) -> float[B] beside top1 and top5, or in their place.
         augmentation: a function (key, image float32[H, W, C]) -> image, which runs on the device after the
             augmentation of `data`.
         initialize: a function of the initial (params, model_state) that returns new ones, before weights are loaded.
