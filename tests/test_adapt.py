@@ -293,6 +293,18 @@ class Spectral(nn.Module):
         return nn.BatchNorm(use_running_average=not (train or self.always_training))(x)
 
 
+class NNXMeasured(NNXCNN):
+    """A module with a metric, which its caller updates, and a counter."""
+
+    def __init__(self, rngs):
+        super().__init__(rngs=rngs)
+        self.accuracy, self.count = nnx.metrics.Accuracy(), nnx.Variable(jnp.zeros(()))
+
+    def __call__(self, images):
+        self.count[...] += 1
+        return super().__call__(images)
+
+
 def constant_apply(params, state, images):
     return function_apply(params, state, images, train=False)[0], state
 
@@ -304,6 +316,7 @@ def constant_apply(params, state, images):
         (Switched(True), ["learning=False"]),
         (LinenCNN(0.5), []),
         (NNXCNN(0.5, rngs=nnx.Rngs(0)), []),
+        (NNXMeasured(nnx.Rngs(0)), []),
         (Spectral(), []),
         (Spectral(True), ["evaluation does not read batch_stats/BatchNorm_0/mean, batch_stats/BatchNorm_0/var"]),
         ((function_init, constant_apply), ["training does not change mean, var"]),

@@ -203,14 +203,15 @@ def notices(
     (*of_state, (sources, _)), (*_, (of_evaluation, _)) = origins(training.jaxpr), origins(evaluation.jaxpr)
     arrays = enumerate(by_path((), state).items())
     paths = [(index, path) for index, (path, leaf) in arrays if jnp.issubdtype(leaf.dtype, jnp.floating)]
-    is_copied = lambda index: of_state[index][1] == index  # noqa: E731
-    if unchanged := [path for index, path in paths if is_copied(index) and not selects(frozen, path, params)]:
+    # Evaluation does not read the arrays of a metric, and a counter does not depend on the images.
+    kept = [path for index, path in paths if of_state[index][1] == index and index in of_evaluation]
+    if unchanged := [path for path in kept if not selects(frozen, path, params)]:
         yield f"training does not change {listed(unchanged)}, as if the network were in evaluation mode; {advice}"
-    changed = {path: index in of_evaluation for index, path in paths if not is_copied(index)}
+    images, key = (len(training.jaxpr.invars) - each for each in (2, 1))
+    changed = {path: index in of_evaluation for index, path in paths if images in of_state[index][0]}
     # A layer may keep an array for its users only, such as `sigma` of `nn.SpectralNorm`.
     layers_read = {path.rpartition("/")[0] for path, is_read in changed.items() if is_read}
     if unread := [path for path in changed if path.rpartition("/")[0] not in layers_read]:
         yield f"evaluation does not read {listed(unread)}, as if the network were in training mode; {advice}"
-    key = len(training.jaxpr.invars) - 1
     if key not in sources and has_dropout(model, params, state, image_shape):
         yield f"the network has dropout, and training does not apply it; {advice}"
