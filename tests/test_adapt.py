@@ -451,6 +451,7 @@ def apply_with_any_inputs(params, state, rng, *inputs):
         ((params_init, lambda a, b, mode=True: a), ["mode=True would have one value"]),
         ((lambda key, x: {"a": 1.0, "b": 2.0}, constant_apply), ["the model's init returned an object of type dict;"]),
         ((lambda key, x: ({}, {}), lambda a, b, x: x[:, 0, 0]), ["the model's apply returned float32[2, 3]; return a"]),
+        ((LinenCNN().init, LinenCNN().apply), ["model: Module.init is a method of a Flax module; give the module"]),
         ((dict, function_apply), ["dict has no signature; wrap it in a Python function"]),
         (
             OtherApply(),

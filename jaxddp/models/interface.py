@@ -120,6 +120,8 @@ def check_signature(function: Callable[..., Any], positional: int, keywords: Ite
     """Raise `InputError` if a function does not accept these positional and keyword arguments."""
     actual = signature(function)
     problem = f"model: {name_of(function)}{actual} does not fit {expected}"
+    if isinstance(getattr(function, "__self__", None), nn.Module):
+        raise InputError(f"model: {name_of(function)} is a method of a Flax module; give the module itself")
     if any(p.kind is p.VAR_POSITIONAL for p in actual.parameters.values()):
         raise InputError(f"{problem}: it has *args; name its arguments")
     try:
