@@ -1,6 +1,7 @@
 """Recipe files: their hooks, the messages for mistakes, and the copy that a run keeps."""
 
 import json
+import os
 import re
 import sys
 from pathlib import Path
@@ -293,6 +294,11 @@ def test_a_recipe_that_changes_the_working_directory_changes_no_path(folder):
     recipe = read_recipe("mine.py")
     assert [*recipe.files()] == ["mine.py"] and recipe.hooks["get_listeners"](recipe.config, folder) == []
     assert Path.cwd() == folder
+    (folder / "gone").mkdir()
+    os.chdir("gone")
+    (folder / "gone").rmdir()
+    with pytest.raises(InputError, match="^the current directory: cannot be read .*; go to another one$"):
+        read_recipe("digits")
 
 
 def test_recipes_that_load_each_other_raise_a_one_line_error(folder):

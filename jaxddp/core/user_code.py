@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jaxddp.core.files as files
 from jaxddp.core.errors import HelpPrinted, InputError, JaxddpError, chain, is_user_code, with_notes
 
 _LONGEST = 500
@@ -109,8 +110,10 @@ def errors_name_line(path: Path, subject: str) -> Iterator[None]:
 
     A change of the working directory is undone, so that relative paths of the command line stay valid.
     """
+    with files.reading("the current directory", "go to another one"):
+        here = Path.cwd()
     try:
-        with contextlib.chdir(Path.cwd()):
+        with contextlib.chdir(here):
             yield
     except KeyboardInterrupt:
         raise
