@@ -28,7 +28,7 @@ from support.runs import RECIPE, fails, metrics, train_words
 import jaxddp
 from jaxddp.cli import main
 from jaxddp.command_line.parse import workdir_of
-from jaxddp.command_line.terminal import _Writer
+from jaxddp.command_line.terminal import _replaced, _Writer
 from jaxddp.commands.eval import parse_eval
 from jaxddp.core.peers import ALONE
 from jaxddp.inference.pretrained import evaluate_weights
@@ -231,6 +231,17 @@ def test_a_stream_that_does_not_block_gets_all_output():
     threading.Thread(target=lambda: (writer.write(text), os.close(writing))).start()
     with open(reading, "rb") as output:
         assert output.read() == text
+
+
+def test_a_write_that_ctrl_c_interrupts_is_not_repeated(monkeypatch):
+    (reading, writing), write = os.pipe(), _Writer.write
+    stream = _replaced(io.TextIOWrapper(io.BytesIO(), "utf-8"), writing, raises=True)
+    monkeypatch.setattr(_Writer, "write", lambda *words: write(*words) and signal.raise_signal(signal.SIGINT))
+    with pytest.raises(KeyboardInterrupt):
+        print("once", file=stream, flush=True)
+    monkeypatch.undo()
+    stream.flush()
+    assert os.read(reading, 100) == b"once\n"
 
 
 def test_closed_streams_are_opened_and_a_missing_character_is_escaped(tmp_path):

@@ -177,7 +177,6 @@ def _replaced(stream: Any, number: int, *, raises: bool) -> io.TextIOWrapper:
     raw = _Writer(number, raises=raises)
     if stream is None:
         return io.TextIOWrapper(raw, "utf-8", "backslashreplace", write_through=True)
-    # As in Python itself, a stream that is written at once has no buffer.
-    buffer = raw if stream.write_through else io.BufferedWriter(raw)
+    # After Ctrl-C during a write, a `BufferedWriter` would write its content again.
     ends = {"line_buffering": stream.line_buffering, "write_through": stream.write_through}
-    return io.TextIOWrapper(buffer, stream.encoding, "backslashreplace", **ends)
+    return io.TextIOWrapper(raw, stream.encoding, "backslashreplace", **ends)
