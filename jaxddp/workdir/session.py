@@ -87,11 +87,10 @@ def session(
 ) -> Iterator[Session]:
     """Open a work directory for one run, and catch signals. At the end, wait until the last checkpoint is written.
 
-    For `keep` and `goal` see `Checkpoints`. Raises: InputError if the directory cannot be used; see also
-    `watch_workdir`.
+    For `keep` and `goal` see `Checkpoints`. Raises: InputError if the directory is unusable; see also `watch_workdir`.
     """
     before = {*os.listdir(directory)} if directory.is_dir() else None
-    check_shared(files.create(directory), peers)
+    check_shared(directory, peers)
     place = directory / integrity.CHECKPOINTS
     with (
         locked(directory) if peers.is_first else nullcontext(),
@@ -155,8 +154,9 @@ def resume_step(checkpoints: Checkpoints, resume: Resume) -> int | None:
 
 
 def check_shared(directory: Path, peers: Peers) -> None:
-    """Raise `InputError` if a process does not see process 0's files, for which Orbax would wait forever."""
-    place = directory / peers.exchange("work directory", f".shared-{uuid.uuid4().hex}")[0]
+    """Create a directory. Raises: InputError if a process does not see process 0's files: Orbax would wait for them."""
+    is_new = not directory.is_dir()
+    place = files.create(directory) / peers.exchange("work directory", f".shared-{uuid.uuid4().hex}")[0]
     if peers.is_first:
         with files.readable_errors(directory):
             place.touch()
@@ -169,6 +169,9 @@ def check_shared(directory: Path, peers: Peers) -> None:
     if peers.is_first:
         files.remove(place)
     if str(False) in all_saw:
+        if is_new:
+            with suppress(OSError):
+                directory.rmdir()
         problem = f"process {all_saw.index(str(False))} does not see what process 0 writes there"
         advice = ("give a ", Option("workdir"), " that all hosts share")
         raise InputError(f"{directory}: {problem}", advice=advice)

@@ -44,3 +44,4 @@ def test_a_work_directory_that_is_not_shared_ends_both_processes(run_changed, tm
         # A process that ends after the other one repeats its line.
         line = last_lines[rank]
         assert seen in line and (f"{directory}: " in line or f"process {1 - rank} ended: " in line), last_lines
+        assert not directory.exists()
