@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.data import random_table, write_arrays
+from support.data import random_table, write_arrays, write_pictures
 from support.networks import linear_model
 from support.reports import BATCH_SIZE, STEPS, hostile_page, outcome_of_noise, rows_of, write_run
 from support.runs import SMALL
@@ -460,6 +460,11 @@ def test_the_page_of_a_run_shows_its_classes(trained, tmp_path, capfd):
     assert "of 20 images right" in html and "data:image/png;base64," in html and "confusion matrix" in html
     first = out.read_bytes()
     assert main(["report", str(trained), "--out", str(out)]) == 0 and out.read_bytes() == first
+    others = write_pictures(tmp_path / "others", 1, 9, 16) / "val"
+    for label, name in enumerate("abcde"):
+        (others / name).rename(others / str(label))
+    assert main(["report", str(trained), "--data", str(others), "--out", str(out)]) == 0
+    assert "of 9 images right" in out.read_text()
 
 
 @pytest.mark.slow

@@ -33,7 +33,7 @@ class ReportRuns(_ReportOptions):
     step: str = "best"
     """The checkpoint that classifies the validation data: latest, best, or its step."""
     data_path: Annotated[str | None, tyro.conf.arg(name="data.path", aliases=["--data"])] = None
-    """The location of the runs' data, if the data were moved."""
+    """Other data, or the new place of the runs' data."""
 
 
 def run(arguments: list[str]) -> None:

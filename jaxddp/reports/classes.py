@@ -19,7 +19,7 @@ from PIL import Image
 import jaxddp.inference.pretrained as pretrained
 from jaxddp.config import DataConfig
 from jaxddp.core.errors import InputError, counted
-from jaxddp.data.opening import chosen_images, open_unchecked
+from jaxddp.data.opening import chosen_images, open_evaluated
 from jaxddp.data.order import permutation
 from jaxddp.data.source import Source, SourceTable
 from jaxddp.engine.compilation import keep_compiled_programs
@@ -31,6 +31,7 @@ from jaxddp.recipe.file import RecipeFile
 from jaxddp.reports.charts import COLOURS, Chart, numbers
 from jaxddp.reports.tables import NOTHING, Cell, TextTable
 from jaxddp.training.events import short_class_name, to_drawable
+from jaxddp.workdir.claim import check_evaluation
 
 MOST_MISTAKES, MOST_CONFUSIONS, _MOST_IN_SIGHT = 24, 20, 10
 """The maximum number of mistakes, of confusions, and of confusions in a table that does not scroll."""
@@ -59,7 +60,7 @@ def predict_validation_images(directory: Path, which: str, data_path: str | None
 
     Args:
         which: "latest", "best" or a step; without validations "best" is the latest.
-        data_path: the location of the data, if it is not the location in the run's config.
+        data_path: other data, or another place of the run's data; see `open_evaluated`.
 
     Raises:
         InputError: the run's config does not name its network, the data or the checkpoint cannot be read, or the data
@@ -67,9 +68,9 @@ def predict_validation_images(directory: Path, which: str, data_path: str | None
     """
     keep_compiled_programs()
     run = calibrated(restore_run(directory, which, Topology.create()))
-    data = run.config.data if data_path is None else replace(run.config.data, path=data_path, name=None)
-    # The same images as in the run's validations: the first `eval.limit`, in the same order.
-    _, source = open_unchecked(data, run.config.eval.limit)
+    config = run.config if data_path is None else run.config.replace(data={"path": data_path, "name": None})
+    # Of the run's own data, the same images as in its validations, in the same order.
+    _, source = open_evaluated(config.data, config.eval.limit, check_evaluation(run.directory, config))
     return ValidationImages(run.outcome(source), source, run.data_of(source), run)
 
 
