@@ -117,6 +117,8 @@ def test_a_folder_of_classes_is_divided_for_validation(tmp_path: Path):
     for names, count in ((NAMES, 4), (NAMES[4:], 8), (["val/ant/1.png", "val/bee/2.png"], 2)):
         other = DataConfig(path=str(write(tmp_path / str(count), *names)), val_share=0.3)
         assert len(open_evaluated(other, None, [val.fingerprint])[1]) == count
+    bees = DataConfig(path=str(write(tmp_path / "bees", "bee/1.png")), val_share=0.3)
+    assert open_evaluated(bees, None, [val.fingerprint], (("ant", "bee"),) * 2)[1].labels.tolist() == [1]
     assert sorted(ids(train) + ids(val)) == sorted(name.removesuffix(".png") for name in NAMES)
     assert ids(train) == sorted(ids(train)) and ids(val) == sorted(ids(val))
     assert train.class_ids == val.class_ids == ("ant", "bee") and val.labels.tolist() == [0, 0, 1, 1]

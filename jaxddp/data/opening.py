@@ -34,6 +34,7 @@ from jaxddp.data.storage import root
 from jaxddp.data.storage.root import convert_os_errors, is_url
 from jaxddp.data.storage.store import LocalFiles
 from jaxddp.data.table import ExampleTable
+from jaxddp.data.united import in_classes
 
 TRAIN = "train"
 """The value of `data.unlabelled` for the training images."""
@@ -79,14 +80,26 @@ def open_unchecked(data: DataConfig, val_limit: int | None = None) -> tuple[Sour
     return train, val
 
 
-def open_evaluated(data: DataConfig, val_limit: int | None, known: Collection[str]) -> tuple[SourceTable, SourceTable]:
+def open_evaluated(
+    data: DataConfig, val_limit: int | None, known: Collection[str], classes: Sequence[tuple[str, ...]] = ()
+) -> tuple[SourceTable, SourceTable]:
     """Open the data of an evaluation like `open_unchecked`.
 
     A run that held out images may be evaluated on other data. Their validation split, or else all of them, is both.
+    Other data may have only some of the run's classes, unless they are arrays, whose classes may be mere numbers.
 
     Args:
         known: the fingerprints of the run's data, if these data are elsewhere; otherwise empty.
+        classes: the ids and the names of the run's classes, if they are known.
     """
+    train, val = _open_evaluated(data, val_limit, known)
+    is_mapped = known and classes and train.pixel_shape is None and labels_of(train).form != "numbers"
+    if is_mapped and {*train.class_ids} <= {*classes[0]}:
+        train, val = (cast(SourceTable, in_classes(table, *classes)) for table in (train, val))
+    return train, val
+
+
+def _open_evaluated(data: DataConfig, val_limit: int | None, known: Collection[str]) -> tuple[SourceTable, SourceTable]:
     try:
         train, val = open_unchecked(data, val_limit)
         if not known or data.held_out is None or train.fingerprint in known or val.fingerprint in known:

@@ -59,7 +59,7 @@ def calibrate(file: RecipeFile, directory: Path, which: str) -> Calibration:
     known = check_evaluation(directory, config)
     run = restore_run(directory, which, topology)
     with phases.doing("classifying the validation images"):
-        before = run.outcome(open_evaluated(config.data, config.eval.limit, known)[1])
+        before = run.outcome(open_evaluated(config.data, config.eval.limit, known, (run.class_ids, run.class_names))[1])
     logits, labels = before.logits[before.known], before.labels[before.known]
     temperature = fitted_temperature(logits, labels)
     nll = negative_log_likelihood(logits, labels), negative_log_likelihood(logits, labels, temperature)

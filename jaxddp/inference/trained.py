@@ -550,8 +550,9 @@ def evaluate_checkpoint(
     # Opening the data takes longer, so check first that the checkpoint exists and is undamaged.
     with manager.Checkpoints(directory / integrity.CHECKPOINTS, topology.peers, read_only=True) as checkpoints:
         agreed_step(checkpoints, which)
-    train, val = open_validation(config, topology, known)
     signature = Signature.read(directory)
+    classes = (signature.class_ids, signature.class_names) if signature else ()
+    train, val = open_validation(config, topology, known, classes)
     if signature is not None and signature.class_ids != tuple(train.class_ids):
         raise InputError(f"{directory}: the data have other classes than the run was trained on; give the run's data")
     data, user_object = TrainingData.of(train, config.data), objects_of_hooks(file.hooks)
