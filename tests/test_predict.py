@@ -297,13 +297,15 @@ def unusable_images(pictures, tmp_path) -> Path:
 
 @pytest.mark.slow
 def test_an_unusable_image_has_a_row_with_its_error(run, unusable_images, val_predictions, tmp_path):
+    (unusable_images / "zoo.png").symlink_to("nowhere")
     rows = rows_of(predict_to_file(run, [unusable_images], tmp_path / "out.csv"))
     names = sorted(path.name for path in unusable_images.iterdir())
     assert [row["id"] for row in rows] == names
     errors = {row["id"]: row["error"] for row in rows if row["error"]}
-    assert list(errors) == [names[0], names[5], names[6], "zebra.gif"]
+    assert list(errors) == [names[0], names[5], names[6], "zebra.gif", "zoo.png"]
     assert errors[names[0]].startswith(f"{unusable_images / names[0]}: ")
     assert errors[names[5]].endswith("the image is empty")
+    assert errors["zoo.png"].startswith(f"{unusable_images / 'zoo.png'}: the image cannot be read")
     assert all(not row["class"] and not row["probability_5"] for row in rows if row["error"])
     predictions = {row["id"]: row for row in rows_of(val_predictions)}
     for row in rows:

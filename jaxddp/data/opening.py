@@ -431,7 +431,9 @@ def _images(place: str, *, alone: bool) -> Iterator[tuple[str, str]]:
         problem = f"no such file or folder{files.nearest_beside(path.absolute())}"
         raise InputError(f"{place}: {'no image below this folder' if path.is_dir() else problem}; check the path")
     for name in below:
-        yield name if alone else os.path.join(place, name), os.path.realpath(path / name)
+        # The fault of an image behind a dead link names the link.
+        image = str(path.absolute() / name)
+        yield name if alone else os.path.join(place, name), os.path.realpath(image) if os.path.exists(image) else image
 
 
 def _below(top: Path, folder: str, above: tuple[str, ...]) -> Iterator[str]:
@@ -440,10 +442,13 @@ def _below(top: Path, folder: str, above: tuple[str, ...]) -> Iterator[str]:
     if real_path in above:
         return  # A link to a parent folder: the images of that folder are found without the link.
     for entry in visible_entries(top / folder):
-        name = os.path.join(folder, entry.name)
-        if is_folder(entry):
+        name, is_image = os.path.join(folder, entry.name), is_image_name(entry.name)
+        # An image behind a link that leads nowhere is one that cannot be used.
+        if is_image and entry.is_symlink() and not os.path.isdir(entry.path):
+            yield name
+        elif is_folder(entry):
             yield from _below(top, name, (*above, real_path))
-        elif is_image_name(entry.name):
+        elif is_image:
             yield name
 
 
