@@ -268,8 +268,13 @@ def open_one_split(paths: Sequence[str], data: DataConfig, split: Split | None =
         is_own = os.path.realpath(files.expanded(path)) == os.path.realpath(files.expanded(own))
     place = _place(data) if is_own else _whole_place(path, dataclasses.replace(data, val_share=None, fold=None))
     is_labelled = is_own or not is_csv(Path(path)) or has_labels(files.expanded(path).absolute(), place.data)
+    is_set = is_own or (not others and _is_data_set(place))
     # A folder of class folders matches no other format.
-    if others or not is_labelled or not (is_own or _is_data_set(place) or [*_matches(place)] == ["folders"]):
+    if not (is_set or others) and [*_matches(place)] == ["folders"]:
+        is_set = not (loose := sum(is_image_name(entry.name) for entry in visible_entries(place.path)))
+        if loose:
+            _log.warning("%s: holds %s beside its folders, so these are no classes", path, counted(loose, "image"))
+    if others or not is_labelled or not is_set:
         if split is not None:
             raise InputError(f"--split {split}: {path} is no data set with splits; leave it out")
         return open_inputs(paths, data)
