@@ -157,6 +157,7 @@ IMAGES, LABELS = np.zeros((4, 2, 2, 1), np.uint8), np.zeros(4, np.int64)
     ("images", "labels", "message"),
     [
         (IMAGES[..., 0], LABELS, r"images of shape \(4, 2, 2\): give \[N, H, W, C\]"),
+        (np.zeros((4, 3, 8, 8)), LABELS, r"\(4, 3, 8, 8\): the channels are first; give \[N, H, W, C\]"),
         (IMAGES.astype(np.int64), LABELS, "images of int64: give uint8 from 0 to 255, uint16 .* or floats from 0 to 1"),
         (IMAGES - 0.5, LABELS, "images of float64 from -0.5 to -0.5: give floats from 0 to 1, or uint8 from 0 to 255"),
         (IMAGES + np.float32("nan"), LABELS, "images of float32 from nan to nan: give floats from 0 to 1"),

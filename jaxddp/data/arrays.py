@@ -213,13 +213,16 @@ def as_pixels(images: np.ndarray, pixels: FloatKind | None = None) -> np.ndarray
     Normalized images are returned as float32.
 
     Raises:
-        InputError: there are no images, or they have another shape or dtype, or the floats cannot be converted, or are
-            not of the kind `pixels`.
+        InputError: there are no images, or they have another shape or dtype, such as [N, 3, H, H], or the floats cannot
+            be converted, or are not of the kind `pixels`.
     """
     _check_float_kind(images, pixels)
     if images.ndim != 4 or not images.size:
         advice = "give [N, H, W, C], with C = 1 for gray; a data set needs at least one example and one pixel"
         raise InputError(f"images of shape {images.shape}: {advice}")
+    if images.shape[1] in (1, 3, 4) and images.shape[2] == images.shape[3] > 4:
+        advice = "give [N, H, W, C], such as images.transpose(0, 2, 3, 1)"
+        raise InputError(f"images of shape {images.shape}: the channels are first; {advice}")
     if pixels == "normalized":
         return images.astype(np.float32, copy=False)
     if np.issubdtype(images.dtype, np.floating):
