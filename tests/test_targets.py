@@ -68,6 +68,8 @@ def test_a_table_holds_numbers_or_shares_and_weights(folder):
     assert [len(splits["train"]), len(splits["val"])] == [18, 6]
     other = opened(folder, targets="numbers")
     assert other["train"].weights is None and other["train"].fingerprint != splits["train"].fingerprint
+    age = opened(folder, targets="numbers", columns=("label=age",))["val"]
+    assert age.reading.endswith("image=path, 1 column of numbers (age)")
     shares = labels_of(opened(folder, targets="shares", columns=("label=grade", "label=age"))["val"])
     assert shares.form == "shares" and shares.values.sum(1) == pytest.approx(np.ones(6))
     batch = columns(splits["train"], SampleOrder(18, 6, 0), 0)

@@ -136,8 +136,8 @@ class Columns(NamedTuple):
 
     def __str__(self) -> str:
         held = "0 and 1" if self.form == "several labels" else self.form
-        names = f"{len(self.labels)} columns of {held} ({some(self.labels)})" if self.form != "one label" else ""
-        labels = [names] if names else map("label={}".format, self.labels)
+        of_columns = f"{counted(len(self.labels), 'column')} of {held} ({some(self.labels)})"
+        labels = map("label={}".format, self.labels) if self.form == "one label" else [of_columns]
         return ", ".join((f"image={self.image}", *labels, *([f"split={self.divider}"] if self.divider else [])))
 
 
