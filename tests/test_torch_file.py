@@ -48,7 +48,7 @@ def test_both_formats_of_pytorch_give_its_arrays(tmp_path, form):
 
 
 def test_the_state_dict_in_a_checkpoint_is_read_without_batch_counters(tmp_path):
-    actual = read(written(tmp_path / "w.pth", torch_file("checkpoint")))
+    actual = read(written(tmp_path / "w.ckpt", torch_file("checkpoint")))
     assert sorted(actual) == ["0.bias", "0.weight", "1.bias", "1.running_mean", "1.running_var", "1.weight"]
     assert np.array_equal(actual["1.running_var"], np.ones(2))
 

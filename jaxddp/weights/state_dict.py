@@ -25,7 +25,7 @@ import safetensors.numpy
 import jaxddp.core.files as files
 from jaxddp.core.errors import InputError, first_line
 
-PICKLED = (".pth", ".pt", ".bin")
+PICKLED = (".pth", ".pt", ".bin", ".ckpt")
 FORMS = "a .safetensors file, a .pth file of PyTorch's, or the work directory of a run"
 _DTYPES = {"F64": "f8", "F32": "f4", "F16": "f2", "BF16": ml_dtypes.bfloat16, "BOOL": "?"}
 _DTYPES |= {f"F8_{kind}": f"float8_{name}" for kind, name in (("E4M3", "e4m3fn"), ("E5M2", "e5m2"))}
