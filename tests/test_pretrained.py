@@ -8,6 +8,7 @@ import pytest
 from flax.traverse_util import unflatten_dict
 from support.errors import error_line
 from support.images import encode, picture
+from support.networks import state_dict_of
 from support.runs import fails
 
 import jaxddp
@@ -129,6 +130,15 @@ def test_the_arrays_of_a_file_and_their_mapping_are_listed(folder, monkeypatch, 
     assert main(["weights", "inspect", "net.safetensors", "none.py"]) == 0
     line = "missing: params/block_0_dw/kernel [3, 3, 1, 4], the nearest in the file is 'dw.weight'"
     assert line in capfd.readouterr().out.splitlines()
+    (folder / "named.json").write_text('{"model": {"name": "resnet10", "width": 4}}')
+    arrays = state_dict_of(adapt(jaxddp.resnet("resnet10", 1000, width=4)), (32, 32, 3))
+    held = {f"model.{name}": array for name, array in arrays.items()} | {"conv1.weight": np.ones(3)}
+    write(folder / "held.safetensors", held)
+    assert main(["weights", "inspect", "held.safetensors", "named.json"]) == 0
+    assert "missing" not in capfd.readouterr().out
+    write(folder / "held.safetensors", held | {f"ema.{name}": array for name, array in arrays.items()})
+    line = fails(["weights", "inspect", "held.safetensors", "named.json"], capfd)
+    assert "held.safetensors: the network is below 'ema.' and 'model.'; define rename(name) in" in line
 
 
 @pytest.mark.ci

@@ -41,7 +41,7 @@ from jaxddp.setup.recipe import check_normalization, model_of
 from jaxddp.setup.resources import ImageShape, TrainingData, join_and_resolve, open_validation_alone
 from jaxddp.setup.user_objects import objects_of_arguments, objects_of_hooks
 from jaxddp.weights.foreign import Foreign, in_terms_of, renamed
-from jaxddp.weights.match import Shapes, from_published
+from jaxddp.weights.match import Shapes, from_published, unwrapped
 from jaxddp.weights.places import IMAGENET, find_published, has_library, local_weights
 from jaxddp.weights.state_dict import read
 from jaxddp.workdir.signature import Signature
@@ -213,7 +213,7 @@ def mapped_names(file: RecipeFile, path: Path) -> tuple[Shapes, Foreign]:
     mapped, (*published_names, own) = stored_arrays(path, stored, target)
     if published_names:
         paths = {naming(array): array for naming in (own, *reversed(published_names)) for array in target.shapes}
-        names = renamed(stored, file.rename)
+        names = unwrapped(renamed(stored, file.rename), target.shapes, (own, *published_names))
         mapped = in_terms_of(target.shapes, stored, lambda name: paths.get(names.get(name, "")))
     return target.shapes, mapped
 

@@ -69,11 +69,11 @@ def stored_arrays(
     those of another network. A recipe's `rename`, which may be wrong (InputError), is applied before.
     """
     namings = namings_of(target.model)
-    if len(namings) > 1:
-        arrays = {new: stored[name] for name, new in renamed(stored, target.rename).items()}
-        return Foreign(unwrapped(arrays, target.shapes, namings), {}, {}), namings
     with about(path):
-        return in_terms_of(target.shapes, stored, target.rename), namings
+        if len(namings) == 1:
+            return in_terms_of(target.shapes, stored, target.rename), namings
+        names = unwrapped(renamed(stored, target.rename), target.shapes, namings)
+    return Foreign({new: stored[name] for name, new in names.items()}, {}, {}), namings
 
 
 def signature_of_weights(path: Path) -> Signature | None:

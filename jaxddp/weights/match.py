@@ -39,13 +39,21 @@ def constants_of(model: Any) -> dict[str, np.ndarray]:
     return constants()
 
 
-def unwrapped(arrays: Arrays, shapes: Shapes, namings: Sequence[Naming]) -> dict[str, np.ndarray]:
-    """Return arrays by name, those of a network without the prefix of a module that holds it, such as "model."."""
-    names = {naming(path) for naming in namings for path in shapes}
-    prefixes = dict.fromkeys(("", *(f"{name.partition('.')[0]}." for name in arrays)))
-    prefix = max(prefixes, key=lambda prefix: sum(prefix + name in arrays for name in names))
-    others = {name: array for name, array in arrays.items() if not name.startswith(prefix)}
-    return others | {name[len(prefix) :]: array for name, array in arrays.items() if name.startswith(prefix)}
+def unwrapped(names: Mapping[str, str], shapes: Shapes, namings: Sequence[Naming]) -> dict[str, str]:
+    """Return names without the prefix of a module that holds the network, such as "model.".
+
+    `names` are by the name in the file. Raises: InputError if the network is below several prefixes.
+    """
+    given, own = {*names.values()}, {naming(path) for naming in namings for path in shapes}
+    prefixes = sorted({"", *(f"{name.partition('.')[0]}." for name in given if "." in name)})
+    counts = [sum(prefix + name in given for name in own) for prefix in prefixes]
+    prefix, *others = (prefix for prefix, count in zip(prefixes, counts, strict=True) if count == max(counts))
+    if prefix and others:
+        advice = "define rename(name) in the recipe, which returns None for the others"
+        raise InputError(f"the network is below {prefix!r} and {others[0]!r}", advice=advice)
+    # Another array may have the name of the network's.
+    kept = {name: new for name, new in names.items() if new.startswith(prefix) or prefix + new not in given}
+    return {name: new.removeprefix(prefix) for name, new in kept.items()}
 
 
 def has_published_names(model: Any) -> bool:
