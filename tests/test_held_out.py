@@ -19,7 +19,7 @@ from jaxddp.config import DataConfig
 from jaxddp.core.errors import InputError
 from jaxddp.data.division import GROUPS, folds, held_out_rows, write_folds
 from jaxddp.data.division import held_out as divide_table
-from jaxddp.data.opening import open_evaluated, open_one_split, open_splits
+from jaxddp.data.opening import few_labels, open_evaluated, open_one_split, open_splits
 from jaxddp.data.storage.store import LocalFiles
 from jaxddp.data.table import ExampleTable
 
@@ -119,6 +119,8 @@ def test_a_folder_of_classes_is_divided_for_validation(tmp_path: Path):
         assert len(open_evaluated(other, None, [val.fingerprint])[1]) == count
     bees = DataConfig(path=str(write(tmp_path / "bees", "bee/1.png")), val_share=0.3)
     assert open_evaluated(bees, None, [val.fingerprint], (("ant", "bee"),) * 2)[1].labels.tolist() == [1]
+    few = DataConfig(path=str(tmp_path / "4"), val_share=0.3, labels_per_class=2)
+    assert ids(open_evaluated(few, None, [few_labels(train, 2).fingerprint])[1]) == ids(val)
     assert sorted(ids(train) + ids(val)) == sorted(name.removesuffix(".png") for name in NAMES)
     assert ids(train) == sorted(ids(train)) and ids(val) == sorted(ids(val))
     assert train.class_ids == val.class_ids == ("ant", "bee") and val.labels.tolist() == [0, 0, 1, 1]

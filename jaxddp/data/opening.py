@@ -83,7 +83,7 @@ def open_unchecked(data: DataConfig, val_limit: int | None = None) -> tuple[Sour
 def open_evaluated(
     data: DataConfig, val_limit: int | None, known: Collection[str], classes: Sequence[tuple[str, ...]] = ()
 ) -> tuple[SourceTable, SourceTable]:
-    """Open the data of an evaluation like `open_unchecked`.
+    """Open the data of an evaluation: the labelled training examples, and the validation split, at most `val_limit`.
 
     A run that held out images may be evaluated on other data. Their validation split, or else all of them, is both.
     Other data may have only some of the run's classes, unless they are arrays, whose classes may be mere numbers.
@@ -102,13 +102,15 @@ def open_evaluated(
 def _open_evaluated(data: DataConfig, val_limit: int | None, known: Collection[str]) -> tuple[SourceTable, SourceTable]:
     try:
         train, val = open_unchecked(data, val_limit)
+        if data.labels_per_class is not None:
+            train = few_labels(train, data.labels_per_class, data.labels_seed)
         if not known or data.held_out is None or train.fingerprint in known or val.fingerprint in known:
             return train, val
     except InputError:  # Other data may have a validation split, or too few images to hold some out.
         if not known:
             raise
-    val = open_validation_split(dataclasses.replace(data, val_share=None, fold=None))
-    val = val if val_limit is None else val.take(val_limit)
+    whole = open_validation_split(dataclasses.replace(data, val_share=None, fold=None))
+    val = whole if val_limit is None else whole.take(val_limit)
     _log.info("%s: other data than the run's; %s are measured", data.path or data.name, counted(len(val), "image"))
     return val, val
 

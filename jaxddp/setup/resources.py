@@ -177,8 +177,6 @@ def open_validation(
     train, val = _united(train, val, config, topology)
     check_labelled(own_part(val), VALIDATION)
     check_comparable(val, train, config.data)
-    if config.data.labels_per_class is not None:
-        train = opening.few_labels(train, config.data.labels_per_class, config.data.labels_seed)
     return train, val
 
 
