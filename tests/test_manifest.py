@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from orbax.checkpoint import CheckpointManager
 from support import runs
 from support.cases import essential_and_ci, essential_and_rare
 from support.data import random_table, write_arrays
@@ -144,8 +145,8 @@ def test_a_run_resumes_from_a_checkpoint_whose_manifest_was_not_written(saved, f
     with monkeypatch.context() as patch, Checkpoints(folder) as checkpoints:
         patch.setattr(Integrity, "write", lambda self, step: order.append("manifest"))
         checkpoints.save(6, state_of(), {})
-        wait = checkpoints._manager.wait_until_finished
-        patch.setattr(checkpoints._manager, "wait_until_finished", lambda: order.append("wait") or wait())
+        wait, name = CheckpointManager.wait_until_finished, "wait_until_finished"
+        patch.setattr(CheckpointManager, name, lambda manager: order.append("wait") or wait(manager))
         checkpoints.wait()
         # Ctrl-C may end a wait of the main thread before the save is complete.
         assert order[-2:] == ["manifest", "wait"]
