@@ -48,7 +48,7 @@ def unwrapped(names: Mapping[str, str], shapes: Shapes, namings: Sequence[Naming
     prefixes = sorted({"", *(f"{name.partition('.')[0]}." for name in given if "." in name)})
     counts = [sum(prefix + name in given for name in own) for prefix in prefixes]
     prefix, *others = (prefix for prefix, count in zip(prefixes, counts, strict=True) if count == max(counts))
-    if prefix and others:
+    if prefix and others and 2 * max(counts) > len(shapes):
         advice = "define rename(name) in the recipe, which returns None for the others"
         raise InputError(f"the network is below {prefix!r} and {others[0]!r}", advice=advice)
     # Another array may have the name of the network's.
