@@ -297,7 +297,7 @@ def test_the_self_test_uses_the_first_images_of_a_run(tree):
 
 
 @pytest.mark.slow
-def test_evaluation_and_training_have_separate_image_sizes(tree):
+def test_evaluation_and_training_have_separate_image_sizes(tree, caplog):
     keys = {"grow_from": None, "image_size": 12, "resize": 20, "eval_size": 20}
     setup, val = setup_of(table=train_solutions(tree), **keys), val_solutions(tree)
     assert next(setup.batches(0, 1)).image.shape[1:] == (12, 12, 3)
@@ -305,6 +305,10 @@ def test_evaluation_and_training_have_separate_image_sizes(tree):
     batch = next(eval_batches(val, setup.config.data, EvalOrder(7, 8), setup.topology))
     np.testing.assert_array_equal(batch.image, expected.image)
     assert setup.evaluator(val)(setup.state)["count"] == 7
+    for size in (14, 13):
+        make_run(runs.changed(setup, {"data": {"eval_size": size}}, val))
+    message = "data.resize=20: evaluation crops the central 13 pixels of this short side; 14 is usual"
+    assert [line for line in caplog.messages if "resize" in line] == [message]
     data = dataclasses.replace(setup.config.data, cache="device", crop="whole")
     resident = dataclasses.replace(setup.feed, data=data)
     resident.place(val)

@@ -176,11 +176,13 @@ def class_counts(source: Source) -> np.ndarray:
     return source.class_counts if isinstance(source, UnitedSource) else labels_of(source).counts
 
 
-def warn_of_unseen_classes(source: Source, trained: Source) -> None:
-    """Log a warning if a source has classes without any training examples."""
+def warn_of_validation(source: Source, trained: Source, data: DataConfig) -> None:
+    """Log warnings of classes without any training examples, and of crops below 2/3 of the short side of files."""
+    if own_part(source).pixel_shape is None and 2 * data.resize > 3 * data.image_size:
+        crop = f"evaluation crops the central {data.image_size} pixels of this short side"
+        _log.warning(f"data.resize={data.resize}: {crop}; {data.image_size * 8 // 7} is usual")
     counts, trained_counts = class_counts(source), class_counts(trained)
-    unseen = np.flatnonzero((counts > 0) & (trained_counts == 0))
-    if len(unseen):
+    if len(unseen := np.flatnonzero((counts > 0) & (trained_counts == 0))):
         names = some([repr(source.class_names[label]) for label in unseen])
         shares = f"{counts[unseen].sum():,} of {counted(len(source), 'example')}"
         _log.warning(f"{VALIDATION}: {shares} are of classes without any training examples: {names}")

@@ -22,7 +22,7 @@ from jaxddp.core.phases import phase
 from jaxddp.data.batch import Batch
 from jaxddp.data.formats.packed_records import MANIFEST
 from jaxddp.data.storage.root import is_url
-from jaxddp.data.united import own_part, warn_of_unseen_classes
+from jaxddp.data.united import own_part, warn_of_validation
 from jaxddp.engine.objective import Objective, targets
 from jaxddp.engine.replicas import Replicas
 from jaxddp.engine.state import TrainState
@@ -263,7 +263,7 @@ def _evaluator(setup: RunSetup, listeners: Sequence[Any], evaluators: Sequence[M
     metrics, resident = {name: METRICS.get(name) for name in names} | dict(setup.metrics), config.data.cache == "device"
     measured = dataclasses.replace(setup, metrics=metrics).evaluator(val, config.eval.batch_size, resident=resident)
     if peers.is_first:
-        warn_of_unseen_classes(val, setup.resources.train)
+        warn_of_validation(val, setup.resources.train, config.data.of_evaluation)
     return dataclasses.replace(measured, extra=evaluators)
 
 
