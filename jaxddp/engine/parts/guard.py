@@ -52,9 +52,7 @@ class GradientNorm(Part):
     def gradients(self, own: Any, grads: Any) -> Any:
         if self.clip is None:
             return grads
-        if not self.first_steps:
-            return optax.clip_by_global_norm(self.clip).update(grads, optax.EmptyState())[0]
-        clip, norm = self.clip, self._norm(grads, own["steps"])
+        clip, norm = self.clip, self._norm(grads, own["steps"] if self.first_steps else None)
         return jax.tree.map(lambda grad: jnp.where(norm < clip, grad, grad / norm.astype(grad.dtype) * clip), grads)
 
     def update(self, own: Any, before: TrainState, after: TrainState, grads: Any) -> tuple[Any, TrainState]:
