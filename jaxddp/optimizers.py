@@ -24,7 +24,6 @@ else:
 Nesterov = Annotated[bool, Requires("optimizer.momentum")]
 _ADAMW_RMS = 0.2
 """The approximate root mean square of an AdamW update. Orthogonalized updates are scaled to this value."""
-_ADAM_BETA1 = 0.9
 
 
 @OPTIMIZERS.add("momentum")
@@ -148,8 +147,8 @@ class Muon(AdamW):
     convolution is a matrix of (height * width * input channels, output channels), and the kernels of attention are
     matrices of (inputs, heads * size) and (heads * size, outputs). Each layer of a stack (`nn.scan`, `nn.vmap`) has its
     own matrices. Kernels are scaled as in Liu et al. 2025 (arXiv:2502.16982, section 2.2), so AdamW's learning rate and
-    weight decay suit them. Adam trains the other parameters at the same learning rate: batch norm, biases, and the
-    tables of `nn.Embed`. `momentum` applies to Muon only and is often 0.95; `beta2` applies to Adam only.
+    weight decay suit them. Adam, or with `nesterov` NAdam, as in Optax, trains the other parameters at the same rate:
+    batch norm, biases, and the tables of `nn.Embed`. `momentum` is only Muon's and often 0.95; `beta2` is only Adam's.
     """
 
     nesterov: Nesterov = True
@@ -161,7 +160,6 @@ class Muon(AdamW):
             beta=self.momentum,
             eps=self.epsilon,
             nesterov=self.nesterov,
-            adam_b1=_ADAM_BETA1,
             adam_b2=self.beta2,
             muon_weight_dimension_numbers=functools.partial(kernels.map, matrices),
             consistent_rms=_ADAMW_RMS,
