@@ -86,8 +86,9 @@ def negative_log_likelihood(label_smoothing: float = 0.0, class_weights: Sequenc
     Args:
         label_smoothing: the share of each label that is spread over all classes; see `cross_entropy`.
         class_weights: K numbers from 0. With weights the loss returns a pair: the sum of the weighted losses, and the
-            sum of the labels' weights. In a smoothed label, the share of each class has the weight of that class. The
-            quotient of the two sums is PyTorch's `cross_entropy` with `weight` and `label_smoothing`.
+            sum of the labels' weights. In a smoothed label, the share of each class has the weight of that class. With
+            one label, the quotient of the sums is PyTorch's `cross_entropy` with `weight` and `label_smoothing`. (For
+            shares, PyTorch divides by the number of examples.)
     """
 
     label_smoothing, class_weights = _check(label_smoothing, class_weights)
