@@ -122,7 +122,7 @@ def binary_cross_entropy(label_smoothing: float = 0.0, class_weights: Sequence[f
 
     Args:
         label_smoothing: with one label, the share of the label that is spread over all classes, as in timm. With
-            multi-hot labels, the share by which targets move towards one half, as in Keras.
+            multi-hot labels, the share by which targets move towards one half, as in Keras; for shares, set 0.
         class_weights: K numbers that multiply the terms of their classes, without normalization, like PyTorch's
             `weight`.
     """

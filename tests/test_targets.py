@@ -220,6 +220,10 @@ def test_a_run_of_numbers_predicts_a_column_for_each_and_has_heads_of_two_kinds(
         ("train digits {data} --loss.name mse", "eval.metrics: top1 takes one label or shares per image, but the d"),
         ("train digits {data} --loss.name mse --train.label-smoothing 0.1", "--train.label-smoothing 0.1: the labels"),
         (
+            "train digits {data} --data.targets shares --loss.name bce --train.label-smoothing 0.1",
+            "--train.label-smoothing 0.1: the labels are shares; set it to 0",
+        ),
+        (
             "predict {run} {run}/../0.png --out a.csv --min-confidence 0.5",
             "--format kaggle, --min-confidence, --explain: ",
         ),

@@ -131,9 +131,11 @@ def class_weights(config: Config, class_counts: np.ndarray, num_examples: int) -
 
 def _make_loss(config: Config, weights: np.ndarray | None, labels: LabelKind) -> ExampleLoss:
     make: Any = LOSSES.get(config.loss.name)
-    name = Key.plain("loss.name", config.loss.name)
-    if (smoothing := config.train.label_smoothing) and labels.form == "numbers":
-        raise InputError(Key("train.label_smoothing", smoothing), ": the labels are numbers", advice="set it to 0")
+    name, smoothing = Key.plain("loss.name", config.loss.name), config.train.label_smoothing
+    # `bce` would move each share towards one half, as if the image could have several labels.
+    if smoothing and (labels.form == "numbers" or (labels.form, config.loss.name) == ("shares", "bce")):
+        problem = f": the labels are {labels.form}"
+        raise InputError(Key("train.label_smoothing", smoothing), problem, advice="set it to 0")
     if weights is not None:
         if "class_weights" not in inspect.signature(make).parameters:
             raise InputError(Key(_KEY), ": ", name, " takes no weights", advice="leave them out")
