@@ -198,5 +198,5 @@ def _grid(images: Any, titles: Sequence[str], colours: Sequence[str], columns: i
         cell.set_axis_off()
     for cell, image, title, colour in zip(cells, images, titles, colours, strict=False):
         cell.imshow(to_drawable(image), cmap="gray", vmin=0, vmax=255)
-        cell.set_title(title, fontsize=fontsize, color=colour)
+        cell.set_title(title, fontsize=fontsize, color=colour, parse_math=False)  # A class may be named $1_$2.
     return picture
