@@ -53,7 +53,7 @@ def test_curves_show_the_metrics_of_the_history() -> None:
             np.testing.assert_array_equal(line.get_ydata(), part[name])
     np.testing.assert_array_equal(rate.lines[0].get_ydata(), history.train["learning_rate"])
     np.testing.assert_array_equal(speed.lines[0].get_ydata(), history.train["images_per_second"])
-    assert [text.get_text() for text in loss.texts] == ["val 0.272", "train 0.4"]
+    assert [text.get_text() for text in loss.texts] == ["val 0.2718", "train 0.4"]
     assert [text.get_text() for text in top1.texts] == ["val 58.8%", "train 90.9%"]
 
 
@@ -64,6 +64,11 @@ def test_labels_of_lines_that_end_at_the_same_height_do_not_overlap() -> None:
     picture = pictures.figure(events.Series(history.train, history.epochs, val, {}))
     heights = sorted(text.get_position()[1] for text in picture.axes[0].texts)
     assert np.diff(heights) == pytest.approx([0.06])
+    rising, perfect = ({"epoch": np.arange(1.0, 3.0), "top1": np.array([first, 1.0])} for first in (0.2, 1.0))
+    labels = pictures.figure(events.Series({}, rising, rising, rising)).axes[2].texts
+    assert [text.get_position()[1] for text in labels] == pytest.approx([0.88, 0.94, 1])
+    axes = pictures.figure(events.Series({}, perfect, perfect, {})).axes[2]
+    assert max(tick for tick in axes.get_yticks() if tick <= axes.get_ylim()[1]) == 1
 
 
 @pytest.mark.parametrize(

@@ -89,11 +89,11 @@ def _measure_panel(axes: Axes, series: Series, name: str) -> None:
     if not any(last.values()):
         axes.text(0.5, 0.5, "nothing logged yet", transform=axes.transAxes, color=INK, ha="center")
     elif percent:
-        axes.set_ylim(*np.clip(axes.get_ylim(), -0.004, 1.01))
+        axes.set_ylim(*np.clip(axes.get_ylim(), -0.004, 1.009))
         axes.yaxis.set_major_formatter(PercentFormatter(1))
     elif is_wide(series[1:]):
         axes.set_yscale("log")
-    _label_ends(axes, {label: end for label, end in last.items() if end}, "{:.1%}" if percent else "{:.3g}")
+    _label_ends(axes, {label: end for label, end in last.items() if end}, "{:.1%}" if percent else "{:.4g}")
 
 
 def _style(axes: Axes, title: str, x: str = "") -> None:
@@ -119,13 +119,14 @@ def _line(axes: Axes, columns: Columns, name: str, colour: str, **style: Any) ->
 
 
 def _label_ends(axes: Axes, ends: dict[str, tuple[float, float]], number: str) -> None:
-    """Write the name and last value of each line at the right edge, in the line's colour, without overlaps."""
+    """Write the name and last value of each line at the panel's right edge, in the line's colour, without overlaps."""
     axes.get_ylim()  # makes matplotlib set the limits
     to_panel = axes.transScale + axes.transLimits
-    height, gap = -1.0, 0.06
-    for label, end in sorted(ends.items(), key=lambda item: item[1][1]):
-        height = max(float(to_panel.transform(end)[1]), height + gap)
-        text = f"{label} {number.format(end[1])}"
+    labels, offsets = sorted(ends, key=lambda label: ends[label][1]), 0.06 * np.arange(len(ends))
+    heights = [float(to_panel.transform(ends[label])[1]) for label in labels]
+    heights = np.minimum(np.maximum.accumulate(heights - offsets), 1 - offsets[-1:]) + offsets
+    for label, height in zip(labels, heights.tolist(), strict=True):
+        text = f"{label} {number.format(ends[label][1])}"
         axes.text(1.01, height, text, transform=axes.transAxes, color=COLOURS[label], fontsize=10, va="center")
 
 
