@@ -17,7 +17,9 @@
     const places = positions[trace.meta.where][chosen.axis] || [];
     const rows = trace.meta.rows ? trace.meta.rows.map((row) => places[row]) : places;
     const x = chosen.axis === "time" ? rows.map((seconds) => seconds / unit[1]) : rows;
-    return { ...trace, x, visible: !chosen.hidden.has(trace.meta.run) };
+    // Thin lines are hard to see on a dark page.
+    const opacity = trace.opacity && (dark.matches ? 0.8 : trace.opacity);
+    return { ...trace, x, opacity, visible: !chosen.hidden.has(trace.meta.run) };
   }
 
   function template() {
