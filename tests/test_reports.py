@@ -345,6 +345,7 @@ def test_a_row_of_the_matrix_holds_the_shares_of_a_class():
     matrix = run_classes(0, Cell("a", "#000000"), images).matrix
     assert matrix is not None
     np.testing.assert_allclose(matrix.data[0]["z"], counts / counts.sum(1)[:, None], atol=1e-4)
+    assert matrix.layout["xaxis"]["autotickangles"] == [0, 90]
 
 
 def test_no_name_is_interpreted_as_markup(tmp_path):

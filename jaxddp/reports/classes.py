@@ -202,7 +202,8 @@ def _matrix(chart: str, outcome: Outcome) -> Chart:
         heatmap |= {"text": [[str(n) if n else "" for n in row] for row in counts.tolist()], "texttemplate": "%{text}"}
         short = [html.escape(short_class_name(name), quote=False) for name in outcome.class_names]
         axis = {"tickvals": [*classes], "ticktext": short, "showgrid": False, "zeroline": False}
-    x = {**axis, "title": {"text": "taken for"}, "constrain": "domain"}
+    # A slanted name at the right edge would be hidden.
+    x = {**axis, "title": {"text": "taken for"}, "constrain": "domain", "autotickangles": [0, 90]}
     y = {**axis, "title": {"text": "class"}, "autorange": "reversed", "scaleanchor": "x"}
     return Chart(chart, "confusion matrix", [heatmap], {"xaxis": x, "yaxis": y}, curve=False)
 
@@ -225,7 +226,7 @@ def _reliability(chart: str, outcome: Outcome) -> Chart:
     texts = {"text": [f"{n:,}" for n in counts.tolist()], "textposition": "outside", "textangle": 0}
     data = [bar | {"y": numbers(accuracy)}, bar | texts | {"y": counts.tolist(), "yaxis": "y2"}]
     diagonal = {"type": "line", "x0": 0, "y0": 0, "x1": 1, "y1": 1, "line": {"color": "gray", "dash": "dash"}}
-    x = {"range": [0, 1.02], "tickformat": ".0%", "title": {"text": "probability of the predicted class"}}
+    x = {"range": [0, 1.05], "tickformat": ".0%", "title": {"text": "probability of the predicted class"}}
     y = {"range": [0, 1], "tickformat": ".0%", "title": {"text": "accuracy"}, "domain": [0.33, 1]}
     y2 = {"title": {"text": "images"}, "domain": [0, 0.2], "showticklabels": False, "showgrid": False}
     layout = {"xaxis": x | {"anchor": "y2"}, "yaxis": y, "yaxis2": y2, "shapes": [diagonal], "barmode": "overlay"}
