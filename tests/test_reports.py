@@ -76,7 +76,8 @@ def test_the_time_of_a_step_is_the_sum_of_the_earlier_steps_times(tmp_path):
 def test_every_metric_of_every_run_is_drawn_as_it_was_logged(tmp_path):
     runs = runs_of(tmp_path)
     charts = curves(runs, ["#0072B2"] * 3)
-    assert chart(charts, "top-1 accuracy").layout["yaxis"]["tickformat"] == ".4~%"
+    axis = chart(charts, "top-1 accuracy").layout["yaxis"]
+    assert axis["tickformat"] == ".4~%" and (axis["minallowed"], axis["maxallowed"]) == (-0.02, 1.02)
     assert [chart.title for chart in charts] == [
         *("loss", "top-1 accuracy", "learning rate", "images/s", "time spent waiting for data"),
         "peak memory of a device",

@@ -133,6 +133,9 @@ def _published(runs: Sequence[RunFiles], metric: str) -> Plotly:
 def _chart(name: str, metric: str, data: list[Plotly], runs: Sequence[RunFiles], note: str = "") -> Chart:
     # Shares without trailing zeros: 20%, 0.5%.
     axis = {"tickformat": ".4~%"} if is_share(metric) else {}
+    # Without limits, the axis of equal shares of 100% ends at 200%.
+    are_shares = is_share(metric) and all(0 <= y <= 1 for trace in data for y in trace["y"] if y is not None)
+    axis |= {"minallowed": -0.02, "maxallowed": 1.02} if are_shares else {}
     axis |= {"tickformat": ".3~s", "ticksuffix": "B"} if metric == "peak_memory" else {}
     axis |= {"rangemode": "tozero"} if metric in (*_SPEED, "learning_rate", "loss_scale") else {}
     title = _TITLES.get(metric, metric) + note
