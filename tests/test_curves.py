@@ -80,6 +80,7 @@ def test_labels_of_lines_that_end_at_the_same_height_do_not_overlap() -> None:
         ([step_record(1, metrics={"loss": 2.0})], 2),
         ([step_record(1), step_record(2, metrics={"loss": math.nan, "top1": math.nan})], 4),
         ([evaluation_record(4)], 4),
+        ([EvaluationRecord(4, 1.0, {"loss": 2.0, "mae": 60.5, "r2": -0.5}, 77, 77, 1.0)], 4),
     ],
 )
 def test_curves_of_very_few_points_are_drawn(records: list[StepRecord | EvaluationRecord], panels: int) -> None:

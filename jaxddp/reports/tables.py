@@ -26,8 +26,8 @@ from jaxddp.core.errors import InputError, counted, duration, figure
 from jaxddp.recipe.file import REFERENCE_FILE, RUN_ID, Reference
 from jaxddp.recipe.sources import CONFIG_FILE
 from jaxddp.training.checkpoints.integrity import CHECKPOINTS, VALIDATION_FILE, ValidationFile
-from jaxddp.training.events import Columns, Series
-from jaxddp.training.listeners.jsonl import METRICS, NOT_MEASURED, RESULT, parse, series
+from jaxddp.training.events import NOT_MEASURED, Columns, Series
+from jaxddp.training.listeners.jsonl import METRICS, RESULT, parse, series
 from jaxddp.workdir.lock import is_locked
 
 

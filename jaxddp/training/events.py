@@ -275,6 +275,8 @@ class Listener:
         """Handle the end of the run; see `RunEnd.status`."""
 
 
+NOT_MEASURED = ("step", "epoch", "split", "count", "seconds")
+"""Columns of a validation that are not metrics."""
 Columns = dict[str, np.ndarray]
 
 

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from jaxddp.core.libraries import no_collections
-from jaxddp.training.events import Columns, PredictedImages, Series, is_wide, to_drawable
+from jaxddp.training.events import NOT_MEASURED, Columns, PredictedImages, Series, is_wide, to_drawable
 from jaxddp.training.progress import COLOURS
 
 TRAIN, VAL, INK, GRID = COLOURS["train"], COLOURS["val"], "#404040", "#E4E4E4"
@@ -56,9 +56,11 @@ def figure(series: Series) -> Picture:
     """Return the curves of loss and top-1 in training (thin: logged steps, bold: epochs) and validation.
 
     Below each panel is a small panel with one metric of `SMALL`. The axis of the loss is logarithmic if the losses
-    of epochs and validations span more than a factor of 100. If no row has `top1`, there is no panel for it.
+    of epochs and validations span more than a factor of 100. Without top-1, the second panel shows the first other
+    metric of the validations.
     """
-    measures = [name for name in ("loss", "top1") if name == "loss" or any(name in columns for columns in series)]
+    others = [name for name in series.val if name not in ("loss", *NOT_MEASURED)]
+    measures = ["loss", *(["top1"] if any("top1" in columns for columns in series) else others[:1])]
     picture = Picture(figsize=(5.5 * len(measures), 5), layout="constrained", facecolor="white")
     layout: Any = picture.get_layout_engine()
     layout.set(w_pad=0.12, h_pad=0.1, hspace=0.02)

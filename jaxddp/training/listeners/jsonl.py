@@ -28,8 +28,6 @@ METRICS, RESULT = "metrics.jsonl", "result.json"
 CURVES, PARAMETERS, CONFUSION = "curves.png", "parameters.txt", "confusion.csv"
 Row = dict[str, Any]
 EPOCH_PREFIX = "epoch_"
-NOT_MEASURED = ("step", "epoch", "split", "count", "seconds")
-"""Columns of a validation that are not metrics."""
 
 
 class RowListener(events.Listener):
@@ -86,7 +84,7 @@ class JsonLines(RowListener):
         for split, validation in ((VAL, run.validation), (VAL_EMA, run.averaged)):
             # If a resumed run ends before its next validation, the last validation is in the kept lines of the file.
             if validation := validation or self._validations.get(split):
-                metrics = {name: value for name, value in validation.items() if name not in NOT_MEASURED}
+                metrics = {name: value for name, value in validation.items() if name not in events.NOT_MEASURED}
                 result[split] = {name: None if value is None else float(value) for name, value in metrics.items()}
                 result[split]["count"] = int(validation.get("count") or 0)
         result |= {name: value for name, value in asdict(run.used).items() if value is not None}
