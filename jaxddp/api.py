@@ -230,6 +230,7 @@ def train(
 
     Raises:
         InputError, NonFiniteError, ReplicaError, GradientError, Preempted: see `jaxddp.core.errors`.
+        KeyboardInterrupt: Ctrl-C. After the first one, a run with a workdir has saved.
     """
     check_setup(setup)
     logs = arguments.log_settings(workdir, profile, log_to, log_project, log_name, log_config)

@@ -417,7 +417,7 @@ class GradientError(JaxddpError, ArithmeticError):
 
 
 class Preempted(JaxddpError):
-    """The scheduler ended the run. Its state was saved, and a later start resumes it."""
+    """The run was asked to stop. Its state was saved, and a later start resumes it."""
 
     exit_code = 75
 
