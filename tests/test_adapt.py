@@ -294,8 +294,6 @@ class Spectral(nn.Module):
 
 
 class NNXMeasured(NNXCNN):
-    """A module with a metric, which its caller updates, and a counter."""
-
     def __init__(self, rngs):
         super().__init__(rngs=rngs)
         self.accuracy, self.count = nnx.metrics.Accuracy(), nnx.Variable(jnp.zeros(()))

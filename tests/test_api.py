@@ -143,7 +143,6 @@ def test_the_first_ctrl_c_saves_and_the_second_ends_the_run_at_once(tmp_path, ca
         interrupt.presses, workdir = presses, tmp_path / str(presses)
         with pytest.raises(KeyboardInterrupt, match=f"^{line}") as raised:
             train(jaxddp.softmax_cross_entropy, setup, workdir=workdir, listeners=[interrupt], **settings)
-        # A notebook shows the user's line and the message.
         assert len(getattr(raised.value, "_render_traceback_", list)()) == (2 if presses in (1, -1) else 0)
         if step is not None:
             result = json.loads((workdir / "result.json").read_text())

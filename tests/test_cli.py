@@ -236,10 +236,9 @@ def test_a_stream_that_does_not_block_gets_all_output():
 def test_a_write_that_ctrl_c_interrupts_is_not_repeated(monkeypatch):
     (reading, writing), write = os.pipe(), _Writer.write
     stream = _replaced(io.TextIOWrapper(io.BytesIO(), "utf-8"), writing, raises=True)
-    monkeypatch.setattr(_Writer, "write", lambda *words: write(*words) and signal.raise_signal(signal.SIGINT))
-    with pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(_Writer, "write", lambda *words: write(*words) and signal.raise_signal(signal.SIGINT))
         print("once", file=stream, flush=True)
-    monkeypatch.undo()
     stream.flush()
     assert os.read(reading, 100) == b"once\n"
 

@@ -103,7 +103,3 @@ def test_loss_that_falls_a_hundredfold_is_drawn_on_a_logarithmic_axis() -> None:
         return pictures.figure(events.Series({}, epochs, {}, {})).axes[0].get_yscale()
 
     assert [scale(0.001), scale(0.1), scale(0.0), scale(-1.0)] == ["log", "linear", "linear", "linear"]
-
-
-def test_a_class_name_with_dollars_is_no_formula() -> None:
-    assert pictures.input_grid(np.zeros((1, 2, 2, 3), np.uint8), ["$1_$2"])._repr_png_().startswith(b"\x89PNG")

@@ -186,7 +186,6 @@ def test_splits_are_those_of_the_data_set(tmp_path):
     assert whole.class_names == ("a", "b") and whole.labels.tolist() == [0, 0, 1, 1]
     with pytest.raises(InputError, match="--split val: .*photos has no validation split; leave it out for all images"):
         open_one_split([str(photos)], data, "val")
-    # Images beside the folders: these are no classes.
     Image.new("RGB", (8, 8)).save(photos / "5.png")
     assert open_one_split([str(photos)], data).labels.tolist() == [-1] * 5
     (photos / "5.png").unlink()

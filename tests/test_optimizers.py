@@ -26,8 +26,7 @@ TABLE, VAL = random_table(50), random_table(23, seed=1)
 @pytest.mark.slow
 @pytest.mark.parametrize(("nesterov", "of_bias"), [(False, 1), (True, 0.9 * 0.1 / (1 - 0.9**2) + 1)])
 def test_muon_scales_updates_of_kernels_to_the_usual_size_of_adams_updates(nesterov, of_bias):
-    """Muon scales updates of kernels to a root mean square of 0.2, a usual value for Adam after its first step. The
-    first step of a bias is Adam's or, with `nesterov`, NAdam's (Dozat 2016)."""
+    """A kernel's updates have a root mean square of 0.2, usual for Adam. A bias takes Adam's or NAdam's first step."""
     optimizer = OPTIMIZERS.get("muon")(config_of(name="muon", weight_decay=0.0, nesterov=nesterov), lambda step: 1.0)
     params = {"wide": jnp.zeros((8, 64)), "conv": jnp.zeros((3, 3, 8, 16)), "bias": jnp.zeros(32)}
     rng = np.random.default_rng(0)

@@ -466,7 +466,6 @@ def test_the_page_of_a_run_shows_its_classes(trained, tmp_path, capfd):
     others = write_pictures(tmp_path / "others", 1, 9, 16) / "val"
     for label, name in enumerate("abcde"):
         (others / name).rename(others / str(label))
-    # Its classes are some of the run's.
     shutil.rmtree(others / "0")
     assert main(["report", str(trained), "--data", str(others), "--out", str(out)]) == 0
     assert "of 7 images right" in out.read_text()

@@ -134,4 +134,4 @@ def test_check_and_pictures_take_any_channels_and_bits(channels: int):
     findings = examine(source, 0)
     assert (findings.kind, findings.height, findings.mode) == ("array", SIZE, str(channels))
     assert findings.size == SIZE * SIZE * channels * 2
-    assert pictures.png(pictures.input_grid(source.images[:2], ["a", "b"])).startswith(b"\x89PNG")
+    assert pictures.png(pictures.input_grid(source.images[:2], ["$1_$2", "b"])).startswith(b"\x89PNG")
