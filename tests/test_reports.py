@@ -185,10 +185,10 @@ def test_the_two_best_recipes_are_compared(tmp_path):
     change_json(workdirs[4] / "config.json", optimizer={"learning_rate": 0.3})
     (workdirs[0] / "reference.json").write_text('{"value": 3}')
     (sentence,) = Page(read_runs(workdirs)).comparisons
-    two = "learning_rate 0.2 81.00 ± 1.00% (2 runs, 100 images), and learning_rate 0.1 51.00 ± 1.00%"
+    two = "learning_rate 0.2 with 81.00 ± 1.00% (2 runs, 100 images), and learning_rate 0.1 with 51.00 ± 1.00%"
     assert two in sentence and sentence.endswith("30.00 ± 1.41 points, more than two standard errors.")
     change_json(workdirs[2] / "result.json", status="failed")
-    assert "0.2 82.00 ± 3.84% (1 run, 100 images)" in Page(read_runs(workdirs)).comparisons[0]
+    assert "0.2 with 82.00 ± 3.84% (1 run, 100 images)" in Page(read_runs(workdirs)).comparisons[0]
     assert not Page(read_runs(workdirs[:2])).comparisons
     for workdir in workdirs[2:]:
         change_json(workdir / "config.json", fingerprint={"val": "c" * 64})

@@ -504,7 +504,8 @@ def comparisons(runs: Sequence[RunFiles], groups: Sequence[SeedGroup]) -> list[s
         if done and all((metric := done[0].goal.metric) in run.metrics for run in done):
             values = [float(run.validations[metric][-1]) for run in done]
             end = Estimate.of(metric, values, done[0].validations.get("count", [0])[-1])
-            text = f"{name if len(groups) > 1 else 'here'} {end} ({counted(end.runs, 'run')}, {end.images:,} images)"
+            what = f"{name} with" if len(groups) > 1 else "here"
+            text = f"{what} {end} ({counted(end.runs, 'run')}, {end.images:,} images)"
             ends += [(end, text, done[0])] if math.isfinite(end.mean) else []
     ends.sort(key=lambda end: end[0].mean if end[2].goal.lowest else -end[0].mean)
     for reference in dict.fromkeys(run.reference for run in runs if run.reference):
