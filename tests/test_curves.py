@@ -65,9 +65,9 @@ def test_labels_of_lines_that_end_at_the_same_height_do_not_overlap() -> None:
     heights = sorted(text.get_position()[1] for text in picture.axes[0].texts)
     assert np.diff(heights) == pytest.approx([0.06])
     rising, perfect = ({"epoch": np.arange(1.0, 3.0), "top1": np.array([first, 1.0])} for first in (0.2, 1.0))
-    labels = pictures.figure(events.Series({}, rising, rising, rising)).axes[2].texts
+    labels = pictures.figure(events.Series({}, rising, rising, rising)).axes[1].texts
     assert [text.get_position()[1] for text in labels] == pytest.approx([0.88, 0.94, 1])
-    axes = pictures.figure(events.Series({}, perfect, perfect, {})).axes[2]
+    axes = pictures.figure(events.Series({}, perfect, perfect, {})).axes[1]
     assert max(tick for tick in axes.get_yticks() if tick <= axes.get_ylim()[1]) == 1
 
 

@@ -34,7 +34,6 @@ _PARTS: dict[str, tuple[str, Plotly]] = {
     "averaged": ("validation of averaged parameters", {"line": {"width": 2.5, "dash": "dash"}, "marker": {"size": 6}}),
 }
 """The name and the style of each part of a run's `Series`, in the order of its fields."""
-_STEPS_ALONE: Plotly = {"line": {"width": 1.5}}
 
 
 class Chart(NamedTuple):
@@ -112,7 +111,7 @@ def _curve(index: int, metric: str, runs: Sequence[RunFiles], colours: Sequence[
         for (part, (name, style)), columns in zip(_PARTS.items(), run.series, strict=True):
             if metric in columns and np.isfinite(columns[metric]).any():
                 if part == "steps" and metric not in run.series.epochs:
-                    style = _STEPS_ALONE
+                    style = {"line": {"width": 1.5}}
                 where = {"where": f"{number} {part}", "run": number}
                 data.append(_trace(f"{run.name}, {name}", columns[metric], where, colours[number], style, metric))
     return _chart(f"curve-{index}", metric, data, runs)
@@ -134,8 +133,8 @@ def _chart(name: str, metric: str, data: list[Plotly], runs: Sequence[RunFiles],
     # Shares without trailing zeros: 20%, 0.5%.
     axis = {"tickformat": ".4~%"} if is_share(metric) else {}
     # Without limits, the axis of equal shares of 100% ends at 200%.
-    are_shares = is_share(metric) and all(0 <= y <= 1 for trace in data for y in trace["y"] if y is not None)
-    axis |= {"minallowed": -0.02, "maxallowed": 1.02} if are_shares else {}
+    if axis and all(0 <= y <= 1 for trace in data for y in trace["y"] if y is not None):
+        axis |= {"minallowed": -0.02, "maxallowed": 1.02}
     axis |= {"tickformat": ".3~s", "ticksuffix": "B"} if metric == "peak_memory" else {}
     axis |= {"rangemode": "tozero"} if metric in (*_SPEED, "learning_rate", "loss_scale") else {}
     title = _TITLES.get(metric, metric) + note
@@ -156,8 +155,7 @@ def _trace(name: str, values: np.ndarray, meta: Plotly, colour: str, style: Plot
 
 def _band(least: np.ndarray, most: np.ndarray, colour: str, key: str) -> list[dict[str, Any]]:
     edge = {"type": "scatter", "mode": "lines", "line": {"width": 0}, "hoverinfo": "skip", "meta": {"where": key}}
-    red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
-    fill = {"fill": "tonexty", "fillcolor": f"rgba({red},{green},{blue},0.2)"}
+    fill = {"fill": "tonexty", "fillcolor": f"{colour}33"}
     return [edge | {"y": numbers(least)}, edge | {"y": numbers(most)} | fill]
 
 

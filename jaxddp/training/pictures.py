@@ -64,14 +64,11 @@ def figure(series: Series) -> Picture:
     picture = Picture(figsize=(5.5 * len(measures), 5), layout="constrained", facecolor="white")
     layout: Any = picture.get_layout_engine()
     layout.set(w_pad=0.12, h_pad=0.1, hspace=0.02)
-    grid = picture.add_gridspec(2, len(measures), height_ratios=(4, 1))
+    panels = picture.subplots(2, len(measures), sharex="col", height_ratios=(4, 1), squeeze=False)
     small = [(name, title) for name, title in SMALL if name in series.train] or SMALL
-    for column, (measure, (name, title)) in enumerate(zip(measures, small, strict=False)):
-        upper = picture.add_subplot(grid[0, column])
-        lower = picture.add_subplot(grid[1, column], sharex=upper)
+    for (upper, lower), measure, (name, title) in zip(panels.T, measures, small, strict=False):
         _measure_panel(upper, series, measure)
         upper.set_xlim(left=0)
-        upper.tick_params(labelbottom=False)
         _style(lower, title, "epoch")
         _line(lower, series.train, name, INK, linewidth=1.2)
         peak = float(np.nanmax(series.train.get(name, np.zeros(0)), initial=0))
@@ -169,8 +166,7 @@ def heat_map_over(image: np.ndarray, heat: np.ndarray) -> np.ndarray:
     drawable = to_drawable(image).astype(np.float32)
     # The weights of red, green and blue are those of ITU-R BT.601.
     gray = drawable if drawable.ndim == 2 else drawable[..., :3] @ np.array([0.299, 0.587, 0.114], np.float32)
-    most = float(np.nanmax(heat, initial=0))
-    shares = np.clip(np.nan_to_num(heat) / (most or 1), 0, 1)
+    shares = np.clip(np.nan_to_num(heat) / (np.nanmax(heat, initial=0) or 1), 0, 1)
     colours = colormaps["inferno"](shares)[..., :3] * 255
     return np.rint((colours + gray[..., None]) / 2).astype(np.uint8)
 
