@@ -67,10 +67,13 @@ def test_at_most_two_thousand_images_are_drawn_each_once():
 def test_each_class_is_a_trace_and_wrong_predictions_are_crosses():
     points, labels, guesses = RNG.normal(size=(6, 2)), np.array([0, 2, 0, 2, 2, 0]), np.array([0, 2, 2, 2, 0, 0])
     names = [f"{row}.jpg" for row in range(5)] + [HOSTILE]
-    data = traces(points, labels, guesses, names, ("cat", "bird", "dog"))
+    data = traces(points, labels, guesses, names, ("cat, Felis", "bird", "dog"))
     assert [trace["name"] for trace in data] == ["cat", "dog"]
     assert data[0]["marker"]["symbol"] == ["circle", "x", "circle"]
-    assert data[0]["hovertext"][:2] == ["0.jpg<br>cat, taken for cat", "2.jpg<br>cat, taken for dog"]
+    assert data[0]["hovertext"][:2] == [
+        "0.jpg<br>cat, Felis, taken for cat, Felis",
+        "2.jpg<br>cat, Felis, taken for dog",
+    ]
     assert "<script>" not in data[0]["hovertext"][2]
     assert np.allclose(data[1]["x"], points[[1, 3, 4], 0], rtol=1e-6)
     many = traces(points, labels, guesses, names, tuple(f"{label}" for label in range(30)))

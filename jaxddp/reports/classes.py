@@ -306,7 +306,9 @@ def traces(
         hover = [f"{names[row]}<br>{classes[label]}, taken for {classes[guesses[row]]}" for row in members]
         symbols = ["circle" if guesses[row] == label else "x" for row in members]
         marker = {"color": _colour(label, len(classes)), "size": 6, "opacity": 0.8, "symbol": symbols}
-        trace = {"type": "scatter", "mode": "markers", "name": classes[label], "marker": marker, "hoverinfo": "text"}
+        # A legend of long names would leave the map no room.
+        short = html.escape(short_class_name(class_names[label]), quote=False)
+        trace = {"type": "scatter", "mode": "markers", "name": short, "marker": marker, "hoverinfo": "text"}
         x, y = map(numbers, points[members].T)
         data.append(trace | {"x": x, "y": y, "hovertext": hover})
     return data
