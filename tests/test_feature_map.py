@@ -70,10 +70,8 @@ def test_each_class_is_a_trace_and_wrong_predictions_are_crosses():
     data = traces(points, labels, guesses, names, ("cat, Felis", "bird", "dog"))
     assert [trace["name"] for trace in data] == ["cat", "dog"]
     assert data[0]["marker"]["symbol"] == ["circle", "x", "circle"]
-    assert data[0]["hovertext"][:2] == [
-        "0.jpg<br>cat, Felis, taken for cat, Felis",
-        "2.jpg<br>cat, Felis, taken for dog",
-    ]
+    shown = ["0.jpg<br>cat, Felis, taken for cat, Felis", "2.jpg<br>cat, Felis, taken for dog"]
+    assert data[0]["hovertext"][:2] == shown
     assert "<script>" not in data[0]["hovertext"][2]
     assert np.allclose(data[1]["x"], points[[1, 3, 4], 0], rtol=1e-6)
     many = traces(points, labels, guesses, names, tuple(f"{label}" for label in range(30)))
