@@ -60,8 +60,8 @@ def mean_statistics(start: Any, update: Update, batches: Iterable[Any], solve: U
     A network updates them as kept * old + (1 - kept) * (those of the batch), where `kept` is known to the network
     alone. Each update begins with the same statistics, and one also with twice as large ones: the difference of its
     results is kept * old. So the mean of the batches' statistics follows from the mean of the results, for any network.
-    Arrays with another rule, and frozen ones, keep the values of `start`. Statistics of a batch that
-    are not finite are left out.
+    Arrays with another rule, and frozen ones, keep the values of `start`. Statistics of a batch that are not finite
+    are left out.
 
     Args:
         update: a function of the statistics, which it may consume, and of a batch, which returns the next statistics.

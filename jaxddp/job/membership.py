@@ -130,8 +130,9 @@ def stop_on_signals() -> Iterator[Callable[[int], bool]]:
         yield lambda step: False
     else:
         requests, is_training = list[int](), False
-        caught = (signal.SIGTERM, signal.SIGINT)[in_job:] if is_main else ()
-        before: dict[int, Any] = {number: signal.getsignal(number) for number in caught}
+        # In a job, JAX catches SIGTERM.
+        caught = [signal.SIGINT] if in_job else [signal.SIGTERM, signal.SIGINT]
+        before: dict[int, Any] = {number: signal.getsignal(number) for number in caught if is_main}
 
         def should_stop(step: int) -> bool:
             nonlocal is_training

@@ -207,7 +207,8 @@ def notices(
     kept = [path for index, path in paths if of_state[index][1] == index and index in of_evaluation]
     if unchanged := [path for path in kept if not selects(frozen, path, params)]:
         yield f"training does not change {listed(unchanged)}, as if the network were in evaluation mode; {advice}"
-    images, key = (len(training.jaxpr.invars) - each for each in (2, 1))
+    key = len(training.jaxpr.invars) - 1
+    images = key - 1
     changed = {path: index in of_evaluation for index, path in paths if images in of_state[index][0]}
     # A layer may keep an array for its users only, such as `sigma` of `nn.SpectralNorm`.
     layers_read = {path.rpartition("/")[0] for path, is_read in changed.items() if is_read}
