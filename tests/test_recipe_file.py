@@ -299,6 +299,7 @@ def test_a_recipe_that_changes_the_working_directory_changes_no_path(folder):
     (folder / "gone").rmdir()
     with pytest.raises(InputError, match="^the current directory: cannot be read .*; go to another one$"):
         read_recipe("digits")
+    assert main(["data", "check", "x"]) == 2
 
 
 def test_recipes_that_load_each_other_raise_a_one_line_error(folder):
