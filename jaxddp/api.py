@@ -99,8 +99,8 @@ def resnet(
         InputError: the name, an option or a dtype is unknown. The message suggests the most similar known one.
     """
     known = [field.name for field in dataclasses.fields(ResNetSettings)]
-    for key in options.keys() - {*known}:
-        raise InputError(f"resnet: unknown option {key!r}; {choices(key, known)}")
+    if unknown := sorted(options.keys() - {*known}):
+        raise InputError(f"resnet: unknown option {unknown[0]!r}; {choices(unknown[0], known)}")
     settings = replaced(ModelConfig(), {"name": name, **options})
     check_values(settings)
     return build(settings, checked(num_classes, int, "num_classes"), dtype, param_dtype)
@@ -174,7 +174,8 @@ def prepare_training(
     if not isinstance(objective, str):
         objects["objective"] = objective
     if (form := labels_of(table).form) != "one label":
-        config, objects["loss"] = config.replace(eval={"metrics": DEFAULT_METRICS[form]}), DEFAULT_LOSSES[form]
+        config = config.replace(eval={"metrics": DEFAULT_METRICS[form]})
+        objects["loss"] = DEFAULT_LOSSES[form]
     resources = resources_of(config, topology, table, arguments.check_unlabelled(unlabelled))
     given = objects_of_arguments(**objects)
     return initialize_network(make_recipe(config, topology, resources, given, precision=options.get("precision")))
@@ -243,15 +244,16 @@ def train(
     )
     arguments.check_length(setup.config, config)
     setup = setup.with_loss(loss)
-    source = val if val is None else check_source(val, "val")
+    source = None if val is None else check_source(val, "val")
     resources = setup.resources.with_val(source, setup.config.data, setup.topology.peers)
     setup = setup.changed(resources=resources, config=config, schedule=arguments.check_schedule(schedule))
-    history, measures = History(), arguments.check_evaluators(evaluators, setup)
-    all_listeners = [*([progress()] if listeners is None else check_listeners(listeners, "listeners")), history]
+    measures = arguments.check_evaluators(evaluators, setup)
+    listeners = [progress()] if listeners is None else check_listeners(listeners, "listeners")
+    history = History()
     directory = None if workdir is None else Path(files.check_path(workdir, "workdir", in_utf8=True)).absolute()
     given = {"workdir": workdir is not None, "schedule": schedule is not None, "evaluators": len(measures)}
     setup.topology.peers.agree(shared_settings(setup, **given))
-    state = train_run(setup, directory, listeners=all_listeners, evaluators=measures)
+    state = train_run(setup, directory, listeners=[*listeners, history], evaluators=measures)
     assert state is not None  # A setup that has ended is restored.
     history.share(setup.topology.peers)
     return state, history
@@ -314,10 +316,10 @@ def topk_accuracy(
         InputError: a k is below 1 or above the number of classes; see also `evaluate`.
     """
     arguments.check_evaluation(state, setup, table, one_label=True)
-    several = k if isinstance(k, Iterable) and not isinstance(k, str) else [k]
-    ks = [checked(number, Annotated[int, Range(1, table.num_classes)], "k") for number in several]
-    measured = setup.changed(metrics={f"top{number}": TopK(number) for number in ks}).evaluator(table)(state)
-    return {number: measured[f"top{number}"] for number in ks}
+    numbers = k if isinstance(k, Iterable) and not isinstance(k, str) else [k]
+    ks = [checked(number, Annotated[int, Range(1, table.num_classes)], "k") for number in numbers]
+    measured = setup.changed(metrics={f"top{k}": TopK(k) for k in ks}).evaluator(table)(state)
+    return {k: measured[f"top{k}"] for k in ks}
 
 
 @errors_name_arguments()
@@ -336,9 +338,9 @@ def export_weights(state: TrainState, setup: RunSetup, out: str | Path) -> None:
         InputError: an argument has the wrong type, or the file cannot be written.
     """
     check_state(state, setup)
-    params, place = without_adapters(setup.network, state.eval_params), Path(files.check_path(out, "out"))
-    arrays = own_arrays(params, state.eval_model_state)
-    write_weights(place, setup.model, {path: np.asarray(leaf) for path, leaf in arrays.items()}, setup.topology.peers)
+    file = Path(files.check_path(out, "out"))
+    arrays = own_arrays(without_adapters(setup.network, state.eval_params), state.eval_model_state)
+    write_weights(file, setup.model, {path: np.asarray(leaf) for path, leaf in arrays.items()}, setup.topology.peers)
 
 
 @errors_name_arguments()
@@ -382,7 +384,8 @@ def tf_dataset(setup: RunSetup, start: int = 0, stop: int | None = None) -> Any:
     """
     check_setup(setup)
     steps = range(setup.layout.plan.total_steps)[start:stop]
-    columns = {name: it for name, it in setup.feed.abstract_batch()._asdict().items() if hasattr(it, "dtype")}
+    batch = setup.feed.abstract_batch()._asdict()
+    columns = {name: column for name, column in batch.items() if hasattr(column, "dtype")}
     return tf_data.dataset(lambda: setup.feed.read(steps), columns)
 
 
@@ -417,8 +420,8 @@ def show_predictions(
     if table.class_names:
         check_comparable(table, train, config.data)
     state = state.map_params(lambda params: without_adapters(setup.network, params))
-    more = setup.model, state, setup.preprocess, Signature.of(train, config.data), setup.topology
-    trained = TrainedRun(Path(), int(state.step), config, *more)
+    signature, step = Signature.of(train, config.data), int(state.step)
+    trained = TrainedRun(Path(), step, config, setup.model, state, setup.preprocess, signature, setup.topology)
     return trained.show(table, range(min(count, len(table))), explain=explain)
 
 
@@ -514,8 +517,8 @@ def open_data(
     place = find_dataset(files.check_path(path, "path"))
     held_out = checked(val_share, HeldOut | None, "val_share")
     chosen = checked(classes, str | None, "classes") or place.classes
-    for name in table.keys() - {*_OPENING_KEYS}:
-        raise InputError(f"open_data: unknown argument {name!r}; {choices(name, _OPENING_KEYS)}")
+    if unknown := sorted(table.keys() - {*_OPENING_KEYS}):
+        raise InputError(f"open_data: unknown argument {unknown[0]!r}; {choices(unknown[0], _OPENING_KEYS)}")
     data = DataConfig(path=place.path, train=place.train, val=place.val, val_share=held_out, classes=chosen, **table)
     if manifest is not None:
         data = dataclasses.replace(data, verify="manifest", manifest=os.fspath(files.check_path(manifest, "manifest")))

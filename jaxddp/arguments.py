@@ -45,17 +45,15 @@ OPTIONS = {name: f"{section}.{name}" for section, names in _BY_SECTION.items() f
 """The key of each option of `prepare_training`. `groups` is an option of the optimizer."""
 OPTIONS["device_groups"] = "parallel.groups"
 
-_NAMES = {
-    **{key: option for option, key in OPTIONS.items()},
-    **{"log.every": "log_every", "eval.every": "eval_every", "checkpoint.every": "save_every"},
-    **{"parallel.devices": "devices", "parallel.check_replicas": "check_every", "parallel.self_test": "self_test"},
-    **{f"log.{key}": f"log_{key}" for key in ("to", "project", "name", "config")},
-    **{"model.name": "model", "model.batch_norm": "batch_norm", "model.weight_init": "weight_init"},
-    **dict.fromkeys(("train.batch_size", "eval.batch_size"), "batch_size_per_device"),
-    **{"train.duration": "epochs", "log.profile": "profile", "objective.name": "objective", "workdir": "workdir"},
-    **{"data.unlabelled": "unlabelled", "fingerprint.unlabelled": "unlabelled.fingerprint"},
-    **{"fingerprint.train": "table.fingerprint", "the config": "the model and optimizer"},
-}
+_NAMES = {key: option for option, key in OPTIONS.items()}
+_NAMES |= {"log.every": "log_every", "eval.every": "eval_every", "checkpoint.every": "save_every"}
+_NAMES |= {"parallel.devices": "devices", "parallel.check_replicas": "check_every", "parallel.self_test": "self_test"}
+_NAMES |= {f"log.{key}": f"log_{key}" for key in ("to", "project", "name", "config")}
+_NAMES |= {"model.name": "model", "model.batch_norm": "batch_norm", "model.weight_init": "weight_init"}
+_NAMES |= dict.fromkeys(("train.batch_size", "eval.batch_size"), "batch_size_per_device")
+_NAMES |= {"train.duration": "epochs", "log.profile": "profile", "objective.name": "objective", "workdir": "workdir"}
+_NAMES |= {"data.unlabelled": "unlabelled", "fingerprint.unlabelled": "unlabelled.fingerprint"}
+_NAMES |= {"fingerprint.train": "table.fingerprint", "the config": "the model and optimizer"}
 """The argument of each key of a config."""
 
 
@@ -95,9 +93,12 @@ def log_settings(
     Raises: InputError if a value is invalid, or a work directory is needed and there is none.
     """
     if workdir is None and (profile or log_to):
-        file = (Key("profile", profile), ": a trace") if profile else (Key("log_to", log_to), ": the output of loggers")
-        raise InputError(file, " is written into the work directory", advice="give workdir too")
-    words = tuple(f"{key}={value}" for key, value in checked(config or {}, dict, "log_config").items())
+        written = (Key("profile", profile), ": a trace")
+        if not profile:
+            written = (Key("log_to", log_to), ": the output of loggers")
+        raise InputError(written, " is written into the work directory", advice="give workdir too")
+    recorded = checked(config or {}, dict, "log_config")
+    words = tuple(f"{key}={value}" for key, value in recorded.items())
     settings = {"to": ("jsonl", *checked(log_to, Names, "log_to")), "project": project, "name": name, "config": words}
     check_read(Config().replace(log=settings))
     return settings | {"profile": profile}
@@ -194,13 +195,13 @@ def check_evaluators(evaluators: Any, setup: RunSetup) -> list[Measure]:
     if functions and setup.validated is None:
         needed = "give val too" if setup.resources.val is None else "eval_every disables evaluation"
         raise InputError(f"evaluators=[{', '.join(names)}]: they are measured at evaluations; {needed}")
-    return [functools.partial(_numbers, *each) for each in zip(functions, names, strict=True)]
+    return [functools.partial(_numbers, function, name) for function, name in zip(functions, names, strict=True)]
 
 
 def _numbers(evaluator: Measure, name: str, state: TrainState) -> dict[str, float]:
     """Return the result of an evaluator. Raises: InputError if it is not a dict of numbers."""
-    where, numbers = f"evaluators: {name}", dict[str, float]()
-    if not isinstance(found := evaluator(state), Mapping):
+    where, numbers, found = f"evaluators: {name}", dict[str, float](), evaluator(state)
+    if not isinstance(found, Mapping):
         raise InputError(f"{where} returned {kind_of(found)}; return a dict of numbers")
     for metric, value in found.items():
         check_name(metric, where)
@@ -233,8 +234,8 @@ def check_evaluation(state: TrainState, setup: RunSetup, table: Source, *, one_l
     """Check that a state can be measured on a table, whose images have `one_label`. Raises: InputError."""
     check_state(state, setup)
     check_source(table, "table")
-    if one_label and (form := labels_of(table).form) != "one label":
-        problem = f"table: its images have {form}, and this function takes one label"
-        raise InputError(problem, advice="use the metrics of evaluate")
     if one_label:
+        if (form := labels_of(table).form) != "one label":
+            problem = f"table: its images have {form}, and this function takes one label"
+            raise InputError(problem, advice="use the metrics of evaluate")
         check_head(setup.config, "setup")

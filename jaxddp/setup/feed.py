@@ -151,8 +151,8 @@ class Feed:
             problem = f": each device needs memory for {images_text(needed)}, and has {size(free)} free"
             raise InputError(Key("data.cache", "device", '"device"'), problem, advice=_SMALLER)
         for use, feed in missing.items():
-            when = lambda use=use: f"while the {use} images were copied to the devices"  # noqa: E731
-            out_of_memory = memory_errors(when, lambda: _SMALLER)
+            when = f"while the {use} images were copied to the devices"
+            out_of_memory = memory_errors(lambda when=when: when, lambda: _SMALLER)
             with doing(f"placing {use} images on the devices", len(feed.source), "image"), out_of_memory:
                 self.resident[use] = Resident(feed.source, feed._decoded(use))
 
@@ -205,9 +205,12 @@ class Feed:
 
     def _by_use(self, val: Source | None) -> dict[str, "Feed"]:
         """Return the feeds that load the images for the devices: those of training, and that of a validation set."""
-        feeds = {TRAINING: self} | ({} if self.unlabelled is None else {UNLABELLED: self.unlabelled})
-        feeds = {use: replace(feed, data=replace(feed.data, crop="whole")) for use, feed in feeds.items()}
-        return feeds | ({} if val is None else {VALIDATION: replace(self, source=val, data=self.data.of_evaluation)})
+        training = {TRAINING: self, UNLABELLED: self.unlabelled}
+        kept = {use: feed for use, feed in training.items() if feed is not None}
+        feeds = {use: replace(feed, data=replace(feed.data, crop="whole")) for use, feed in kept.items()}
+        if val is not None:
+            feeds[VALIDATION] = replace(self, source=val, data=self.data.of_evaluation)
+        return feeds
 
     @property
     def _load_order(self) -> EvalOrder:

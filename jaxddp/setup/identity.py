@@ -27,38 +27,18 @@ def identity(setup: RunSetup) -> dict[str, str]:
     A digest depends on every constant, such as a learning rate, a class weight, or the width of a layer, and on the
     release of JAX, but not on the number of devices.
     """
-    data, state, trees = setup.layout.training_data, setup.state, (setup.state.params, setup.state.model_state)
-    logits = jax.ShapeDtypeStruct((2, data.labels.num_classes), jnp.float32)
-    labels = logits if setup.loss.labels.form != "one label" else jax.ShapeDtypeStruct((2,), jnp.int32)
+    model, state, image_shape = setup.config.model, setup.state, setup.layout.training_data.image_shape
+    trees = state.params, state.model_state
     key = jax.eval_shape(lambda: jax.random.key(0))
-    digests = {"loss": name_and_digest(setup.loss.function, logits, labels)}
-    for name, metric in setup.metrics.items():
-        function, arguments = metric, (logits, labels)
-        if is_set_metric(metric) and hasattr(metric, "examples"):
-            function = function.examples
-        elif is_set_metric(metric):
-            function, arguments = function.sums, (*arguments, jax.ShapeDtypeStruct((2,), jnp.float32))
-        digests[f"metric {name}"] = name_and_digest(function, *arguments)
-
-    def following(grads: Any, opt_state: Any, params: Any) -> Any:
-        return call_update(setup.optimizer, grads, opt_state, params, value=jnp.zeros(()), grad=grads)
-
-    numbers = [str(np.asarray(number)) for number in _initial_numbers(setup.optimizer.init, state.params)]
-    digests["optimizer"] = " ".join([digest(following, state.params, state.opt_state, state.params), *numbers])
-
-    def network(params: Any, model_state: Any, images: jax.Array, key: jax.Array) -> Any:
-        keys = {"example_keys": jax.random.split(key, len(images))} if takes_example_keys(setup.model) else {}
-        return setup.model.apply(params, model_state, images, train=True, key=key, **keys)
-
-    # Ghost batch norm needs at least one group of images.
-    images = jax.ShapeDtypeStruct((setup.config.train.batch_size, *data.image_shape), jnp.float32)
-    name = type(getattr(setup.model, "module", setup.model)).__name__
-    digests["model"] = name_and_digest(network, *trees, images, key, name=name)
-    digests |= {key: str(getattr(setup.config.model, key)) for key in ("lora", "lora_alpha") if setup.config.model.lora}
-    digests |= {key: str(value) for key in ("weights", "new_layers") if (value := getattr(setup.config.model, key))}
-    step, image = jax.ShapeDtypeStruct((), jnp.int32), jax.ShapeDtypeStruct(data.image_shape, jnp.float32)
-    optional = {"schedule": (setup.schedule, step), "augmentation": (setup.augmentation, key, image)}
-    digests |= {kind: name_and_digest(*each) for kind, each in optional.items() if each[0] is not None}
+    digests = _loss_and_metrics(setup) | {"optimizer": _optimizer(setup), "model": _network(setup, *trees, key)}
+    if model.lora:
+        digests |= {"lora": str(model.lora), "lora_alpha": str(model.lora_alpha)}
+    digests |= {name: str(getattr(model, name)) for name in ("weights", "new_layers") if getattr(model, name)}
+    if setup.schedule is not None:
+        digests["schedule"] = name_and_digest(setup.schedule, jax.ShapeDtypeStruct((), jnp.int32))
+    if setup.augmentation is not None:
+        image = jax.ShapeDtypeStruct(image_shape, jnp.float32)
+        digests["augmentation"] = name_and_digest(setup.augmentation, key, image)
     if setup.initialize is not None:
         transform = transform_of(setup.network, setup.initialize, setup.topology)
         digests["initialize"] = name_and_digest(transform, *trees, name=name_of(setup.initialize))
@@ -74,6 +54,40 @@ def identity(setup: RunSetup) -> dict[str, str]:
         batch = setup.feed.divided(()).abstract_batch(setup.feed.order.batch_size)
         digests["objective"] = name_and_digest(gradient_of, *trees, batch, key, name=name_of(setup.objective))
     return digests
+
+
+def _loss_and_metrics(setup: RunSetup) -> dict[str, str]:
+    logits = jax.ShapeDtypeStruct((2, setup.layout.training_data.labels.num_classes), jnp.float32)
+    labels = logits if setup.loss.labels.form != "one label" else jax.ShapeDtypeStruct((2,), jnp.int32)
+    digests = {"loss": name_and_digest(setup.loss.function, logits, labels)}
+    for name, metric in setup.metrics.items():
+        if is_set_metric(metric) and not hasattr(metric, "examples"):
+            mask = jax.ShapeDtypeStruct((2,), jnp.float32)
+            digests[f"metric {name}"] = name_and_digest(metric.sums, logits, labels, mask)
+        else:
+            function = metric.examples if is_set_metric(metric) else metric
+            digests[f"metric {name}"] = name_and_digest(function, logits, labels)
+    return digests
+
+
+def _optimizer(setup: RunSetup) -> str:
+    def update(grads: Any, opt_state: Any, params: Any) -> Any:
+        return call_update(setup.optimizer, grads, opt_state, params, value=jnp.zeros(()), grad=grads)
+
+    params = setup.state.params
+    numbers = [str(np.asarray(number)) for number in _initial_numbers(setup.optimizer.init, params)]
+    return " ".join([digest(update, params, setup.state.opt_state, params), *numbers])
+
+
+def _network(setup: RunSetup, params: Any, model_state: Any, key: Any) -> str:
+    def apply(params: Any, model_state: Any, images: jax.Array, key: jax.Array) -> Any:
+        keys = {"example_keys": jax.random.split(key, len(images))} if takes_example_keys(setup.model) else {}
+        return setup.model.apply(params, model_state, images, train=True, key=key, **keys)
+
+    # Ghost batch norm needs at least one group of images.
+    shape = setup.config.train.batch_size, *setup.layout.training_data.image_shape
+    name = type(getattr(setup.model, "module", setup.model)).__name__
+    return name_and_digest(apply, params, model_state, jax.ShapeDtypeStruct(shape, jnp.float32), key, name=name)
 
 
 def shared_settings(recipe: Recipe, **others: Any) -> dict[str, str]:

@@ -17,7 +17,7 @@ from jaxddp.config.layers import ADAPTERS, HEADS, NO_LAYERS, SIMSIAM, Layers, ha
 from jaxddp.core.errors import InputError, Key, about, counted, listed
 from jaxddp.engine.optimizer import only_trained, thawing, with_factors
 from jaxddp.engine.parts.guard import GradientNorm
-from jaxddp.kernels import Kernels
+from jaxddp.kernels import Kernel, Kernels
 from jaxddp.mesh import Topology
 from jaxddp.models.adapt import Adapted, with_frozen_norms
 from jaxddp.models.interface import PARAMS, ImageShape, Model, by_path, name_of, shapes_of, trees_of
@@ -112,13 +112,15 @@ def initial_weights(
     if has_other_classes and target.needs_head:
         raise InputError(f"{path}: its classes differ from those of the data; give data with the same classes")
     images = ImageArrays.of(target.model, target.image_shape, signature.image_shape if signature is not None else None)
-    heads, crc = {"new_head": has_other_classes, "needs_head": target.needs_head}, 0
+    heads = {"new_head": has_other_classes, "needs_head": target.needs_head}
     with about(path):
         matched = match(
             target.shapes, foreign.arrays, namings, target.num_classes, target.new_layers, **heads, images=images
         )
+    crc = 0
     for name, array in sorted(matched.arrays.items()):
-        crc = zlib.crc32(np.ascontiguousarray(array).tobytes(), zlib.crc32(name.encode(), crc))
+        crc = zlib.crc32(name.encode(), crc)
+        crc = zlib.crc32(np.ascontiguousarray(array).tobytes(), crc)
     topology.peers.agree({"the weights to start from": f"{crc:08x}"})
     classes = counted(target.num_classes, "other class" if has_other_classes else "class")
     differences = {
@@ -176,7 +178,8 @@ def as_trained(model: Model, recipe: Recipe) -> Model:
         model = extend(model, image_shape)
     if (rank := config.model.lora) is None:
         return model
-    key, layers, (params, _) = Key("model.lora", rank), config.model.adapted, trees_of(model, image_shape)
+    key, layers = Key("model.lora", rank), config.model.adapted
+    params, _ = trees_of(model, image_shape)
     if not isinstance(params, Mapping) or ADAPTERS in params:
         raise InputError(key, f": the network's parameters must be a dict without the key {ADAPTERS!r}")
     shapes = {name: leaf.shape for name, leaf in by_path((), params).items()}
@@ -185,52 +188,59 @@ def as_trained(model: Model, recipe: Recipe) -> Model:
         advice = "name the trained layers: ", Key.plain("model.freeze", "all but LAYER")
         raise InputError(key, f": the network has no layer called {' or '.join(HEADS)}", advice=advice)
     layers.check(shapes, "model.lora_layers")
-    matrices = dict[str, tuple[int, ...]]()
-    for name in (name for name in frozen if name in layers or not layers):
-        kernel, shape = kernels.get(name, shapes[name]), shapes[name]
-        # A convolution of images sums over three axes, and an attention's projection over two at most.
-        if kernel is not None and 0 < len(kernel.inputs) < 3:
-            sides = [math.prod(shape[axis] for axis in axes) for axes in (kernel.inputs, kernel.outputs)]
-            matrix = (*shape[: kernel.inputs[0]], *sides)
-            if kernel.inputs < kernel.outputs and math.prod(matrix) == math.prod(shape) and min(sides) > 1:
-                matrices[name] = matrix
+    chosen = [name for name in frozen if name in layers or not layers]
+    of_chosen = {name: _as_matrix(kernels.get(name, shapes[name]), shapes[name]) for name in chosen}
+    matrices = {name: matrix for name, matrix in of_chosen.items() if matrix is not None}
     if not matrices:
         given = Key("model.lora_layers", config.model.lora_layers) if layers else key
         advice = "name other layers, or leave it out"
         raise InputError(given, ": no frozen layer has a kernel of attention or of a dense layer", advice=advice)
-    name, (*_, inputs, outputs) = min(matrices.items(), key=lambda item: min(item[1][-2:]))
-    if rank > (most := min(inputs, outputs)):
-        advice = f"give at most {most}, or name other layers in ", Key("model.lora_layers")
-        raise InputError(key, f": the kernel {name} is a matrix of {inputs}x{outputs}", advice=advice)
+    smallest = min(matrices, key=lambda name: min(matrices[name][-2:]))
+    inputs, outputs = matrices[smallest][-2:]
+    if rank > min(inputs, outputs):
+        advice = f"give at most {min(inputs, outputs)}, or name other layers in ", Key("model.lora_layers")
+        raise InputError(key, f": the kernel {smallest} is a matrix of {inputs}x{outputs}", advice=advice)
     return Adapted(model, matrices, rank, config.model.lora_alpha / rank)
+
+
+def _as_matrix(kernel: Kernel | None, shape: tuple[int, ...]) -> tuple[int, ...] | None:
+    """Return the shape [stack, …, inputs, outputs] of a kernel of attention or of a dense layer; None for others."""
+    # A convolution of images sums over three axes, and an attention's projection over two at most.
+    if kernel is None or not 0 < len(kernel.inputs) < 3:
+        return None
+    inputs, outputs = (math.prod(shape[axis] for axis in axes) for axes in (kernel.inputs, kernel.outputs))
+    matrix = (*shape[: kernel.inputs[0]], inputs, outputs)
+    is_whole = kernel.inputs < kernel.outputs and math.prod(matrix) == math.prod(shape)
+    return matrix if is_whole and min(inputs, outputs) > 1 else None
 
 
 def _trained(config: Config, shapes: Shapes, kernels: Kernels) -> list[str]:
     """Return the names of the trained parameters. Raises: see `fine_tuned`."""
     names = [path.removeprefix(PARAMS) for path in shapes if path.startswith(PARAMS)]
-    groups, model = config.optimizer.layer_settings, config.model
+    settings, model = config.optimizer.layer_settings, config.model
     if not names:
         raise InputError("model: the network has no parameters, so nothing can be trained; give it a layer with some")
-    keys = {
+    of_trained = {
         "model.unfreeze": model.unfreeze_times,
-        "optimizer.rate_factors": config.optimizer.layer_rate_factors.keys() - groups.rates.keys(),
-        "optimizer.groups": groups.rates | groups.decays,
+        "optimizer.rate_factors": config.optimizer.layer_rate_factors.keys() - settings.rates.keys(),
+        "optimizer.groups": settings.rates | settings.decays,
     }
-    frozen = ("model.freeze", model.frozen.prefixes if model.freeze else ()), ("optimizer.groups", groups.frozen)
-    for key, layers in (*frozen, ("model.new_layers", model.fresh_layers.prefixes), *keys.items()):
+    others = {"model.freeze": model.frozen.prefixes if model.freeze else (), "optimizer.groups": settings.frozen}
+    others["model.new_layers"] = model.fresh_layers.prefixes
+    for key, layers in (*others.items(), *of_trained.items()):
         Layers(tuple(layers)).check(names, key)
     trained = [name for name in names if name not in config.frozen]
     freezing_key = Key("model.lora", model.lora) if model.lora else Key("optimizer.groups")
     freezing_key = Key.plain("model.freeze", model.freeze) if model.freeze else freezing_key
     if not trained:
         raise InputError(freezing_key, ": no layer is left to train", advice="leave one out")
-    for key, layers in keys.items():
+    for key, layers in of_trained.items():
         for layer in layers:
             if not any(has_prefix(layer, name) for name in trained):
                 by_model = any(has_prefix(layer, name) and name in model.frozen for name in names)
                 by = freezing_key if by_model else Key("optimizer.groups")
                 raise InputError(Key(key), f": {layer!r} is frozen by ", by)
-    for layer, decay in groups.decays.items():
+    for layer, decay in settings.decays.items():
         layer_names = [name for name in trained if has_prefix(layer, name)]
         if not any(kernels.get(name, shapes[PARAMS + name]) for name in layer_names):
             problem = f": {layer}:decay={decay:g}: batch norm and biases are never decayed"

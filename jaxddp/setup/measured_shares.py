@@ -106,32 +106,37 @@ def settle_shares(setup: RunSetup, workdir: Path | None = None, run_id: str = ""
     changed. All processes of a job must call this function together. Raises: InputError if the file cannot be written;
     see also `Layout.of`.
     """
-    shares, topology, peers = setup.config.parallel.shares, setup.topology, setup.topology.peers
+    shares = setup.config.parallel.shares
     if shares is None:
         return setup
     origin = f"parallel.shares={shares}"
-    if shares == AUTO and topology.num_devices > 1:
+    if shares == AUTO and setup.topology.num_devices > 1:
         file = None if workdir is None else workdir / SHARES_FILE
-        kinds = [device.device_kind for device in topology.mesh.devices.flat]
-        content = {RUN_ID: run_id, "shares": "", "processes": topology.peers.process_count, "devices": kinds}
-        # Process 0 reads the file, because other hosts may not see its last write yet.
-        read = lambda: _saved(file, content) if file is not None and resumes else ""  # noqa: E731
-        shares = peers.from_first("saved shares", read)
-        origin = "as measured at the start of the run"
-        if not shares:
-            if resumes and peers.is_first:
-                _log.info(f"shares: measured again, because {file} has none of this run on these devices")
-            speeds, division = measure_shares(setup), setup.layout.division
-            shares = shares_of(speeds, peers.process_count, division.batch_size, division.unit_of_slice)
-            origin = f"measured {_listed(f'{speed:.3g}' for speed in speeds)} images/s"
-            if file is not None and peers.is_first:
-                files.replace_json(file, content | {"shares": shares})
-        origin = f"{_listed(f'{weight:g}' for weight in Shares.parse(shares).weights)}, {origin}"
+        shares, origin = _saved_or_measured(setup, file, run_id, resumes=resumes)
         setup = setup.changed(config=setup.config.replace(parallel={"shares": shares}))
-    if peers.is_first:
+    if setup.topology.peers.is_first:
         sizes = _listed(str(rows.stop - rows.start) for _, rows in setup.slices)
         _log.info(f"shares: {origin}; slices of {sizes} images")
     return setup
+
+
+def _saved_or_measured(setup: RunSetup, file: Path | None, run_id: str, *, resumes: bool) -> tuple[str, str]:
+    """Return the value of `parallel.shares` for the devices of a run, and its origin in words."""
+    peers, kinds = setup.topology.peers, [device.device_kind for device in setup.topology.mesh.devices.flat]
+    content = {RUN_ID: run_id, "shares": "", "processes": peers.process_count, "devices": kinds}
+    shares, origin = "", "as measured at the start of the run"
+    if file is not None and resumes:
+        # Process 0 reads the file, because other hosts may not see its last write yet.
+        shares = peers.from_first("saved shares", lambda: _saved(file, content))
+    if not shares:
+        if resumes and peers.is_first:
+            _log.info(f"shares: measured again, because {file} has none of this run on these devices")
+        speeds, division = measure_shares(setup), setup.layout.division
+        shares = shares_of(speeds, peers.process_count, division.batch_size, division.unit_of_slice)
+        origin = f"measured {_listed(f'{speed:.3g}' for speed in speeds)} images/s"
+        if file is not None and peers.is_first:
+            files.replace_json(file, content | {"shares": shares})
+    return shares, f"{_listed(f'{weight:g}' for weight in Shares.parse(shares).weights)}, {origin}"
 
 
 def _saved(file: Path, expected: Mapping[str, Any]) -> str:

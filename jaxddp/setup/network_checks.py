@@ -33,7 +33,7 @@ def check_sizes(config: DataConfig, model: Model, data: TrainingData, shapes: Se
     Raises: InputError if the network does not accept a size. The message names the first such size.
     """
     made_for = data.image_shape
-    for shape, key in (*((shape, "grow_from") for shape in shapes), (data.eval_shape, "eval_size")):
+    for shape, key in [*((shape, "grow_from") for shape in shapes), (data.eval_shape, "eval_size")]:
         if shape != made_for and (reason := reason_of_rejection(model, trees_of(model, made_for), made_for, shape)):
             size, other = ("x".join(map(str, each[:2])) for each in (made_for, shape))
             problem = f": the network that is made for {size} pixels does not take {other} ({reason})"
@@ -118,8 +118,8 @@ def check_outputs(model: Model, image_shape: ImageShape, classes: int, precision
     Return the jaxprs of both; None for training if the network does not accept so few images. Raises: InputError if the
     network returns something else.
     """
-    modes = (_trace(model, image_shape, precision, train=train, classes=classes) for train in (False, True))
-    evaluation, training = modes
+    evaluation = _trace(model, image_shape, precision, train=False, classes=classes)
+    training = _trace(model, image_shape, precision, train=True, classes=classes)
     return evaluation, training if training.out_avals else None
 
 
@@ -136,7 +136,8 @@ def in_precision(model: Model, image_shape: ImageShape, precision: str | None) -
         # A cast network may not accept its own constants: `lax.conv_general_dilated` promotes no dtypes, and the
         # carry of a loop must keep its dtype.
         try:
-            evaluation, _ = (_trace(model, image_shape, precision, train=train) for train in (False, True))
+            evaluation = _trace(model, image_shape, precision, train=False)
+            _trace(model, image_shape, precision, train=True)
         except Exception:
             return False
         return precision == next(iter(dtypes_of_products(evaluation)), None)
@@ -200,19 +201,20 @@ def notices(
         yield f"{', '.join(switches)}: {name_of(function)} has this default in training and evaluation; {advice}"
     if training is None:
         return
-    (*of_state, (sources, _)), (*_, (of_evaluation, _)) = origins(training.jaxpr), origins(evaluation.jaxpr)
+    # The inputs and the outputs of both programs begin with the arrays of the state. The logits are the last output.
+    *of_state, (read_in_training, _) = origins(training.jaxpr)
+    read_in_evaluation, _ = origins(evaluation.jaxpr)[-1]
     arrays = enumerate(by_path((), state).items())
     paths = [(index, path) for index, (path, leaf) in arrays if jnp.issubdtype(leaf.dtype, jnp.floating)]
     # Evaluation does not read the arrays of a metric, and a counter does not depend on the images.
-    kept = [path for index, path in paths if of_state[index][1] == index and index in of_evaluation]
+    kept = [path for index, path in paths if of_state[index][1] == index and index in read_in_evaluation]
     if unchanged := [path for path in kept if not selects(frozen, path, params)]:
         yield f"training does not change {listed(unchanged)}, as if the network were in evaluation mode; {advice}"
-    key = len(training.jaxpr.invars) - 1
-    images = key - 1
-    changed = {path: index in of_evaluation for index, path in paths if images in of_state[index][0]}
+    *_, images, key = range(len(training.jaxpr.invars))
+    changed = [(index, path) for index, path in paths if images in of_state[index][0]]
     # A layer may keep an array for its users only, such as `sigma` of `nn.SpectralNorm`.
-    layers_read = {path.rpartition("/")[0] for path, is_read in changed.items() if is_read}
-    if unread := [path for path in changed if path.rpartition("/")[0] not in layers_read]:
+    layers_read = {path.rpartition("/")[0] for index, path in changed if index in read_in_evaluation}
+    if unread := [path for _, path in changed if path.rpartition("/")[0] not in layers_read]:
         yield f"evaluation does not read {listed(unread)}, as if the network were in training mode; {advice}"
-    if key not in sources and has_dropout(model, params, state, image_shape):
+    if key not in read_in_training and has_dropout(model, params, state, image_shape):
         yield f"the network has dropout, and training does not apply it; {advice}"

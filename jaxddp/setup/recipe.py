@@ -97,6 +97,7 @@ class Recipe:
             _check_draws(augmentation, jax.ShapeDtypeStruct(data.image_shape, dtype))
         known = {"config": config, "topology": topology, "resources": resources, "layout": layout}
         recipe = cls(**known, feed=feed, preprocess=preprocess, **objects)
+        # An objective may have a check of its own; see `jaxddp.config.registry.OBJECTIVES`.
         if (check := method_of(recipe.objective, "check")) is not None:
             objective = Objective(recipe.model, recipe.loss, preprocess, recipe.metrics)
             image = jax.ShapeDtypeStruct(data.image_shape, data.dtype)
@@ -139,9 +140,9 @@ class Recipe:
             if config.train.stop_after is not None:
                 key = Key("train.stop_after", config.train.stop_after)
                 raise InputError(key, ": nothing is validated", advice=advice)
-            for part in (part for part in self.parts if part.follows):
-                is_schedule = config.optimizer.schedule == part.name
-                subject = Key("optimizer.schedule", part.name) if is_schedule else f"the part {part.name!r}"
+            if following := [part.name for part in self.parts if part.follows]:
+                is_schedule = config.optimizer.schedule == following[0]
+                subject = Key("optimizer.schedule", following[0]) if is_schedule else f"the part {following[0]!r}"
                 raise InputError(subject, " follows validations, and nothing is validated", advice=advice)
         if not has_further_metrics:
             labels, names = self.layout.training_data.labels, ["loss"]
@@ -201,9 +202,10 @@ def make_objects(
         objective = custom.function(takes, "supervised")
     metrics = method_of(objective, "metrics") or functools.partial(metrics_of, config, user_object=objects)
     initialize, augmentation = objects("initialize", config, data.images), objects("augmentation", config)
-    return {
-        **{"model": model, "kernels": kernels, "optimizer": optimizer, "loss": loss, "eval_loss": eval_loss},
-        **{"objective": objective, "metrics": metrics(data.labels)},
+    made = {"model": model, "kernels": kernels, "optimizer": optimizer, "loss": loss, "eval_loss": eval_loss}
+    return made | {
+        "objective": objective,
+        "metrics": metrics(data.labels),
         "parts": parts_of(config, steps, objects),
         "augmentation": augmentation and augmentation.function("(key, image)", "key, image"),
         "initialize": initialize and initialize.function("(params, model_state)", "params, model_state"),
@@ -265,12 +267,13 @@ def make_order(source: Source, config: Config, topology: Topology, division: Div
         return source.order(config.train.batch_size, config.seed, unit, topology.peers)
     repeats = config.data.repeats
     check_repeats(repeats, config.train.batch_size)
-    SampleOrder(len(source), config.train.batch_size, config.seed)
-    batch_size, labels = config.train.batch_size // repeats, labels_of(source)
-    order = SampleOrder(len(source), batch_size, config.seed)
+    # The data set must have as many examples as a batch, although a batch with copies has fewer different ones.
+    order = SampleOrder(len(source), config.train.batch_size, config.seed)
+    order = dataclasses.replace(order, batch_size=config.train.batch_size // repeats)
     if config.data.sampling == "balanced":
+        labels = labels_of(source)
         check_one_label(labels, Key.plain("data.sampling", "balanced"))
-        order = BalancedOrder.of(labels.values, batch_size, config.seed)
+        order = BalancedOrder.of(labels.values, order.batch_size, config.seed)
     return order if repeats == 1 else RepeatedOrder.of(order, repeats)
 
 

@@ -223,14 +223,20 @@ class RunSetup(Recipe):
             return zip(eval_batches(source, self.config.data, EvalOrder(len(source), size), self.topology))
 
         step = self.programs(make_eval_step, self.measured, self.topology, resident=resident)
-        evaluator = Evaluator(step, batches, len(source), metrics=self.metrics)
-        if (count := self._num_references) is None or not self.metrics:
-            return evaluator
-        train, rows = self.resources.train, labels_of(self.resources.train).share(count)
-        order = ChosenOrder(len(train), limit_batch_size(size, train, self.topology), chosen=tuple(rows.tolist()))
-        chosen = partial(eval_batches, train, self.config.data, order, self.topology)
+        references = self._references(size) if self.metrics else None
+        return Evaluator(step, batches, len(source), metrics=self.metrics, references=references)
+
+    def _references(self, batch_size: int) -> Evaluator | None:
+        """Return an evaluator of the training images to which a validation compares; None if there are none."""
+        if (count := self._num_references) is None:
+            return None
+        train = self.resources.train
+        rows = labels_of(train).share(count)
+        batch_size = limit_batch_size(batch_size, train, self.topology)
+        order = ChosenOrder(len(train), batch_size, chosen=tuple(rows.tolist()))
         step = self.programs(make_eval_step, self.measured, self.topology)
-        return dataclasses.replace(evaluator, references=Evaluator(step, lambda: zip(chosen()), len(rows)))
+        batches = partial(eval_batches, train, self.config.data, order, self.topology)
+        return Evaluator(step, lambda: zip(batches()), len(rows))
 
     def predictor(self, count: int) -> ImagePredictor | None:
         """Return a predictor of `count` validation images in the proportions of the classes; None for no images."""
@@ -289,7 +295,9 @@ def check_state(state: Any, setup: RunSetup, *, to_train: bool = False) -> None:
     check_setup(setup)
     if not isinstance(state, TrainState):
         raise refused("state", state, "give a TrainState, which is the first value that train returns")
-    ours, like = (each if to_train else (each.replace(opt_state=(), parts={}, step=())) for each in (state, setup.like))
+    ours, like = state, setup.like
+    if not to_train:
+        ours, like = (each.replace(opt_state=(), parts={}, step=()) for each in (ours, like))
     if difference := first_difference(ours, like):
         problem = "state: {} is {}, and {} in this setup".format(*difference)
         raise InputError(problem, advice="give a state of its model and optimizer")
@@ -340,12 +348,13 @@ def initialize(recipe: Recipe, *, fresh: bool = True, programs: CompiledPrograms
     topology.peers.agree(values | jax_settings())
     layout.way.connect()
     recipe = complete_recipe(recipe)
-    network, shape = as_trained(for_platform(recipe.model, topology.platform), recipe), layout.training_data.image_shape
+    network = as_trained(for_platform(recipe.model, topology.platform), recipe)
     weights, config = dict[str, np.ndarray](), recipe.config.model
     if not fresh:
         recipe = dataclasses.replace(recipe, initialize=None)
     elif config.weights is not None:
-        ids, rename = resources.train.class_ids, recipe.file and recipe.file.rename
+        ids, shape = resources.train.class_ids, layout.training_data.image_shape
+        rename = recipe.file and recipe.file.rename
         target = WeightsTarget(recipe.model, shape, len(ids), tuple(ids), config.fresh_layers, rename=rename)
         with doing(f"reading weights from {config.weights}"):
             weights = initial_weights(local_weights(config.weights, offline=config.offline), target, topology)
@@ -408,18 +417,7 @@ def check_keys_of_hooks(file: RecipeFile, recipe: Recipe) -> None:
             jax.eval_shape(recipe.optimizer.update, params, jax.eval_shape(recipe.optimizer.init, params), params)
         except Exception:
             return
-    read = set[str]().union(*(hook.read for hook in file.hooks.values()))
-    of_hook = file.hooks[OPTIMIZERS.hook].read if OPTIMIZERS in kinds else ()
-    # The keys of a schedule have an effect beside a hook: on its arguments, or on a part of the step.
-    name = recipe.config.optimizer.schedule
-    of_schedule = {SCHEDULES.key, *SCHEDULES.keys_read(name)}
-    if CALLED in of_hook:
-        read |= {*of_schedule, *SCHEDULES.also_read}
-    elif any(part.name == name for part in recipe.parts):
-        read |= of_schedule
-    if "optimizer.learning_rate" in of_hook:
-        # The hook receives the learning rate for the batch size.
-        read |= {"optimizer.reference_batch", "optimizer.scaling"}
+    read = _read_by_hooks(file, recipe)
     problems, names = dict[str, Words](), set[str]()
     for kind in kinds:
         hook = file.hooks[kind.hook]
@@ -434,3 +432,19 @@ def check_keys_of_hooks(file: RecipeFile, recipe: Recipe) -> None:
         if len(names - problems.keys()) == 1:
             advice += (", or replace the hook by setting ", *map(Key, names))
         raise InputError(*joined("; ", problems.values()), advice=advice)
+
+
+def _read_by_hooks(file: RecipeFile, recipe: Recipe) -> set[str]:
+    """Return the keys that hooks read, and those on which the arguments of `get_optimizer` or a part depend."""
+    read = set[str]().union(*(hook.read for hook in file.hooks.values()))
+    of_optimizer = file.hooks[OPTIMIZERS.hook].read if OPTIMIZERS.hook in file.hooks else ()
+    schedule = recipe.config.optimizer.schedule
+    of_schedule = {SCHEDULES.key, *SCHEDULES.keys_read(schedule)}
+    if CALLED in of_optimizer:
+        read |= {*of_schedule, *SCHEDULES.also_read}
+    elif any(part.name == schedule for part in recipe.parts):
+        read |= of_schedule
+    if "optimizer.learning_rate" in of_optimizer:
+        # The hook receives the learning rate for the batch size.
+        read |= {"optimizer.reference_batch", "optimizer.scaling"}
+    return read

@@ -78,11 +78,12 @@ def train(
     with reading(directory, "go to another directory, or give an absolute path"):
         directory = directory.absolute()
     with session(directory, peers, keep=config.checkpoint.keep, goal=recipe.goal, resume=resume) as opened:
-        resumes = opened.resume_step is not None
+        done, total = opened.resume_step, recipe.layout.plan.total_steps
+        resumes = done is not None
         signature = Signature.of(recipe.resources.train, config.data)
-        if resumes:
+        if done is not None:
             signature.check_resumed(directory)
-            if (done := opened.resume_step or 0) > (total := recipe.layout.plan.total_steps):
+            if done > total:
                 compare(directory, claimed, peers)  # Another batch size also leads to another number of steps.
                 problem = f": ends at step {total:,}, and {directory} was trained for {done:,} steps"
                 advice = "give more, or start in another ", Option("workdir")
@@ -90,13 +91,14 @@ def train(
         record, is_same = claim(directory, claimed, peers, resuming=resumes)
         if not resumes:
             opened.checkpoints.integrity.run = RunIdentity.of(record)
-        if ended := describe_end(directory, opened.resume_step, peers, is_same=is_same and recipe.file is not None):
+        if ended := describe_end(directory, done, peers, is_same=is_same and recipe.file is not None):
             _print(ended, peers)
             return None
+        all_listeners = [*listeners, *make_loggers(config, directory)]
         # Only the first process calls listeners.
         hooks = recipe.file.hooks if recipe.file is not None and peers.is_first else {}
-        loggers, hook = make_loggers(config, directory), objects_of_hooks(hooks)("listeners", config, directory)
-        all_listeners = [*listeners, *loggers, *(check_listeners(hook.value, hook.where) if hook else ())]
+        if (custom := objects_of_hooks(hooks)("listeners", config, directory)) is not None:
+            all_listeners += check_listeners(custom.value, custom.where)
         setup = settle_shares(_begin(recipe, resumes=resumes), directory, record[RUN_ID], resumes=resumes)
         run = make_run(setup, all_listeners, evaluators, record)
         if peers.is_first:
@@ -260,8 +262,8 @@ def _evaluator(setup: RunSetup, listeners: Sequence[Any], evaluators: Sequence[M
     # The metrics that the listeners of process 0 request.
     requested = {name for listener in listeners for name in getattr(listener, "wants_metrics", ())}
     names = json.loads(peers.from_first("metrics of listeners", lambda: json.dumps(sorted(requested))))
-    metrics, resident = {name: METRICS.get(name) for name in names} | dict(setup.metrics), config.data.cache == "device"
-    measured = dataclasses.replace(setup, metrics=metrics).evaluator(val, config.eval.batch_size, resident=resident)
+    setup = dataclasses.replace(setup, metrics={name: METRICS.get(name) for name in names} | dict(setup.metrics))
+    measured = setup.evaluator(val, config.eval.batch_size, resident=config.data.cache == "device")
     if peers.is_first:
         warn_of_validation(val, setup.resources.train, config.data.of_evaluation)
     return dataclasses.replace(measured, extra=evaluators)
@@ -284,11 +286,12 @@ def describe_non_finite(state: TrainState, step: int, objective: Objective, feed
     finite = map(np.asarray, _finite(objective, feed.topology)(state, batch, key))
     # Padding is not described.
     rows, images, losses = (each[rows >= 0] for each in (rows, *finite))
-    subject, bad = "Each image of the batch has a finite loss if it is evaluated alone; the batch is", rows
     if not losses.all():
         subject, bad = "The loss is not finite for", rows[~losses]
     elif not images.all():
         subject, bad = "Images are not finite after augmentation:", rows[~images]
+    else:
+        subject, bad = "Each image of the batch has a finite loss if it is evaluated alone; the batch is", rows
     return f"{subject} {plural(len(bad), 'row')} {listed(map(str, bad), most=8)} of the training data"
 
 

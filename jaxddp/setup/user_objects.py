@@ -96,11 +96,12 @@ def check_listeners(listeners: Any, where: str) -> list[Any]:
     for listener in listeners:
         if isinstance(listener, type) or not any(callable(getattr(listener, moment, None)) for moment in METHODS):
             raise InputError(f"{where}: {kind_of(listener)} has none of a listener's methods ({', '.join(METHODS)})")
-        for moment, arguments in ((each, METHODS[each]) for each in METHODS if hasattr(listener, each)):
-            name, method = f"{type(listener).__name__}.{moment}", getattr(listener, moment)
-            if not callable(method):
+        for moment, arguments in METHODS.items():
+            name, method = f"{type(listener).__name__}.{moment}", getattr(listener, moment, None)
+            if hasattr(listener, moment) and not callable(method):
                 raise InputError(f"{where}: {name} is {kind_of(method)}; define a method {name}(self, {arguments})")
-            check_parameters(method, where, name, arguments)
+            if method is not None:
+                check_parameters(method, where, name, arguments)
         checked(getattr(listener, "wants_predictions", 0), ShownImages, f"{where}: wants_predictions")
     return list(listeners)
 
@@ -229,7 +230,7 @@ def metrics_of(config: Config, labels: LabelKind, user_object: ObjectSource) -> 
     config's metric of the same name. Raises: InputError if a metric does not fit the labels, the user's object is no
     dict of functions like those of `METRICS`, or two metrics return a value of the same name.
     """
-    metrics, measured_by = {name: METRICS.get(name) for name in config.eval.metrics}, dict[str, str]()
+    metrics = {name: METRICS.get(name) for name in config.eval.metrics}
     advice = f"name {_that_take(METRICS, labels)}"
     for name, metric in metrics.items():
         objective.check_form(metric, (Key("eval.metrics"), f": {name}"), labels, advice)
@@ -240,8 +241,10 @@ def metrics_of(config: Config, labels: LabelKind, user_object: ObjectSource) -> 
     given, where = custom.value, custom.where
     if not isinstance(given, Mapping):
         raise InputError(f"{where}: {kind_of(given)} was given; give a dict of name to function")
-    metrics |= given
-    for name, metric in metrics.items() if given else ():
+    if not given:
+        return metrics
+    metrics, measured_by = metrics | dict(given), dict[str, str]()
+    for name, metric in metrics.items():
         check_name(name, where)
         if objective.is_set_metric(metric):
             values = objective.check_set_metric(metric, f"{where}: {name}", labels)
