@@ -59,10 +59,8 @@ from jaxddp.core.user_code import describing_errors
 from jaxddp.job.environment import report_work
 from jaxddp.recipe.sources import config_names
 
-COMMANDS = (
-    *("train", "sweep", "eval", "predict", "features", "probe", "checkpoints", "export", "push", "weights", "report"),
-    *("runs", "find-lr", "doctor", "config", "data", "completion", "launch"),
-)
+COMMANDS = ("train", "sweep", "eval", "predict", "features", "probe", "checkpoints", "export", "push", "weights")
+COMMANDS += ("report", "runs", "find-lr", "doctor", "config", "data", "completion", "launch")
 """The commands. Each has a module in `jaxddp.commands`."""
 
 _LONG = ("train", "sweep", "launch")

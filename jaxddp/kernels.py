@@ -65,7 +65,6 @@ class Kernels:
 
     def map(self, function: Callable[..., Any], params: Any, *trees: Any) -> Any:
         """Return a tree of `function(kernel, param, …)`, where `kernel` is None for parameters that are no kernels."""
-
         return jax.tree_util.tree_map_with_path(
             lambda path, param, *others: function(self.get(name_of(path), param.shape), param, *others), params, *trees
         )
@@ -88,7 +87,6 @@ def add_decay(config: "Config", kernels: Kernels) -> "optax.GradientTransformati
 
     The settings of a layer may set the decay of its kernel. Other kernels have the decay `optimizer.weight_decay`.
     """
-
     default, by_layer = config.optimizer.weight_decay, config.optimizer.layer_settings.decays
     if not by_layer:
         return optax.add_decayed_weights(default, mask=kernels.mask)
@@ -106,7 +104,6 @@ def scale_kernels(kernels: Kernels, coefficient: float = 1.0, epsilon: float = 0
 
     Each layer of a stack (`nn.scan`, `nn.vmap`) has norms of its own.
     """
-
     ratio = optax.scale_by_trust_ratio(trust_coefficient=coefficient, eps=epsilon)
 
     def scale(kernel: Kernel | None, update: jax.Array, param: jax.Array) -> jax.Array:
@@ -125,13 +122,11 @@ def scale_kernels(kernels: Kernels, coefficient: float = 1.0, epsilon: float = 0
 
 def matrices(kernel: Kernel | None, param: "jax.Array") -> Any:
     """Return the `MuonDimensionNumbers` of a kernel; None for parameters that are no matrices."""
-
     return optax.contrib.MuonDimensionNumbers(kernel.inputs, kernel.outputs) if kernel and kernel.inputs else None
 
 
 def name_of(path: Any) -> str:
     """Return a JAX key path as text, such as "layer1_0/conv1/kernel"."""
-
     return jax.tree_util.keystr(path, simple=True, separator="/")
 
 

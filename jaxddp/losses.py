@@ -1,6 +1,6 @@
 """The losses of a batch of examples, as functions of logits and labels."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 from jaxddp.config.registry import LOSSES
@@ -90,7 +90,6 @@ def negative_log_likelihood(label_smoothing: float = 0.0, class_weights: Sequenc
             one label, the quotient of the sums is PyTorch's `cross_entropy` with `weight` and `label_smoothing`. (For
             shares, PyTorch divides by the number of examples.)
     """
-
     label_smoothing, class_weights = _check(label_smoothing, class_weights)
 
     def terms(log_probabilities: jax.Array, labels: jax.Array) -> jax.Array:
@@ -126,7 +125,6 @@ def binary_cross_entropy(label_smoothing: float = 0.0, class_weights: Sequence[f
         class_weights: K numbers that multiply the terms of their classes, without normalization, like PyTorch's
             `weight`.
     """
-
     label_smoothing, class_weights = _check(label_smoothing, class_weights)
 
     @_takes("one label", "several labels", "shares")
@@ -160,10 +158,8 @@ def huber(predictions: "jax.Array", targets: "jax.Array") -> "jax.Array":
     return optax.huber_loss(predictions, targets).mean(-1)
 
 
-DEFAULT_LOSSES: "Mapping[LabelForm, Loss]" = {
-    **dict.fromkeys(("one label", "shares"), softmax_cross_entropy),
-    **{"several labels": sigmoid_cross_entropy, "numbers": squared_error},
-}
+DEFAULT_LOSSES: "dict[LabelForm, Loss]" = dict.fromkeys(("one label", "shares"), softmax_cross_entropy)
+DEFAULT_LOSSES |= {"several labels": sigmoid_cross_entropy, "numbers": squared_error}
 """The default loss of each form of labels."""
 
 

@@ -285,10 +285,9 @@ class ConfusionMatrix:
         return {}
 
 
-for _name, _metric in {
-    **{f"top{k}": TopK(k) for k in (1, 5, 10)},
-    **{"exact_match": ExactMatch(), "mean_class_accuracy": MeanClassAccuracy(), "f1": F1()},
-    **{"map": MeanAveragePrecision(), "ece": CalibrationError(), "confusion": ConfusionMatrix()},
-    **{"mae": MeanAbsoluteError(), "r2": R2(), "kappa": QuadraticKappa()},
-}.items():
+_METRICS = {f"top{k}": TopK(k) for k in (1, 5, 10)}
+_METRICS |= {"exact_match": ExactMatch(), "mean_class_accuracy": MeanClassAccuracy(), "f1": F1()}
+_METRICS |= {"map": MeanAveragePrecision(), "ece": CalibrationError(), "confusion": ConfusionMatrix()}
+_METRICS |= {"mae": MeanAbsoluteError(), "r2": R2(), "kappa": QuadraticKappa()}
+for _name, _metric in _METRICS.items():
     METRICS.add(_name)(_metric)

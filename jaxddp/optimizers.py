@@ -179,7 +179,6 @@ class ScheduleFree(AdamW):
 
     def make(self, config: "Config", learning_rate: "Schedule", kernels: Kernels = BY_NAME) -> "GradientTransformation":
         """Create the optimizer. Raises: InputError if the schedule is not constant, or the momentum is 0."""
-
         if config.optimizer.schedule != "constant":
             problem = ": schedule_free averages its steps instead of lowering the learning rate"
             advice = "set it to constant, which also allows a warm-up"

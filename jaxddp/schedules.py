@@ -46,7 +46,6 @@ def make_schedule(config: "Config", steps: Steps) -> "optax.Schedule":
     Raises:
         InputError: the schedule's name is unknown, or the warm-up is longer than the run.
     """
-
     total, warmup, _ = steps
     if warmup > total:
         key = Key("optimizer.warmup", config.optimizer.warmup, f'"{config.optimizer.warmup}"')
@@ -103,7 +102,6 @@ def derivation(config: "Config") -> str | None:
 @SCHEDULES.add("constant")
 def constant(config: "Config", steps: Steps) -> "optax.Schedule":
     """Return the peak learning rate at every step."""
-
     return optax.constant_schedule(config.optimizer.learning_rate)
 
 
@@ -178,7 +176,6 @@ def one_cycle(config: "Config", steps: Steps) -> "optax.Schedule":
     After the warm-up the learning rate falls linearly to 1/25 of the peak. Over the final steps (15% of the run with a
     warm-up of 30%) it falls linearly to 1/250,000 of the peak. The momentum is constant.
     """
-
     peak, remaining = config.optimizer.learning_rate, steps.after_warmup
     fall_steps = max(int(_FALL * remaining), 1)
     fall = optax.linear_schedule(peak, peak * _BEGIN, fall_steps)

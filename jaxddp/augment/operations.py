@@ -20,10 +20,8 @@ import numpy as np
 from jaxddp.config.registry import AUGMENTATIONS
 from jaxddp.core.errors import InputError
 
-OPERATIONS = (
-    *("identity", "autocontrast", "equalize", "rotate", "solarize", "color", "posterize"),
-    *("contrast", "brightness", "sharpness", "shear_x", "shear_y", "translate_x", "translate_y"),
-)
+OPERATIONS = ("identity", "autocontrast", "equalize", "rotate", "solarize", "color", "posterize")
+OPERATIONS += ("contrast", "brightness", "sharpness", "shear_x", "shear_y", "translate_x", "translate_y")
 """The 14 operations of RandAugment and TrivialAugment, in the order of the RandAugment paper."""
 _NUMBERS = {name: number for number, name in enumerate((*OPERATIONS, "solarize_add"))}
 """The numbers of operations. solarize_add, of timm's RandAugment, brightens the pixels below 128."""

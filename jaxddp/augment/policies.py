@@ -234,10 +234,8 @@ def one_of_three(planes: jax.Array, choice: jax.Array, weights: jax.Array) -> ja
 LARGEST = 10
 QUANTILES = 100
 """The number of magnitudes, which are equally likely, if the magnitude is random."""
-TIMM = (
-    *("color", "contrast", "brightness", "sharpness", "autocontrast", "equalize", "rotate", "shear_x", "shear_y"),
-    *("invert", "translate_x", "translate_y", "posterize", "solarize", "solarize_add"),
-)
+TIMM = ("color", "contrast", "brightness", "sharpness", "autocontrast", "equalize", "rotate", "shear_x", "shear_y")
+TIMM += ("invert", "translate_x", "translate_y", "posterize", "solarize", "solarize_add")
 """The operations of "timm", in the order in which they are drawn."""
 
 

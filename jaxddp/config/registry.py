@@ -175,10 +175,8 @@ _LOGGERS: dict[str, str] = dict.fromkeys(("confusion", "curves", "jsonl", "param
 _LOGGERS |= dict.fromkeys(("mlflow", "tensorboard", "wandb"), "trackers")
 LOGGERS = Registry("log.to", "jaxddp.training.listeners", _LOGGERS)
 """`(config, workdir) -> listener`; see `jaxddp.training.events.Listener`. If it fails, the run continues."""
-_FORMATS = (
-    *("cifar", "csv_listing", "folders", "hugging_face", "idx", "ilsvrc"),
-    *("numpy_files", "packed_records", "parquet_files", "tfds", "webdataset"),
-)
+_FORMATS = ("cifar", "csv_listing", "folders", "hugging_face", "idx", "ilsvrc")
+_FORMATS += ("numpy_files", "packed_records", "parquet_files", "tfds", "webdataset")
 FORMATS = Registry("data.path", "jaxddp.data.formats", {name: name for name in _FORMATS})
 """A `jaxddp.data.format.Format`, which recognizes a data set of this format and opens it as a source."""
 

@@ -20,10 +20,8 @@ from jaxddp.core.phases import doing, moved
 
 CACHE_VARIABLE = "JAXDDP_CACHE"
 """Environment variable for the path of the cache folder. The default is `jaxddp` in XDG_CACHE_HOME or ~/.cache."""
-_AWAY = frozenset(
-    {*(errno.ESTALE, errno.EREMOTEIO, errno.ETIMEDOUT, errno.ECONNREFUSED, errno.ECONNRESET, errno.EHOSTDOWN)}
-    | {*(errno.EHOSTUNREACH, errno.ENETDOWN, errno.ENETUNREACH, errno.ENOTCONN, errno.ESHUTDOWN)}
-)
+_AWAY = {errno.ESTALE, errno.EREMOTEIO, errno.ETIMEDOUT, errno.ECONNREFUSED, errno.ECONNRESET, errno.EHOSTDOWN}
+_AWAY |= {errno.EHOSTUNREACH, errno.ENETDOWN, errno.ENETUNREACH, errno.ENOTCONN, errno.ESHUTDOWN}
 """Error numbers of a file server that does not answer. The file itself may be intact."""
 _LONGEST_NAME = 255
 """The maximum length of a file name in bytes, in nearly every file system."""
@@ -199,7 +197,10 @@ def replace(path: Path, data: bytes | Iterable[bytes] | Callable[[BinaryIO], Any
             _check_regular(path.stat(), path)
         try:
             with open_regular(temporary, "wb") as file:
-                data(file) if callable(data) else file.writelines([data] if isinstance(data, bytes) else data)
+                if callable(data):
+                    data(file)
+                else:
+                    file.writelines([data] if isinstance(data, bytes) else data)
                 file.flush()
                 os.fsync(file.fileno())
             temporary.replace(path)
@@ -325,7 +326,10 @@ def whole_folder(path: Path) -> Iterator[Path]:
             if remains := [*temporary.iterdir()]:
                 _log.warning(f"{temporary}: the remains of an earlier command, which was ended; they are removed")
             for entry in remains:
-                shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
+                if entry.is_dir() and not entry.is_symlink():
+                    shutil.rmtree(entry)
+                else:
+                    entry.unlink()
             yield temporary
             temporary.rename(path)
         finally:

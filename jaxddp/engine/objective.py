@@ -443,7 +443,6 @@ def compute_contributions(
     metrics: Mapping[str, Any], logits: jax.Array, labels: jax.Array, mask: jax.Array
 ) -> dict[str, Any]:
     """Return the contribution of a slice of a batch to each metric over a set. Other metrics are ignored."""
-
     set_metrics = {name: metric for name, metric in metrics.items() if is_set_metric(metric)}
     if not set_metrics:
         return {}

@@ -415,16 +415,13 @@ def write_weights(out: Path, model: Model, arrays: dict[str, np.ndarray], peers:
 
 
 CARD_FILE = "README.md"
-_PRIVATE_KEYS = frozenset(
-    (*LOCATION_KEYS, "data.data_dir", "data.local_cache", "data.manifest", "data.classes", "objective.teacher")
-)
+_PRIVATE_KEYS = {*LOCATION_KEYS, "data.data_dir", "data.local_cache", "data.manifest", "data.classes"}
+_PRIVATE_KEYS |= {"objective.teacher"}
 """The keys with paths of this machine, which are not pushed. `model.weights` is not pushed if it is a path."""
 _COUNT = "count"
-_SETTINGS = (
-    *("model.name", "model.weights", "data.image_size", "train.batch_size", "train.duration", "train.precision"),
-    *("optimizer.name", "optimizer.learning_rate", "optimizer.schedule", "optimizer.warmup", "optimizer.weight_decay"),
-    "seed",
-)
+_SETTINGS = ("model.name", "model.weights", "data.image_size", "train.batch_size", "train.duration", "train.precision")
+_SETTINGS += ("optimizer.name", "optimizer.learning_rate", "optimizer.schedule", "optimizer.warmup")
+_SETTINGS += ("optimizer.weight_decay", "seed")
 
 
 def push_run(directory: Path, which: str, place: HubFile, *, private: bool) -> str:

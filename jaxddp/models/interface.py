@@ -23,10 +23,8 @@ Keys = jax.Array | None  # a random key, or one for each image
 Outputs = tuple[jax.Array, Tree]  # logits, and the next model state
 
 _IN_TRAINING = ("train", "training", "is_training", "is_train", "train_mode", "training_mode")
-_IN_EVALUATION = (
-    *("deterministic", "use_running_average", "inference", "inference_mode", "is_inference"),
-    *("eval", "eval_mode", "is_eval", "evaluation", "test", "testing", "test_mode", "is_test"),
-)
+_IN_EVALUATION = ("deterministic", "use_running_average", "inference", "inference_mode", "is_inference")
+_IN_EVALUATION += ("eval", "eval_mode", "is_eval", "evaluation", "test", "testing", "test_mode", "is_test")
 MODE_ARGUMENTS = dict.fromkeys(_IN_TRAINING, True) | dict.fromkeys(_IN_EVALUATION, False)
 """The names of the arguments, fields and attributes that set a module's mode, with their values in training."""
 _MODES = ("train", "training", "fit", "eval", "evaluate", "evaluation", "val", "test", "inference", "infer", "predict")

@@ -19,12 +19,10 @@ the extremes of each stretch are drawn."""
 
 _FIRST = ("loss", "top1")
 _SPEED = ("images_per_second", "data_wait_fraction", "flops_utilization", "peak_memory")
-_TITLES = {
-    **{f"top{k}": f"top-{k} accuracy" for k in (1, 5, 10)},
-    **{"learning_rate": "learning rate", "images_per_second": "images/s", "loss_scale": "loss scale"},
-    **{"data_wait_fraction": "time spent waiting for data", "flops_utilization": "FLOP utilization"},
-    **{"peak_memory": "peak memory of a device", "image_size": "side of the training images"},
-}
+_TITLES = {f"top{k}": f"top-{k} accuracy" for k in (1, 5, 10)}
+_TITLES |= {"learning_rate": "learning rate", "images_per_second": "images/s", "loss_scale": "loss scale"}
+_TITLES |= {"data_wait_fraction": "time spent waiting for data", "flops_utilization": "FLOP utilization"}
+_TITLES |= {"peak_memory": "peak memory of a device", "image_size": "side of the training images"}
 Plotly = dict[str, Any]
 """A trace of plotly.js, or a part of one."""
 _PARTS: dict[str, tuple[str, Plotly]] = {

@@ -266,15 +266,11 @@ _SHARES = ("data_wait_fraction", "flops_utilization")
 _FORMATS: dict[str, Callable[[float], str]] = dict.fromkeys(_SHARES, "{:.1%}".format)
 _FORMATS |= {"peak_memory": wording.size, "images_per_second": wording.speed}
 _DEEPEST, UNKNOWN = 5, "unknown"
-_FREE = (
-    *("seed", "data.path", "data.name", "data.data_dir", "data.local_cache", "parallel.", "log.", "checkpoint."),
-    *("data.verify", "data.manifest", "data.workers", "eval.batch_size", "recipe.file", "objects.jax", RUN_ID),
-)
+_FREE = ("seed", "data.path", "data.name", "data.data_dir", "data.local_cache", "parallel.", "log.", "checkpoint.")
+_FREE += ("data.verify", "data.manifest", "data.workers", "eval.batch_size", "recipe.file", "objects.jax", RUN_ID)
 """Prefixes of the keys in which runs of one recipe may differ: devices, location of the data, logging."""
-_RECIPE = (
-    *("parallel.reproducible", "parallel.groups"),
-    *("checkpoint.best", "checkpoint.best_is", "checkpoint.best_smoothing"),
-)
+_RECIPE = ("parallel.reproducible", "parallel.groups")
+_RECIPE += ("checkpoint.best", "checkpoint.best_is", "checkpoint.best_smoothing")
 """The keys with one of these prefixes that change a result, or the validation that counts as the best."""
 _NO_SETTINGS = ("fingerprint.", "objects.", "recipe.", RUN_ID)
 """Prefixes of the keys in config.json that are not settings."""

@@ -30,11 +30,9 @@ FORMS = "a .safetensors file, a .pth file of PyTorch's, or the work directory of
 _DTYPES = {"F64": "f8", "F32": "f4", "F16": "f2", "BF16": ml_dtypes.bfloat16, "BOOL": "?"}
 _DTYPES |= {f"F8_{kind}": f"float8_{name}" for kind, name in (("E4M3", "e4m3fn"), ("E5M2", "e5m2"))}
 _DTYPES |= {f"{kind}{bits}": f"{kind.lower()}{bits // 8}" for kind in "IU" for bits in (8, 16, 32, 64)}
-_OF_STORAGE = {
-    **{"DoubleStorage": "<f8", "FloatStorage": "<f4", "HalfStorage": "<f2", "BFloat16Storage": ml_dtypes.bfloat16},
-    **{"LongStorage": "<i8", "IntStorage": "<i4", "ShortStorage": "<i2", "CharStorage": "i1", "ByteStorage": "u1"},
-    "BoolStorage": "?",
-}
+_OF_STORAGE = {"DoubleStorage": "<f8", "FloatStorage": "<f4", "BFloat16Storage": ml_dtypes.bfloat16}
+_OF_STORAGE |= {"HalfStorage": "<f2", "LongStorage": "<i8", "IntStorage": "<i4", "ShortStorage": "<i2"}
+_OF_STORAGE |= {"CharStorage": "i1", "ByteStorage": "u1", "BoolStorage": "?"}
 # Arrays that PyTorch stores and no network reads: the number of batches, and indices that follow from the window side.
 _UNREAD = ("num_batches_tracked", "relative_position_index")
 # Keys under which training scripts store a state dict.

@@ -33,10 +33,8 @@ from jaxddp.data.storage.root import FolderFile
 from jaxddp.data.storage.store import LocalFiles
 from jaxddp.data.table import ExampleTable
 
-IMAGES = (
-    *("path", "file_name", "file_path", "file_paths", "fname", "file", "image", "image_path"),
-    *("image_name", "image_index", "image_id", "id", "id_code", "img"),
-)
+IMAGES = ("path", "file_name", "file_path", "file_paths", "fname", "file", "image", "image_path")
+IMAGES += ("image_name", "image_index", "image_id", "id", "id_code", "img")
 """The usual names of the column of images; the first one that a table has is used."""
 LABELS = ("label", "labels", "class", "category", "target", "diagnosis", "species", "class_name", "class_id")
 LABELS += ("finding_labels", "dx")

@@ -41,22 +41,16 @@ METADATA = "_CHECKPOINT_METADATA"
 """Orbax's metadata file of a step; Orbax reads the metadata of all steps when it opens the directory."""
 LOCATION_KEYS = ("data.path", "data.name", "data.train", "data.val", "data.images", "data.unlabelled")
 """The keys that name the data's location. They may change on resume, because moved data keep their fingerprint."""
-LENGTH_KEYS = (
-    *("train.duration", "train.stop_after", "train.stop_min_gain"),
-    *("checkpoint.best", "checkpoint.best_is", "checkpoint.best_smoothing"),
-)
+LENGTH_KEYS = ("train.duration", "train.stop_after", "train.stop_min_gain")
+LENGTH_KEYS += ("checkpoint.best", "checkpoint.best_is", "checkpoint.best_smoothing")
 """The keys that determine when a run ends. A run that has ended continues if one of them changes."""
-MAY_CHANGE = frozenset(
-    (
-        *(*LENGTH_KEYS, "train.accumulate", "train.max_bad_steps", "train.remat"),
-        *("eval.every", "checkpoint.every", "checkpoint.keep"),
-        *(f"log.{field.name}" for field in fields(LogConfig) if field.name != "gradient_norm"),
-        *("eval.batch_size", "eval.views", "recipe.file", "objects.jax", "objective.teacher", "model.offline", RUN_ID),
-        *(f"parallel.{field.name}" for field in fields(ParallelConfig) if field.name != "reproducible"),
-        *("data.max_bad_images", "data.verify", "data.manifest", "data.local_cache", "data.data_dir", "data.workers"),
-        *LOCATION_KEYS,
-    )
-)
+MAY_CHANGE = frozenset({*LENGTH_KEYS, *LOCATION_KEYS, "train.accumulate", "train.max_bad_steps", "train.remat"})
+MAY_CHANGE |= {"eval.every", "eval.batch_size", "eval.views", "checkpoint.every", "checkpoint.keep"}
+MAY_CHANGE |= {f"log.{field.name}" for field in fields(LogConfig) if field.name != "gradient_norm"}
+MAY_CHANGE |= {"recipe.file", "objects.jax", "objective.teacher", "model.offline", RUN_ID}
+MAY_CHANGE |= {f"parallel.{field.name}" for field in fields(ParallelConfig) if field.name != "reproducible"}
+MAY_CHANGE |= {"data.max_bad_images", "data.verify", "data.manifest"}
+MAY_CHANGE |= {"data.local_cache", "data.data_dir", "data.workers"}
 """The keys that a resumed run may change: its length, cadences, devices, outputs and evaluation. All others belong to
 the recipe. A teacher, like the data, is compared by its fingerprint."""
 _REQUIRED_FILES = (METADATA, "progress/metadata", "state/_METADATA", "state/manifest.ocdbt")

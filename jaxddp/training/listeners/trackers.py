@@ -31,20 +31,17 @@ from jaxddp.training.progress import count_parameters
 
 DEFAULT_SHOWN, PROJECT = 16, "jaxddp"
 """The default number of images whose predictions a service shows, and the default project, or experiment."""
-_ENDS = {
-    **{"done": (0, "FINISHED"), "stopped": (0, "FINISHED"), "failed": (1, "FAILED")},
-    **{"preempted": (75, "KILLED"), "interrupted": (130, "KILLED")},
-}
+_ENDS = {"done": (0, "FINISHED"), "stopped": (0, "FINISHED"), "failed": (1, "FAILED")}
+_ENDS |= {"preempted": (75, "KILLED"), "interrupted": (130, "KILLED")}
 """The exit code for W&B and the status for MLflow, by the status of a run."""
 _MAX_PARAMS, _MAX_METRICS, _MAX_PARAM_LENGTH, _SECONDS_BETWEEN = 100, 1000, 6000, 1.0
 """The limits of one MLflow request, and the seconds between two requests: a request takes tens of milliseconds, during
 which the devices may be idle."""
-_MLFLOW_ENVIRONMENT = {
-    # Training waits for each request. Without a server, a request fails after seconds with these values, and after 15
-    # minutes with MLflow's defaults.
-    **{"MLFLOW_HTTP_REQUEST_TIMEOUT": "10", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_LOGGING_LEVEL": "WARNING"},
-    **{"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true"},
-}
+# Training waits for each request. Without a server, a request fails after seconds with these values, and after 15
+# minutes with MLflow's defaults.
+_MLFLOW_ENVIRONMENT = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "10", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1"}
+_MLFLOW_ENVIRONMENT |= {"MLFLOW_LOGGING_LEVEL": "WARNING", "MLFLOW_DISABLE_TELEMETRY": "true"}
+_MLFLOW_ENVIRONMENT |= {"MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true"}
 
 
 class TrackingLogger(RowListener):
