@@ -326,10 +326,8 @@ def whole_folder(path: Path) -> Iterator[Path]:
             if remains := [*temporary.iterdir()]:
                 _log.warning(f"{temporary}: the remains of an earlier command, which was ended; they are removed")
             for entry in remains:
-                if entry.is_dir() and not entry.is_symlink():
-                    shutil.rmtree(entry)
-                else:
-                    entry.unlink()
+                remove = shutil.rmtree if entry.is_dir() and not entry.is_symlink() else os.unlink
+                remove(entry)
             yield temporary
             temporary.rename(path)
         finally:

@@ -204,8 +204,7 @@ class MetricSums(flax.struct.PyTreeNode):
     """Sums of per-example metrics.
 
     Attributes:
-        values: float[metrics + 1, 2]. Row i is (sum, weight) of `names[i]`, and the last row is (number of examples,
-        1).
+        values: float[metrics + 1, 2]. Row i is (sum, weight) of `names[i]`; the last row is (number of examples, 1).
             The weight is the number of examples for a metric, the sum of the examples' weights for a weighted loss, and
             1 for a scalar of a step. The `values` of two batches add up to the `values` of their union.
         names: the names of all rows except the last.
@@ -506,8 +505,8 @@ def _try_metric(metric: Any, parts: list[tuple[np.ndarray, np.ndarray]]) -> dict
     """Return a metric's numbers for a set of these batches, each padded by one example."""
     batches: list[Any] = []
     for logits, labels in parts:
-        padded, mask = (np.concatenate([array, array[:1]]) for array in (logits, labels)), np.ones(len(logits) + 1)
-        mask[-1] = 0
+        padded = (np.concatenate([array, array[:1]]) for array in (logits, labels))
+        mask = np.append(np.ones(len(logits)), 0.0)
         batches.append(jax.device_get(jax.jit(functools.partial(_of_slice, metric))(*padded, mask)))
     if isinstance(batches[0], BatchArrays):
         unpadded = [jax.tree.map(lambda values, mask=kept.mask: values[mask > 0], kept.arrays) for kept in batches]

@@ -189,8 +189,8 @@ def folds_of(trials: Sequence[Trial]) -> dict[str, list[Trial]]:
     for trial in sorted(of_folds, key=lambda trial: int(trial.values[FOLD].partition("/")[0])):
         others = {key: value for key, value in trial.values.items() if key != FOLD}
         together[f"-{trial_name(others)}" if others else ""].append(trial)
-    complete = lambda group: [trial.values[FOLD] for trial in group] == all_folds(len(group))  # noqa: E731
-    return {name: group for name, group in together.items() if complete(group)}
+    folds = {name: [trial.values[FOLD] for trial in group] for name, group in together.items()}
+    return {name: group for name, group in together.items() if folds[name] == all_folds(len(group))}
 
 
 def table(results: Sequence[TrialResult]) -> tuple[list[str], list[list[str]]]:

@@ -82,49 +82,56 @@ class Evaluator:
         Raises:
             RuntimeError: the batches did not hold `num_examples` examples.
         """
-        totals: Any = None
-        set_sums, in_flight = SetSums(), deque[Any]()
-        begin = last_report = time.perf_counter()
         with doing("validating", self.num_examples, "image"):
-            for number, feed in enumerate(self.batches()):
-                moved()
-                if number:
-                    between()
-                with nullcontext() if number else phase("compile", "compiling validation"):
-                    sums = self.step(state, *feed)
-                begin = begin if number else time.perf_counter()
-                if not (stacked := sums.values.ndim == 3):
-                    sums = jax.tree.map(lambda each: each[None], sums)
-                totals = sums.replace(values=_added(None if totals is None else totals.values, sums.values), sets={})
-                in_flight.append((totals.values, sums.sets))
-                if len(in_flight) > (1 if stacked else _BATCHES_IN_FLIGHT):
-                    with phase("device"):
-                        values, contributions = in_flight.popleft()
-                        jax.block_until_ready(values)
-                    set_sums.add(contributions)
-                if time.perf_counter() - last_report > _REPORT_SECONDS:
-                    seen = totals.count()
-                    reached(seen, f"{speed(seen / (time.perf_counter() - begin))} images/s")
-                    if report:
-                        report(totals.means(), seen)
-                    last_report = time.perf_counter()
-            with phase("device"):
-                seen = totals.count() if totals is not None else 0
-            if totals is None or seen != self.num_examples:
-                raise RuntimeError(f"evaluation saw {seen} examples of {self.num_examples}")
-            for _, contributions in in_flight:
-                set_sums.add(contributions)
-            sets = set_sums.results()
+            totals, sets = self._totals(state, report, between)
             if self.references is not None:
                 of_others = self.references.measure(state, between=between)[1]
                 sets = {name: {**found, "references": of_others[name]} for name, found in sets.items()}
-            metrics = {**totals.means(), **finish_metrics(self.metrics, sets), "count": seen}
+            metrics = {**totals.means(), **finish_metrics(self.metrics, sets), "count": self.num_examples}
             for measure in self.extra:
                 more = measure(state)
                 if repeated := sorted(more.keys() & metrics.keys()):
                     raise InputError(f"evaluators: {repeated[0]} is measured already; give it another name")
                 metrics |= more
         return metrics, sets
+
+    def _totals(
+        self, state: TrainState, report: Report | None, between: Callable[[], None]
+    ) -> tuple[MetricSums, dict[str, Any]]:
+        """Return the sums over all examples, and the arrays of the metrics over the whole set; see `measure`."""
+        totals: MetricSums | None = None
+        set_sums, in_flight = SetSums(), deque[Any]()
+        begin = last_report = time.perf_counter()
+        for number, feed in enumerate(self.batches()):
+            moved()
+            if number:
+                between()
+            with nullcontext() if number else phase("compile", "compiling validation"):
+                sums = self.step(state, *feed)
+            begin = begin if number else time.perf_counter()
+            stacked = sums.values.ndim == 3
+            if not stacked:
+                sums = jax.tree.map(lambda each: each[None], sums)
+            totals = sums.replace(values=_added(None if totals is None else totals.values, sums.values), sets={})
+            in_flight.append((totals.values, sums.sets))
+            if len(in_flight) > (1 if stacked else _BATCHES_IN_FLIGHT):
+                with phase("device"):
+                    values, contributions = in_flight.popleft()
+                    jax.block_until_ready(values)
+                set_sums.add(contributions)
+            if time.perf_counter() - last_report > _REPORT_SECONDS:
+                seen = totals.count()
+                reached(seen, f"{speed(seen / (time.perf_counter() - begin))} images/s")
+                if report:
+                    report(totals.means(), seen)
+                last_report = time.perf_counter()
+        with phase("device"):
+            seen = totals.count() if totals is not None else 0
+        if totals is None or seen != self.num_examples:
+            raise RuntimeError(f"evaluation saw {seen} examples of {self.num_examples}")
+        for _, contributions in in_flight:
+            set_sums.add(contributions)
+        return totals, set_sums.results()
 
     def evaluate(
         self, state: TrainState, begun: EvaluationRecord, notify: Callable[..., None], between: Callable[[], None]

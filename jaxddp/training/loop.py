@@ -163,8 +163,9 @@ class _Loop:
 
         Before the first chunk, check that the program fits the devices' memory, also for the run's largest images.
         """
-        growth, first, feed = self.run.growth, not self.memory.is_checked, chunk.feed
-        for needed in (feed, growth.largest(feed)) if first and growth else (feed,):
+        growth, first = self.run.growth, not self.memory.is_checked
+        feeds = [chunk.feed, growth.largest(chunk.feed)] if first and growth else [chunk.feed]
+        for needed in feeds:
             if first or not self.run.program.is_ready(*needed):
                 # The steps that the devices still compute are training time; compiling is not.
                 with phase("device"):
@@ -173,15 +174,16 @@ class _Loop:
                     self.run.program.prepare(state, *needed)
                     self.way.prepare_meeting(state)
             if first:
-                self.memory.check(state, feed)
+                self.memory.check(state, chunk.feed)
         if first:
             # The time before the first step is not training time.
             self.clock.resume()
 
     def record_and_save(self, step: int, state: TrainState) -> None:
         """Record, compare the replicas, save and stop, each if it is due (points 3 and 4 of `fit`)."""
-        (before, self.step), stop = (self.step, step), self.run.should_stop(step)
-        saves, validates = self.plan.saves(step), self.run.evaluator is not None and self.plan.evaluates(step)
+        stop, saves = self.run.should_stop(step), self.plan.saves(step)
+        validates = self.run.evaluator is not None and self.plan.evaluates(step)
+        before, self.step = self.step, step
         if self.plan.logs(step) or saves or validates:
             self.record(step, state)
         elif stop:
@@ -250,13 +252,15 @@ class _Loop:
         if run.learning_rate is not None:
             rate = float(run.learning_rate(step - 1)) * rate_factor(run.parts, state)
         used, self._recent = run.usage(speed, self._recent.mean()), MeanCost()
-        side, left = run.growth and run.growth.side(step - 1), plan.validations_from(step) if run.evaluator else 0
+        side = run.growth and run.growth.side(step - 1)
+        left = plan.validations_from(step) if run.evaluator else 0
         record = events.StepRecord(step, plan.epoch(step), metrics, rate, speed, data_wait, epoch_end, used, side, left)
         # At the first record, listeners open files and import libraries, which takes seconds and is not training time.
         with nullcontext() if self._logged_once else self.clock.paused():
             self.notifier.notify("step", record)
             self.listener_reason = self.notifier.reason_to_stop()
-        self._early_step, self._logged_once, self.logged = None, True, {"step": step, "loss": float(metrics["loss"])}
+        self._early_step, self._logged_once = None, True
+        self.logged = {"step": step, "loss": float(metrics["loss"])}
 
     def validate(self, step: int, state: TrainState) -> Mapping[str, float | None] | None:
         """Validate if due (point 5 of `fit`). Returns the `flat` metrics; None if no validation is due."""
@@ -304,6 +308,7 @@ class _Loop:
     def apply_validation(self, step: int, state: TrainState, metrics: Mapping[str, float | None] | None) -> TrainState:
         """Update early stopping and the state with the metrics (point 6 of `fit`); return the next step's state."""
         if metrics is not None:
-            self.early_stopping, state = self.early_stopping.after(step, metrics), self.run.follow(state, metrics)
+            self.early_stopping = self.early_stopping.after(step, metrics)
+            state = self.run.follow(state, metrics)
             self.clock.resume()
         return state

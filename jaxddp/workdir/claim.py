@@ -88,7 +88,8 @@ def claim(directory: Path, claimed: Claim, peers: Peers = ALONE, *, resuming: bo
         saved, record = compare(directory, claimed, peers)
         run_id, changes = str(saved.get(RUN_ID) or ""), changed_keys(saved, record)
         same = changes.keys().isdisjoint(integrity.LENGTH_KEYS)
-        for key in (key for key in integrity.LOCATION_KEYS if peers.is_first and key in changes):
+        moved = [key for key in integrity.LOCATION_KEYS if key in changes]
+        for key in moved if peers.is_first else []:
             _log.info(f"{key}{changes[key]}: the fingerprints are equal; they do not cover the image files")
     record = {RUN_ID: peers.from_first("run id", lambda: run_id or secrets.token_hex(8)), **record}
     if peers.is_first:
@@ -124,11 +125,11 @@ def compare(directory: Path, claimed: Claim, peers: Peers = ALONE) -> tuple[dict
     """
     path, record, recipe = directory / CONFIG_FILE, claimed.record(), claimed.recipe
     saved, hooks = _read(path), () if recipe is None else recipe.hooks
-    had_copy = isinstance(saved.get("recipe"), dict) and "recipe" in record
-    for name, file in recipe.files().items() if recipe is not None and had_copy else ():
-        copy = directory / COPY_FOLDER / name
-        if copy.is_file() and files.read(copy) != file:
-            raise InputError(f"{copy}: the recipe file {name} has changed", advice=_RECIPE_ADVICE)
+    if recipe is not None and isinstance(saved.get("recipe"), dict) and "recipe" in record:
+        for name, file in recipe.files().items():
+            copy = directory / COPY_FOLDER / name
+            if copy.is_file() and files.read(copy) != file:
+                raise InputError(f"{copy}: the recipe file {name} has changed", advice=_RECIPE_ADVICE)
     saved_keys, now = flatten(saved), effective_settings(Config, flatten(record), hooks)
     # The config.json of a published run leaves private keys out.
     before = effective_settings(Config, Config().flat() | saved_keys, hooks)
@@ -140,17 +141,17 @@ def compare(directory: Path, claimed: Claim, peers: Peers = ALONE) -> tuple[dict
             written = before["objects.jax"]
             _log.warning(f"{path}: written with jax {written}; its model, loss and optimizer cannot be compared")
         before |= {key: value for key, value in now.items() if key.startswith("objects.") and key in before}
-    changes, needed = changed_keys(before, now), {need.key for need in needs(Config).values()}
+    changes = changed_keys(before, now)
     changed = changes.keys() & (saved_keys.keys() | now.keys()) - integrity.MAY_CHANGE
-    first = (*NAMES, "recipe.hooks")
-    # Some keys determine the values of other keys, and the precision is a part of a model. The error names such a key
-    # rather than one that changes with it.
-    order = lambda key: (key not in first, key not in needed, key.startswith("objects."), key)  # noqa: E731
-    for key in sorted(changed, key=order):
+    if changed:
+        # Some keys determine the values of other keys, and the precision is a part of a model. The error names such a
+        # key rather than one that changes with it.
+        first, needed = (*NAMES, "recipe.hooks"), {need.key for need in needs(Config).values()}
+        key = min(changed, key=lambda key: (key not in first, key not in needed, key.startswith("objects."), key))
         continuation = f"; jaxddp train {path.parent} continues with its own settings" if "model" in saved else ""
         raise InputError(f"{path}: ", Key(key), changes[key], advice=(_RECIPE_ADVICE, continuation))
     # Checkpoints hold a digest of the settings, so a key that is now written in another way keeps its saved value.
-    for section in (section for section, values in claimed.settings.items() if isinstance(values, Mapping)):
+    for section in [name for name, values in claimed.settings.items() if isinstance(values, Mapping)]:
         kept = saved.get(section, {}).items()
         record[section] |= {name: value for name, value in kept if f"{section}.{name}" not in integrity.MAY_CHANGE}
     return saved, record
@@ -171,9 +172,9 @@ def check_evaluation(directory: Path, config: Config) -> list[str]:
     of_run, of_config = (effective_settings(Config, each) for each in (flatten(saved), config.flat()))
     changes = changed_keys(of_run, of_config)
     of_balanced = ("data.limit", "data.labels_per_class") if of_run.get("loss.class_weights") == BALANCED else ()
-    for key in (key for key in (*EVALUATION_KEYS, *of_balanced) if key in changes):
+    if different := [key for key in (*EVALUATION_KEYS, *of_balanced) if key in changes]:
         advice = "a checkpoint is evaluated as it was trained: leave the option out"
-        raise InputError(f"{path}: ", Key(key), changes[key], advice=advice)
+        raise InputError(f"{path}: ", Key(different[0]), changes[different[0]], advice=advice)
     # A process cannot know the fingerprint of the data of all.
     is_same = config.data.placement == "local" or changes.keys().isdisjoint(integrity.LOCATION_KEYS)
     return [] if is_same else [text for key, text in flatten(saved).items() if key.startswith("fingerprint.")]

@@ -68,8 +68,9 @@ class Session:
         if self.resume_step is not None:
             state, progress = self.checkpoints.restore(self.resume_step, run.state)
             # Python may give a trained state. A stacked one was averaged, and rounded.
-            compared = 0 < run.state.step == self.resume_step and run.state.stacked is None
-            if run.state.step > self.resume_step or (compared and checksum(run.state.params) != checksum(state.params)):
+            is_compared = 0 < run.state.step == self.resume_step and run.state.stacked is None
+            is_other = is_compared and checksum(run.state.params) != checksum(state.params)
+            if is_other or run.state.step > self.resume_step:
                 problem = f"state: it is not that of step {self.resume_step:,} in {self.directory}"
                 raise InputError(problem, advice=("leave it out, or give another ", Option("workdir")))
             # Process 0 reads the metrics, because other hosts may not see its last writes yet.
@@ -117,7 +118,8 @@ def rename_damaged(place: Path) -> str:
     Returns the new names. Each checkpoint is logged with its damaged file. Raises: InputError if there are checkpoints,
     and all are damaged; none is renamed.
     """
-    manifests, damaged, steps = integrity.Integrity(place), dict[int, str](), [*integrity.steps_in(place)]
+    manifests, steps = integrity.Integrity(place), integrity.steps_in(place)
+    damaged = dict[int, str]()
     if manifests.fault is not None:
         _log.warning(f"{place / integrity.INDEX}: {manifests.fault}; it is rebuilt from the undamaged manifests")
     while steps and (fault := manifests.check(steps[-1])) is not None:
@@ -190,8 +192,9 @@ def remove_failed_start(directory: Path, before: set[str] | None, peers: Peers) 
         with suppress(OSError):
             written = {*os.listdir(directory)} - (before or set())
             if is_new and written <= _INITIAL_FILES and not os.listdir(directory / integrity.CHECKPOINTS):
-                for entry in (directory / name for name in written):
-                    shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+                for name in written:
+                    remove = shutil.rmtree if (directory / name).is_dir() else os.unlink
+                    remove(directory / name)
                 if before is None:
                     directory.rmdir()
         raise

@@ -137,17 +137,19 @@ def recognized_file(file: RecipeFile, weights: str) -> RecipeFile:
     path = places.file_of_folder(files.expanded(weights))
     if not places.is_local(weights) or not os.path.isfile(path) or os.path.isfile(path.parent / CONFIG_FILE):
         return file
-    if not (like := places.recognized({name: array.shape for name, array in read(path).items()})):
+    like = places.recognized({name: array.shape for name, array in read(path).items()})
+    networks = [*dict.fromkeys(one.network for one in like)]
+    if not networks:
         return file
-    if len(networks := {one.network: None for one in like}) > 1:
-        advice = ("give the right one as ", Key("model.name", like[0].network))
+    if len(networks) > 1:
+        advice = ("give the right one as ", Key("model.name", networks[0]))
         raise InputError(f"{weights}: may have the arrays of {' or '.join(networks)}", advice=advice)
     of_all = {key: {getattr(one, key) for one in like} for key in _OF_WEIGHTS}
     images = {key: values.pop() for key, values in of_all.items() if len(values) == 1}
-    notice = f"{weights}: has the arrays of {like[0].network}"
-    if others := ", ".join(f"data.{key}" for key in of_all if key not in images):
-        notice += f", whose published weights differ in {others}: give those of this file"
-    return _with_changes(file, {"data": images, "model": {"name": like[0].network}}, notice)
+    notice = f"{weights}: has the arrays of {networks[0]}"
+    if others := [f"data.{key}" for key in of_all if key not in images]:
+        notice += f", whose published weights differ in {', '.join(others)}: give those of this file"
+    return _with_changes(file, {"data": images, "model": {"name": networks[0]}}, notice)
 
 
 def with_settings_of_weights(file: RecipeFile, weights: str, workdir: Path | None, offline: bool = False) -> RecipeFile:

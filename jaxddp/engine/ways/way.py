@@ -112,8 +112,8 @@ class Way:
 
     def shardings(self, state: TrainState) -> Any:
         """Return the sharding of each array of a state; see `specs`."""
-        is_spec = lambda leaf: isinstance(leaf, P)  # noqa: E731
-        return jax.tree.map(lambda spec: NamedSharding(self.mesh, spec), self.specs(state), is_leaf=is_spec)
+        place = functools.partial(NamedSharding, self.mesh)
+        return jax.tree.map(place, self.specs(state), is_leaf=lambda leaf: isinstance(leaf, P))
 
     @property
     def mesh(self) -> jax.sharding.Mesh:

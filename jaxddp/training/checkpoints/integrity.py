@@ -83,8 +83,9 @@ class RunIdentity:
         if not isinstance(run_id := flat.get(RUN_ID), str) or not run_id:
             return None
         compared = {key: _plain(value) for key, value in sorted(flat.items()) if key not in MAY_CHANGE}
-        both = [*compared, flat.get("objects.jax")], [*compared.values()]
-        return cls(run_id, *(sha256(json.dumps(each).encode())[:16] for each in both))
+        keys, values = [*compared, flat.get("objects.jax")], [*compared.values()]
+        keys_digest, values_digest = (sha256(json.dumps(each).encode())[:16] for each in (keys, values))
+        return cls(run_id, keys_digest, values_digest)
 
     @classmethod
     def in_workdir(cls, directory: Path) -> "RunIdentity | None":
@@ -141,7 +142,8 @@ class StepManifest:
     def differs(self, step: int, run: RunIdentity | None) -> str | None:
         """Return why the manifest is not of this step and run; None if it is. An unknown run is not compared."""
         other = self.run.differs(run) if self.run and run else None
-        return other or (f"its manifest is of step {self.step}" if self.step != step else None)
+        of_another = f"its manifest is of step {self.step}" if self.step != step else None
+        return other or of_another
 
 
 def sha256(data: bytes) -> str:
