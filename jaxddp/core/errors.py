@@ -123,7 +123,8 @@ def code_points(name: str, other: str) -> tuple[str, str]:
 
     def format_points(text: str) -> str:
         points = " ".join(f"U+{ord(char):04X}" for char in text[first : first + _POINTS])
-        return f"{'…' * (first > 0)}{points}{'…' * (len(text) > first + _POINTS)}"
+        before, after = "…" if first else "", "…" if len(text) > first + _POINTS else ""
+        return f"{before}{points}{after}"
 
     return format_points(name), format_points(other)
 

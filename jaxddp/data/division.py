@@ -211,15 +211,12 @@ def folds(table: ExampleTable, number: int) -> np.ndarray:
 
 
 def write_folds(table: SourceTable, number: int, out: Path, data: DataConfig) -> list[int]:
-    """Write a CSV file with the path, the labels, the group, the weight and the fold of each image.
+    """Write a CSV file with the path, labels, group, weight and fold of each image; return the size of each fold.
 
     Paths are relative to the folder of the CSV file, or absolute if they are not below it; none has "..".
 
     Args:
         data: names the columns of the group and the weight.
-
-    Returns:
-        The size of each fold.
 
     Raises:
         InputError: the images are not in files of their own, or one has no label; see also `folds`.

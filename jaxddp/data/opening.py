@@ -328,7 +328,8 @@ def _recognized(place: Place) -> tuple[Format, Place]:
             data_format, inner = _recognized(below[0])
             inner.found["below"] = f"{os.path.relpath(str(inner.local), str(where))}/"
             return data_format, inner
-        both = " or ".join([inner.address for inner in below[:3]]) + " or ..." * (len(below) > 3)
+        both = " or ".join([inner.address for inner in below[:3]])
+        both += " or ..." if len(below) > 3 else ""
         advice = ("give ", Option("data.path"), f" as {both}, or put all images of a class into one folder")
         raise InputError(f"{where}: holds {len(below)} data sets", advice=advice)
     if not matches:

@@ -95,7 +95,8 @@ def export_program(
     form = str(checked(form, str | None, "form") or out.suffix[1:].lower())
     if form not in writers:
         raise InputError(f"{out}: its extension names no format; {errors.choices(form, writers)}, or give form=")
-    function, about, images, val = logits_of(run), _description(run, form), None, None
+    function, about = logits_of(run), _description(run, form)
+    images = val = None
     precisions = tree.ProgramPrecision if form in ("onnx", "tflite") else Literal["float32"]
     if checked(precision, precisions, "precision") != "float32":
         train, val = opening.open_unchecked(run.config.data, run.config.eval.limit)
@@ -111,7 +112,7 @@ def export_program(
     if not np.isfinite(expected).all():
         raise JaxddpError(f"{out}: not written: the network's logits of random pixels are not finite")
     # A single image is tested, too, because its logits must not depend on other images.
-    difference = max(float(np.abs(program(some) - expected[: len(some)]).max()) for some in (pixels, pixels[:1]))
+    difference = max(float(np.abs(program(part) - expected[: len(part)]).max()) for part in (pixels, pixels[:1]))
     most = _TOLERANCE * max(1.0, float(np.abs(expected).max())) if val is None else np.finfo(np.float32).max
     if not difference <= most:
         raise JaxddpError(f"{out}: not written: the program's logits differ from the network's by {difference:g}")
@@ -473,11 +474,12 @@ class PublishedRun:
         self.step, self.model, self.arrays = weights_of_run(directory, which)
         file, checkpoints = recipe_of_run(directory), directory / CHECKPOINTS
         self.config, self.hooks, self.signature = file.config, sorted(file.hooks), Signature.read(directory)
-        self.measured, self.origin, self.runs = {}, f"step {self.step} of {directory}", getattr(network, "members", ())
+        self.runs = getattr(network, "members", ())
         if network is None:
             self.measured = ValidationFile(checkpoints, Integrity(checkpoints)).by_step.get(self.step, {})
+            self.origin = f"step {self.step} of {directory}"
         else:
-            self.arrays, self.origin = arrays_of(network), network.origin
+            self.measured, self.arrays, self.origin = {}, arrays_of(network), network.origin
         # The metrics of the published parameters, which may be averages of the trained ones.
         self.metrics = {name: value for name, value in goal.of_exported(self.measured).items() if value is not None}
         self.title = place.name if isinstance(place, Path) else place.repo.partition("/")[2]
@@ -508,7 +510,8 @@ class PublishedRun:
         config: dict[str, Any] = self.config.to_dict() | {"log": {}}
         if "get_model" in self.hooks:
             del config["model"]
-        for key in _PRIVATE_KEYS if self.base else _PRIVATE_KEYS | {"model.weights"}:
+        private = _PRIVATE_KEYS if self.base else _PRIVATE_KEYS | {"model.weights"}
+        for key in private:
             section, _, name = key.partition(".")
             config.get(section, {}).pop(name, None)
         return config

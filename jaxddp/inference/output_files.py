@@ -9,6 +9,7 @@ OUT.partial     {"run": …, "step": …, "images": …, …}     the run, the c
 
 import base64
 import contextlib
+import functools
 import hashlib
 import json
 import logging
@@ -71,7 +72,7 @@ class RowFile:
 
     def complete(
         self,
-        outputs: Callable[[SourceTable, int], Iterable[trained.BatchOutputs]],
+        outputs: Callable[..., Iterable[trained.BatchOutputs]],
         rows_of: Callable[[trained.BatchOutputs], Iterable[predictions.OutputRow]],
         write: Callable[[BinaryIO, Iterator[predictions.OutputRow]], None],
         progress: OnProgress,
@@ -79,7 +80,7 @@ class RowFile:
         """Compute the rows that are not in the partial file yet, write the file, and return the number of errors.
 
         Args:
-            outputs: computes the outputs of a table, with a number of images on each device.
+            outputs: computes the outputs of a table, with `at_once` images on each device.
             rows_of: returns the rows of a batch. Its images are rows of the whole table.
             write: writes the content of a file with these rows.
 
@@ -96,7 +97,8 @@ class RowFile:
             done = int(peers.from_first("completed rows", begin))
             errors = sum(row["error"] is not None for row in self._rows()) if peers.is_first and done else 0
             rest = self._table.rows(np.arange(done, count)) if done else self._table
-            for batch in outputs(rest, at_once) if done < count else ():
+            batches = outputs(rest, at_once=at_once) if done < count else ()
+            for batch in batches:
                 faults = {done + row: fault for row, fault in batch.errors.items()}
                 batch = batch._replace(start=done + batch.start, errors=faults)
                 errors += len(faults)
@@ -293,7 +295,7 @@ def write_features(
         predictions.write_feature_rows(file, form, columns, decoded)
 
     header = {"columns": ["features", "error"], "layer": str(layer), "pool": pool}
-    outputs = lambda rest, at_once: run.feature_stream(rest, layer, pool, at_once)  # noqa: E731
+    outputs = functools.partial(run.feature_stream, layer=layer, pool=pool)
     return RowFile(run, table, out, header).complete(outputs, rows_of, write, progress)
 
 
@@ -301,13 +303,11 @@ def write_out_of_fold(runs: Sequence[Path], out: Path) -> tuple[dict[str, float]
     """Write a CSV file with the prediction of each training example by the run whose fold it is in.
 
     The columns are those of `jaxddp predict`, with `label` and `fold`; `known_label` or `known_fold` if a number to
-    predict has the name. The best checkpoint of each run predicts.
+    predict has the name. The best checkpoint of each run predicts. Return the metrics of the runs over all these
+    predictions, and over those of each fold.
 
     Args:
         runs: the work directories of the runs of all folds, in their order.
-
-    Returns:
-        The metrics of the runs over all these predictions, and over those of each fold.
 
     Raises:
         InputError: a run, its data or the file cannot be read or written, or the classes of two runs differ.

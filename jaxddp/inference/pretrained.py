@@ -25,7 +25,7 @@ from jaxddp.core.errors import InputError, Key, counted, some
 from jaxddp.core.files import check_path
 from jaxddp.core.phases import doing, phase
 from jaxddp.data.opening import open_validation_split, sample_images
-from jaxddp.data.source import Source, check_labelled, check_source, image_dtype, labels_of
+from jaxddp.data.source import LabelForm, Source, check_labelled, check_source, image_dtype, labels_of
 from jaxddp.data.united import in_classes, own_part
 from jaxddp.engine.initial_state import NO_OPTIMIZER, make_init
 from jaxddp.engine.state import TrainState
@@ -98,22 +98,23 @@ def network_of_weights(
     if config.train.precision is None:
         config = config.replace(train={"precision": platforms.platform_named(topology.platform).precision})
         file = replace(file, config=config)
-    data, in_memory = config.data.of_evaluation, source is not None and source.pixel_shape is not None
+    data = config.data.of_evaluation
     shape = (data.image_size, data.image_size, data.channels) if source is None else source.image_shape(data)
     dtype = np.dtype(f"uint{data.bits}") if source is None else np.dtype(image_dtype(source, data))
     check_normalization(data, shape)
-    path, stored, weights = None, None, config.model.weights or ""
-    published = has_library(weights)
-    if needs_head and published and find_published(weights).top1 is None:
-        problem, advice = ": these weights have no head for classes", "train one, or take `jaxddp features` of images"
-        raise InputError(Key("model.weights", weights), problem, advice=advice)
+    path = stored = None
+    weights = config.model.weights or ""
+    is_published = has_library(weights)
+    if needs_head and is_published and find_published(weights).top1 is None:
+        advice = "train one, or take `jaxddp features` of images"
+        raise InputError(Key("model.weights", weights), ": these weights have no head for classes", advice=advice)
     if config.model.weights is not None:
         with doing(f"reading weights from {weights}"):
             path = local_weights(weights, offline=config.model.offline)
             stored = None if os.path.isdir(path) else read(path)
     own = ClassList.of(source) if source is not None and measures else None
     stated = None if path is None else signature_of_weights(path)
-    known = imagenet_classes() if published else stated and ClassList.of(stated)
+    known = imagenet_classes() if is_published else stated and ClassList.of(stated)
     target, known = _with_classes(functools.partial(_target, file, shape), path, stored, known, own)
     if own and not {*own.ids} <= {*known.ids}:
         if stated is not None or len(own.ids) != len(known.ids):
@@ -135,9 +136,14 @@ def network_of_weights(
         if own.ids != known.ids or known is imagenet_classes():
             told = f"{len(known.ids):,}, {some(known.ids)}, among them the {len(own.ids):,} of the data"
         _log.info(f"{config.model.weights or file.path}: the classes are {told}")
-    form = stated.label_form if stated else labels_of(source).form if own and source is not None else "one label"
-    signature, place = Signature(*known, shape, dtype.name, in_memory, form), path or file.path
-    return TrainedRun(place, 0, config, target.model, state, Preprocess.of(config), signature, topology)
+    form: LabelForm = "one label"
+    if stated is not None:
+        form = stated.label_form
+    elif own and source is not None:
+        form = labels_of(source).form
+    in_memory = source is not None and source.pixel_shape is not None
+    signature = Signature(*known, shape, dtype.name, in_memory, form)
+    return TrainedRun(path or file.path, 0, config, target.model, state, Preprocess.of(config), signature, topology)
 
 
 def _with_classes(
@@ -155,10 +161,12 @@ def _with_classes(
         known: the classes, if they are known; otherwise their number is that of the head.
         own: the classes of the data.
     """
-    target = target_of(len(known.ids if known else own.ids if own else ()) or IMAGENET)
+    likely = known or own
+    target = target_of(len(likely.ids if likely else ()) or IMAGENET)
     if known is None:
         count = _head_size(path, stored, target) or _outputs(target.model, target.image_shape)
-        known = imagenet_classes() if count == IMAGENET else own or ClassList(*(tuple(map(str, range(count))),) * 2)
+        numbers = tuple(map(str, range(count)))
+        known = imagenet_classes() if count == IMAGENET else own or ClassList(numbers, numbers)
     return target if len(known.ids) == target.num_classes else target_of(len(known.ids)), known
 
 
@@ -186,8 +194,10 @@ def _head_size(path: Path | None, stored: Mapping[str, np.ndarray] | None, targe
     foreign, namings = stored_arrays(path, stored, target)
     outputs = (target.num_classes,)
     heads = [path for path, shape in target.shapes.items() if path.endswith("/kernel") and shape[1:] == outputs]
-    for name in (naming(path) for naming in namings for path in heads if len(heads) == 1):
-        if (array := foreign.arrays.get(name)) is not None and array.ndim > 1:
+    names = [naming(heads[0]) for naming in namings] if len(heads) == 1 else []
+    for name in names:
+        array = foreign.arrays.get(name)
+        if array is not None and array.ndim > 1:
             return from_published(heads[0], name, array).shape[-1]
     return None
 

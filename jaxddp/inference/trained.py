@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, fields
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -109,16 +109,16 @@ def output_batches(
     order = EvalOrder(len(source), at_once * topology.num_devices)
     # In place of an image that cannot be used, the next one is classified, and its result is dropped.
     omissions = Substitutes(Labels(np.zeros(len(source), np.int32), (), ()))
-    arguments = order, run.data_of(source), Shard(topology.peers.process_index, topology.peers.process_count)
+    shard = Shard(topology.peers.process_index, topology.peers.process_count)
     verified = getattr(source, "verified", None)
     if verified is None:
-        batches = source.eval_batches(*arguments)
+        batches = source.eval_batches(order, run.data_of(source), shard)
     else:
         batches = iter(())
         try:
             for number, fault in verified.check_files():
                 omissions.refuse(number, str(InputError(f"{source.name(number)}: {fault}")))
-            batches = source.eval_batches(*arguments, omissions=omissions)  # pyright: ignore[reportCallIssue]
+            batches = cast(Any, source).eval_batches(order, run.data_of(source), shard, omissions=omissions)
             batches = itertools.chain([next(batches)], batches)
         except InputError:
             if len(omissions.faults) < len(source):
@@ -133,8 +133,8 @@ def output_batches(
 
     def finished(start: int, values: Any, replaced: Any) -> BatchOutputs:
         """Return the computed outputs of a batch. An image whose `replaced` (float[B]) is not 0 has an error."""
-        count = min(order.batch_size, len(source) - start)
-        values, errors = jax.tree.map(lambda array: np.array(array[:count]), values), dict[int, str]()
+        count, errors = min(order.batch_size, len(source) - start), dict[int, str]()
+        values = jax.tree.map(lambda array: np.array(array[:count]), values)
         if verified is not None and (bad := np.flatnonzero(np.asarray(replaced)[:count])).size:
             faults = {at: omissions.faults[at] for at in (start + bad).tolist() if at in omissions.faults}
             errors = _by_row(peers.exchange("images that cannot be used", json.dumps(faults)))
@@ -324,13 +324,9 @@ class TrainedRun:
         return cast(Source, images)
 
     def stream(self, source: Source, at_once: int | None = None) -> Iterator[BatchOutputs]:
-        """Yield the probabilities of the classes, float32[K] for an image; see `output_batches`.
+        """Yield the probabilities of the classes, float32[K] for an image, of `at_once` images on each device.
 
-        Args:
-            at_once: the number of images on each device.
-
-        Raises:
-            InputError: the network does not accept such images.
+        See `output_batches`. Raises: InputError if the network does not accept such images.
         """
         return self._stream(self._classify, None, source, at_once)
 
@@ -582,13 +578,16 @@ def evaluator_of(
     check_normalization(config.data, data.image_shape)
     if on_classes is not None:
         config = config.replace(eval={"metrics": (*dict.fromkeys((*config.eval.metrics, "confusion")),)})
-    (_, loss), metrics = losses_of(config, data, user_object), metrics_of(config, data.labels, user_object)
-    network, size = for_platform(model, topology.platform), feed.limit_batch_size(config.eval.batch_size, val, topology)
+    _, loss = losses_of(config, data, user_object)
+    metrics = metrics_of(config, data.labels, user_object)
     topology.peers.agree(programs.jax_settings())
     topology.connect()
+    network = for_platform(model, topology.platform)
     objective = Objective(network, loss, Preprocess.of(config), metrics, config.eval.views)
-    batches = lambda: zip(feed.eval_batches(val, config.data, EvalOrder(len(val), size), topology))  # noqa: E731
-    evaluator = evaluation.Evaluator(programs.make_eval_step(objective, topology), batches, len(val), metrics=metrics)
+    step = programs.make_eval_step(objective, topology)
+    order = EvalOrder(len(val), feed.limit_batch_size(config.eval.batch_size, val, topology))
+    batches = partial(feed.eval_batches, val, config.data, order, topology)
+    evaluator = evaluation.Evaluator(step, lambda: zip(batches()), len(val), metrics=metrics)
 
     def measure(state: TrainState) -> dict[str, float]:
         measured, sets = evaluator.measure(state)

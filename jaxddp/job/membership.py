@@ -42,7 +42,7 @@ _log = logging.getLogger("jaxddp.experiment")
 
 
 def join(job: Job | None, *, start: float = 60, silence: float = 10, stall: float = 600, shutdown: float = 60) -> Peers:
-    """Join the processes of a job. Call it before any code uses JAX's devices.
+    """Join the processes of a job, and return them as peers. Call it before any code uses JAX's devices.
 
     Afterwards this process ends within `silence` and a few seconds after the loss of another process, and within
     `stall` seconds after the last progress of a stuck process. Without a job, or if the program has called
@@ -54,9 +54,6 @@ def join(job: Job | None, *, start: float = 60, silence: float = 10, stall: floa
         stall: seconds without progress after which a process counts as stuck. The limit of some phases is a multiple of
             `stall`; see `jaxddp.core.phases`.
         shutdown: seconds to wait for the other processes at the end.
-
-    Returns:
-        The peers of this process.
 
     Raises:
         Unreachable: the processes do not reach each other in time.
@@ -122,54 +119,54 @@ def stop_on_signals() -> Iterator[Callable[[int], bool]]:
     # This function is in an experimental module, so later versions of JAX may not have it.
     reached_sync_point: Any = getattr(multihost_utils, "reached_preemption_sync_point", None)
     in_job, is_main = jax.process_count() > 1, threading.current_thread() is threading.main_thread()
-    if in_job and reached_sync_point is None:
-        libraries.warn_missing("jax", "reached_preemption_sync_point", "SIGTERM ends a job without saving")
-        yield lambda step: False
     # Python handles signals only in the main thread. A program that trains in another thread handles SIGTERM itself.
-    elif not (in_job or is_main):
+    can_stop = callable(reached_sync_point) if in_job else is_main
+    if not can_stop:
+        if in_job:
+            libraries.warn_missing("jax", "reached_preemption_sync_point", "SIGTERM ends a job without saving")
         yield lambda step: False
-    else:
-        requests, is_training = list[int](), False
-        # In a job, JAX catches SIGTERM.
-        caught = [signal.SIGINT] if in_job else [signal.SIGTERM, signal.SIGINT]
-        before: dict[int, Any] = {number: signal.getsignal(number) for number in caught if is_main}
+        return
+    requests, is_training = list[int](), False
+    # In a job, JAX catches SIGTERM.
+    caught = [signal.SIGINT] if in_job else [signal.SIGTERM, signal.SIGINT]
+    before: dict[int, Any] = {number: signal.getsignal(number) for number in caught if is_main}
 
-        def should_stop(step: int) -> bool:
-            nonlocal is_training
-            is_training = True
-            return reached_sync_point(next(_calls)) if in_job else bool(requests)
+    def should_stop(step: int) -> bool:
+        nonlocal is_training
+        is_training = True
+        return reached_sync_point(next(_calls)) if in_job else bool(requests)
 
-        def request(number: int, frame: FrameType | None) -> None:
-            if number == signal.SIGINT:
-                if requests or not is_training:
-                    return before[number](number, frame)
-                # This thread may be writing, also to a stopped terminal, and cannot begin another write meanwhile.
-                line = "Ctrl-C: the run saves after this step and stops; another Ctrl-C ends it at once"
-                threading.Thread(target=_log.warning, args=[line], daemon=True).start()
-            requests.append(number)
-            if in_job:
-                os.kill(os.getpid(), signal.SIGTERM)
+    def request(number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGINT:
+            if requests or not is_training:
+                return before[number](number, frame)
+            # This thread may be writing, also to a stopped terminal, and cannot begin another write meanwhile.
+            line = "Ctrl-C: the run saves after this step and stops; another Ctrl-C ends it at once"
+            threading.Thread(target=_log.warning, args=[line], daemon=True).start()
+        requests.append(number)
+        if in_job:
+            os.kill(os.getpid(), signal.SIGTERM)
 
+    for number, handler in before.items():
+        # A program in the background of a shell ignores SIGINT.
+        if number == signal.SIGTERM or callable(handler):
+            signal.signal(number, request)
+    ending = "interrupted; the run had ended"
+    try:
+        with sigterm_on_eviction():
+            yield should_stop
+    except Preempted as error:
+        if in_job or signal.SIGINT not in requests:
+            raise
+        ending = str(error)
+    finally:
         for number, handler in before.items():
-            # A program in the background of a shell ignores SIGINT.
-            if number == signal.SIGTERM or callable(handler):
-                signal.signal(number, request)
-        ending = "interrupted; the run had ended"
-        try:
-            with sigterm_on_eviction():
-                yield should_stop
-        except Preempted as error:
-            if in_job or signal.SIGINT not in requests:
-                raise
-            ending = str(error)
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-        if signal.SIGINT in requests and not in_job:
-            # A script that an instance of a subclass ends has another exit code.
-            interrupt: Any = KeyboardInterrupt(ending)
-            interrupt._render_traceback_ = functools.partial(JaxddpError._render_traceback_, interrupt)
-            raise interrupt
+            signal.signal(number, handler)
+    if signal.SIGINT in requests and not in_job:
+        # A script that an instance of a subclass ends has another exit code.
+        interrupt: Any = KeyboardInterrupt(ending)
+        interrupt._render_traceback_ = functools.partial(JaxddpError._render_traceback_, interrupt)
+        raise interrupt
 
 
 class DevicePeers(Peers):

@@ -25,7 +25,7 @@ Outputs = tuple[jax.Array, Tree]  # logits, and the next model state
 _IN_TRAINING = ("train", "training", "is_training", "is_train", "train_mode", "training_mode")
 _IN_EVALUATION = ("deterministic", "use_running_average", "inference", "inference_mode", "is_inference")
 _IN_EVALUATION += ("eval", "eval_mode", "is_eval", "evaluation", "test", "testing", "test_mode", "is_test")
-MODE_ARGUMENTS = dict.fromkeys(_IN_TRAINING, True) | dict.fromkeys(_IN_EVALUATION, False)
+MODE_ARGUMENTS = {name: name in _IN_TRAINING for name in (*_IN_TRAINING, *_IN_EVALUATION)}
 """The names of the arguments, fields and attributes that set a module's mode, with their values in training."""
 _MODES = ("train", "training", "fit", "eval", "evaluate", "evaluation", "val", "test", "inference", "infer", "predict")
 """Values of arguments that set a mode by a string."""

@@ -79,10 +79,9 @@ def curves(runs: Sequence[RunFiles], colours: Sequence[str]) -> list[Chart]:
 
 
 def seed_curves(runs: Sequence[RunFiles], of_seeds: Sequence[SeedGroup]) -> tuple[list[Chart], Positions]:
-    """Return a chart for each validation metric: its mean over seeds, and a band from its minimum to its maximum.
+    """Return a chart of each validation metric, and the x values of the charts' points.
 
-    Returns:
-        The charts, and the x values of their points.
+    A chart shows the mean over seeds, and a band from the minimum to the maximum.
     """
     charts, positions = [], Positions()
     for metric in dict.fromkeys(metric for run in runs for metric in run.metrics):

@@ -99,7 +99,7 @@ class Evaluator:
         self, state: TrainState, report: Report | None, between: Callable[[], None]
     ) -> tuple[MetricSums, dict[str, Any]]:
         """Return the sums over all examples, and the arrays of the metrics over the whole set; see `measure`."""
-        totals: MetricSums | None = None
+        totals: Any = None
         set_sums, in_flight = SetSums(), deque[Any]()
         begin = last_report = time.perf_counter()
         for number, feed in enumerate(self.batches()):

@@ -264,8 +264,8 @@ def match(
         anew = "initialize these layers anew (", Key("model.new_layers"), ")"
         advice = ("give weights of this network for such images, ", *choice, *anew)
         raise InputError(_describe_faults(faults, names, shapes, state_dict), advice=advice)
-    if needs_head and (others := [path for path in unmatched if path in head]):
-        faults = _describe_faults(others, names, shapes, state_dict)
+    if needs_head and unmatched:
+        faults = _describe_faults(unmatched, names, shapes, state_dict)
         raise InputError(faults, advice="give weights and data with the same classes")
     used = set(names.values())
     left_over = tuple(sorted(name for name in state_dict if name not in used))

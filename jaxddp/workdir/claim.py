@@ -76,10 +76,8 @@ def claim(directory: Path, claimed: Claim, peers: Peers = ALONE, *, resuming: bo
     """Write config.json, a copy of the recipe's files, and its reference. On resume, first compare the first two.
 
     A new run gets an id, which it keeps. The paths of the data may change. A change is logged, because the fingerprints
-    of the data cover the names and labels of image files but not the images.
-
-    Returns:
-        The content of config.json, and whether the run is resumed with the same length.
+    of the data cover the names and labels of image files but not the images. Return the content of config.json, and
+    whether the run is resumed with the same length.
 
     Raises: InputError if a key of the recipe differs, or a file cannot be read or written.
     """
@@ -118,10 +116,8 @@ def changed_keys(saved: dict[str, Any], record: dict[str, Any]) -> dict[str, str
 def compare(directory: Path, claimed: Claim, peers: Peers = ALONE) -> tuple[dict[str, Any], dict[str, Any]]:
     """Compare the claim of a resumed run with its config.json and its copy of the recipe.
 
-    Returns:
-        The saved config.json, and the content with which the run is resumed.
-
-    Raises: InputError if a key of the recipe differs, or a file cannot be read.
+    Return the saved config.json, and the content with which the run is resumed. Raises: InputError if a key of the
+    recipe differs, or a file cannot be read.
     """
     path, record, recipe = directory / CONFIG_FILE, claimed.record(), claimed.recipe
     saved, hooks = _read(path), () if recipe is None else recipe.hooks

@@ -76,8 +76,8 @@ def read_rest(stream: BufferedIOBase, promised: int, stored: int | None) -> byte
 def check_length(actual: int, promised: int) -> None:
     """Check the number of bytes after a header. Raises: InputError if it is not `promised`."""
     if actual != promised:
-        following = f"the header promises {promised} bytes, but {actual if actual < promised else 'more'} follow it"
-        raise InputError(f"{'cut short: ' * (actual < promised)}{following}; download it again")
+        begin, following = ("cut short: ", actual) if actual < promised else ("", "more")
+        raise InputError(f"{begin}the header promises {promised} bytes, but {following} follow it; download it again")
 
 
 def read_names(file: Path) -> tuple[str, ...]:

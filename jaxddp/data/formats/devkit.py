@@ -102,7 +102,9 @@ def read_kit(kit: Kit, split: Split, refuse: Refuse) -> ExampleTable:
     labels = np.array([known.get(synset_of[number], -1) for number in numbers], np.int32)
     ids = np.array([os.fsencode(f"{kit.images}/{os.path.splitext(image)[0]}") for image in images])
     paths = np.array([os.fsencode(f"{kit.images}/{image}") for image in images])
-    count = f"{(labels >= 0).sum():,} of " * bool((labels < 0).any()) + counted(len(images), "image")
+    count = counted(len(images), "image")
+    if (labels < 0).any():
+        count = f"{(labels >= 0).sum():,} of {count}"
     reading = f"{count} in {kit.images}/ by {kit.truth.name}"
     table = ExampleTable(LocalFiles(kit.root, follows_links=True), ids, paths, labels, tuple(names), reading=reading)
     return table.without(np.flatnonzero(labels < 0))

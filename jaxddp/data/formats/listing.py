@@ -101,9 +101,11 @@ class Listing:
         used = some([f"{each}/" for each in sorted({folders.get(name, folder) for name in names}) if each])
         if any(path.startswith("/") for path in paths):
             paths, root = [os.path.join(root, path)[1:] for path in paths], Path("/")
-        found = f"{f', images in {used}' * bool(used)}{f', suffix {suffix}' * bool(suffix)}"
+        found = [f"images in {used}"] if used else []
+        found += [f"suffix {suffix}"] if suffix else []
         columns_of_table = (np.array([text.encode() for text in column], "S") for column in (ids, paths))
-        labels, reading = np.full(len(ids), -1, np.int32), f"{self.file.name}: {columns}{found}"
+        reading = f"{self.file.name}: {', '.join([str(columns), *found])}"
+        labels = np.full(len(ids), -1, np.int32)
         return ExampleTable(LocalFiles(root), *columns_of_table, labels=labels, reading=reading)
 
     def numbered(self, column: str) -> tuple[str, ...]:
@@ -426,7 +428,7 @@ def _clean(text: str) -> str | None:
     parts = [part for part in text.split("/") if part not in ("", ".")]
     if not parts or ".." in parts or not _TEXT.fullmatch(text):
         return None
-    return f"{'/' * text.startswith('/')}{'/'.join(parts)}"
+    return ("/" if text.startswith("/") else "") + "/".join(parts)
 
 
 # --- Images ---
@@ -504,7 +506,8 @@ def sound_rows(
             fault = f"{show(os.fsdecode(table.id[row]))} has {other} than in {place(first)}"
             refuse(f"{place(row)}: {fault}; write one row for each image")
     if repeated:
-        left_out = f"{counted(len(repeated), 'row')} that repeat{'s' * (len(repeated) == 1)} an image left out"
+        repeat = "repeats" if len(repeated) == 1 else "repeat"
+        left_out = f"{counted(len(repeated), 'row')} that {repeat} an image left out"
         table = replace(table, reading=", ".join(filter(None, (table.reading, left_out))))
     chosen = table.without([row for row, _ in repeated]).select(classes)
     root = chosen.store.root if chosen.offset is None else None
