@@ -64,8 +64,7 @@ def config_of_options(options: Mapping[str, Any], objective: Any, seed: int, oth
         objective: a name or a function.
         other_names: names of the other arguments, for suggestions if an option is unknown.
 
-    Raises:
-        InputError: an option is unknown, or has no effect.
+    Raises: InputError if an option is unknown, or has no effect.
     """
     for name in options.keys() - OPTIONS:
         of_loss = f"the loss of train has it: jaxddp.losses.cross_entropy({name}=…)"

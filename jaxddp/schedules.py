@@ -43,8 +43,7 @@ def make_schedule(config: "Config", steps: Steps) -> "optax.Schedule":
     peak / (number of warm-up steps): a step with a learning rate of 0 changes nothing. After the warm-up the learning
     rate follows `optimizer.schedule`.
 
-    Raises:
-        InputError: the schedule's name is unknown, or the warm-up is longer than the run.
+    Raises: InputError if the schedule's name is unknown, or the warm-up is longer than the run.
     """
     total, warmup, _ = steps
     if warmup > total:

@@ -200,8 +200,7 @@ def contributions(topology: Topology, size: int) -> jax.Array:
 def check_sum(topology: Topology, total: jax.Array) -> None:
     """Compare the sum of `contributions` on each device of this process with the expected sum.
 
-    Raises:
-        InputError: a sum is wrong.
+    Raises: InputError if a sum is wrong.
     """
     cycle = [sum((i + j) % _CYCLE for i in range(topology.num_devices)) for j in range(_CYCLE)]
     expected = np.resize(np.array(cycle, np.float32), total.shape)
@@ -282,8 +281,7 @@ def recipe(file: RecipeFile) -> Finding:
 def step(setup: RunSetup) -> Finding:
     """Compile the training step. Report its FLOPs and memory, including the images that stay on the devices.
 
-    Raises:
-        InputError: the step does not fit into the memory of the devices of this process.
+    Raises: InputError if the step does not fit into the memory of the devices of this process.
     """
     program = setup.compiled_steps(resident=False)
     begin = time.perf_counter()

@@ -109,8 +109,7 @@ def launch(options: Launch, command: Sequence[str], config: Config | None = None
 def _program(command: Sequence[str]) -> list[str]:
     """Return the program and its arguments. `python` means this interpreter.
 
-    Raises:
-        InputError: the program does not exist.
+    Raises: InputError if the program does not exist.
     """
     word = command[0]
     if word in _COMMANDS:
@@ -182,8 +181,7 @@ def valid_machine_counts(config: Config | None, options: Launch, processes: int,
         processes: the number of processes on each machine.
         gpus: the number of GPUs of each process; 0 if it computes on the CPU.
 
-    Raises:
-        InputError: the batches cannot be divided among any number of machines.
+    Raises: InputError if the batches cannot be divided among any number of machines.
     """
     counts = range(options.machines.least, options.machines.most + 1)
     if config is None or not options.machines.elastic:
@@ -238,8 +236,7 @@ def driver(options: Launch, processes: int, counts: Sequence[int], events: Simpl
         processes: the number of processes on each machine.
         counts: the numbers of machines that the job may have.
 
-    Raises:
-        InputError: the coordinator's address is invalid, or its port is taken.
+    Raises: InputError if the coordinator's address is invalid, or its port is taken.
     """
     # All machines of the job must compute the same name.
     shared = hashlib.sha256(str(options.coordinator).encode()).hexdigest()[:16]

@@ -94,8 +94,7 @@ class Launch:
 def split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return the launcher's arguments before the first `--`, and the command after it.
 
-    Raises:
-        InputError: there is no command, and the launcher's arguments do not include --help.
+    Raises: InputError if there is no command, and the launcher's arguments do not include --help.
     """
     words = list(arguments)
     own, command = (words[: words.index("--")], words[words.index("--") + 1 :]) if "--" in words else (words, [])

@@ -143,8 +143,7 @@ class Worker:
         code: the exit code, or the negative number of the signal that ended the process; None while the process runs.
             If the process ended with 0 during its work, the code is 1.
 
-    Raises:
-        InputError: the log cannot be written, or the system does not permit another process or file.
+    Raises: InputError if the log cannot be written, or the system does not permit another process or file.
     """
 
     def __init__(

@@ -32,8 +32,7 @@ class Duration:
     def parse(cls, text: str) -> "Duration":
         """Parse `"90 epochs"`, `"1 step"`, `"1_000_000 examples"` or `"5%"`.
 
-        Raises:
-            InputError: the text has another form, or its number is negative or above 10**18.
+        Raises: InputError if the text has another form, or its number is negative or above 10**18.
         """
         number, unit = text.strip(), ""
         if number.endswith("%"):
@@ -58,8 +57,7 @@ class Duration:
     def examples(self, *, num_examples: int, batch_size: int, total_steps: int | None = None) -> Fraction:
         """Return the duration as a number of examples. Only a percentage needs `total_steps`, the length of the run.
 
-        Raises:
-            InputError: the duration is a percentage, and `total_steps` is None.
+        Raises: InputError if the duration is a percentage, and `total_steps` is None.
         """
         if self.unit == "%":
             if total_steps is None:

@@ -39,8 +39,7 @@ def held_out(table: ExampleTable, share: float, where: str) -> dict[Split, Examp
         share: the share of each class for "val", above 0 and below 1; see `held_out_rows`.
         where: a readable name of the data set, for messages.
 
-    Raises:
-        InputError: a class has only one example, or there is only one group, and each split needs one.
+    Raises: InputError if a class has only one example, or there is only one group, and each split needs one.
     """
     labels = _strata(table)
     labelled = labels[labels >= 0]
@@ -218,8 +217,7 @@ def write_folds(table: SourceTable, number: int, out: Path, data: DataConfig) ->
     Args:
         data: names the columns of the group and the weight.
 
-    Raises:
-        InputError: the images are not in files of their own, or one has no label; see also `folds`.
+    Raises: InputError if the images are not in files of their own, or one has no label; see also `folds`.
     """
     if not isinstance(table, ExampleTable) or table.offset is not None or table.store.root is None:
         fault = f"{table.name(0)}: is one of many images in a file, and a table of folds names files"

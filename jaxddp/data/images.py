@@ -301,8 +301,7 @@ def verify(data: bytes, decode: Decode | None = None) -> ImageHeader:
         decode: a strict decoder for most JPEG files, which gets the file without metadata and with more rows. By
             default, the image is decoded in gray, at an eighth of its size, which takes half the time.
 
-    Raises:
-        InputError: `parse_header` rejects the file, or its data are damaged or do not end with the image.
+    Raises: InputError if `parse_header` rejects the file, or its data are damaged or do not end with the image.
     """
     segments = [*jpeg_segments(data)]
     header, left_over = parse_header(data, segments), 0

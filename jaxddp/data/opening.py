@@ -258,8 +258,7 @@ def open_one_split(paths: Sequence[str], data: DataConfig, split: Split | None =
         paths: the path of a data set, or paths of unlabelled images.
         split: the split; by default, the validation split, or all images if there is none.
 
-    Raises:
-        InputError: there are no images or no such split, or the data have a fault.
+    Raises: InputError if there are no images or no such split, or the data have a fault.
     """
     if not paths:
         return open_inputs(paths)
@@ -403,8 +402,7 @@ def open_inputs(places: Sequence[str | os.PathLike[str]], data: DataConfig | Non
 
     Symbolic links are followed, also to files outside these places.
 
-    Raises:
-        InputError: a place does not exist or has no image, or an image is given twice.
+    Raises: InputError if a place does not exist or has no image, or an image is given twice.
     """
     if not places:
         raise InputError("no images are given; give a folder, files, a CSV file, or a directory with a test listing")
@@ -465,8 +463,7 @@ def labelled_and_unlabelled(train: SourceTable, data: DataConfig) -> tuple[Sourc
 
     With `data.unlabelled="train"`, the unlabelled source has all training images, including the labelled images.
 
-    Raises:
-        InputError: `few_labels` rejects the labelled data, or the unlabelled images cannot be opened or used.
+    Raises: InputError if `few_labels` rejects the labelled data, or the unlabelled images cannot be opened or used.
     """
     unlabelled = None
     if data.unlabelled is not None:
@@ -488,8 +485,7 @@ def few_labels(table: SourceTable, per_class: int, seed: int = 0) -> SourceTable
     The choice in a class depends only on the seed, the id of the class and its number of examples. The examples of a
     smaller `per_class` are a subset of those of a larger `per_class`. Examples without a label are omitted.
 
-    Raises:
-        InputError: a class has fewer than `per_class` examples, or images have several labels.
+    Raises: InputError if a class has fewer than `per_class` examples, or images have several labels.
     """
     labels = labels_of(table)
     check_one_label(labels, Key("data.labels_per_class"))

@@ -50,8 +50,7 @@ class Shard(NamedTuple):
         Args:
             padding: the value of padding.
 
-        Raises:
-            InputError: there is no such part, or the batch does not divide into such parts.
+        Raises: InputError if there is no such part, or the batch does not divide into such parts.
         """
         if not 0 <= self.index < self.count:
             raise InputError(f"part {self.index} of a batch of {self.count} parts: use 0..{self.count - 1}")

@@ -124,8 +124,7 @@ class UnitedSource:
         Args:
             unit: the number of slots of a process is a multiple of this number.
 
-        Raises:
-            InputError: the batch is larger than the data set, or more than half of the slots would be padding.
+        Raises: InputError if the batch is larger than the data set, or more than half of the slots would be padding.
         """
         SampleOrder(len(self), batch_size, seed)
         own = most_in_batch(self.lengths, self.host, batch_size)
@@ -257,8 +256,7 @@ def _combined(what: str, texts: list[str]) -> str:
 
     The classes are those of all processes, in the order of their ids unless all processes have the same.
 
-    Raises:
-        InputError: a process has another order, or another name for a class.
+    Raises: InputError if a process has another order, or another name for a class.
     """
     lengths, fingerprints, classes, counts = zip(*map(json.loads, texts), strict=True)
     digest = hashlib.sha256(json.dumps(fingerprints).encode()).hexdigest()

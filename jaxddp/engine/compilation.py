@@ -91,8 +91,7 @@ def step_options(config: Config, topology: Topology) -> dict[str, str]:
     On GPUs these are the options that reproducible or bucketed gradients need, if the installed jaxlib accepts them.
     The options of `parallel.xla_options` are added and take precedence.
 
-    Raises:
-        InputError: an option of the config is wrong; see `compiler_options`.
+    Raises: InputError if an option of the config is wrong; see `compiler_options`.
     """
     options, platform = {}, platform_named(topology.platform)
     if config.parallel.reproducible:

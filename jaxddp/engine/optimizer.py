@@ -39,8 +39,7 @@ def call_update(
         value: the mean loss over the global batch, float[], the same on every device.
         grad: the averaged gradient, before any optional part of the step changes it.
 
-    Raises:
-        InputError: the optimizer needs another argument, such as the `value_fn` of a line search.
+    Raises: InputError if the optimizer needs another argument, such as the `value_fn` of a line search.
     """
     takes_more = isinstance(optimizer, optax.GradientTransformationExtraArgs)
     extra: Any = {"value": value, "grad": grad} if takes_more else {}

@@ -76,8 +76,7 @@ class Phases:
             contribution: the result of `gradient`.
             is_finite: returns whether the gradients are finite, bool[].
 
-        Raises:
-            InputError: the optimizer, the model or a part changes the names, shapes or dtypes of the state.
+        Raises: InputError if the optimizer, the model or a part changes the names, shapes or dtypes of the state.
         """
         parts, averaged, means = self.parts, contribution.grads, contribution.sums
         # A part without arrays in the state has the value None.

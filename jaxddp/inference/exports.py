@@ -334,8 +334,7 @@ def weights_of_run(directory: Path, which: str) -> tuple[int, Model, dict[str, n
         The step; the network, with an arbitrary number of classes; and the arrays by path, such as
         "params/conv1/kernel".
 
-    Raises:
-        InputError: there is no such checkpoint, or the run's config does not name its network.
+    Raises: InputError if there is no such checkpoint, or the run's config does not name its network.
     """
     file = recipe_of_run(directory)
     file.check_network("write its weights in Python with jaxddp.export_weights(state, setup, FILE)")
@@ -403,8 +402,7 @@ def write_weights(out: Path, model: Model, arrays: dict[str, np.ndarray], peers:
     Args:
         arrays: the arrays of the network by path, such as "params/conv1/kernel".
 
-    Raises:
-        InputError: the file cannot be written, or its name does not end in .safetensors.
+    Raises: InputError if the file cannot be written, or its name does not end in .safetensors.
     """
     if out.suffix != ".safetensors":
         raise InputError(f"{out}: its name must end in .safetensors")
@@ -465,8 +463,7 @@ class PublishedRun:
         which: "latest", "best" or a step.
         place: the repository of the Hub, or the folder.
 
-    Raises:
-        InputError: there is no such checkpoint, or the run's config does not name its network.
+    Raises: InputError if there is no such checkpoint, or the run's config does not name its network.
     """
 
     def __init__(self, directory: Path, which: str, place: HubFile | Path, network: TrainedRun | None = None):

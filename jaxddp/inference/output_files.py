@@ -59,8 +59,7 @@ class RowFile:
         header: identifies the output, beside the run and the images: the names of the "columns", among them "error",
             and other JSON values. The rows of a file with another header are not continued.
 
-    Raises:
-        InputError: `out` cannot be written.
+    Raises: InputError if `out` cannot be written.
     """
 
     def __init__(self, run: trained.TrainedRun, table: SourceTable, out: Path, header: Mapping[str, Any]):
@@ -84,8 +83,7 @@ class RowFile:
             rows_of: returns the rows of a batch. Its images are rows of the whole table.
             write: writes the content of a file with these rows.
 
-        Raises:
-            InputError: the file cannot be written, or the processes have different images.
+        Raises: InputError if the file cannot be written, or the processes have different images.
         """
         peers, count, at_once = self._peers, len(self._table), trained.images_at_once(len(self._table))
         with contextlib.ExitStack() as stack:
@@ -309,8 +307,7 @@ def write_out_of_fold(runs: Sequence[Path], out: Path) -> tuple[dict[str, float]
     Args:
         runs: the work directories of the runs of all folds, in their order.
 
-    Raises:
-        InputError: a run, its data or the file cannot be read or written, or the classes of two runs differ.
+    Raises: InputError if a run, its data or the file cannot be read or written, or the classes of two runs differ.
     """
     topology, rows, parts = Topology.create(), list[predictions.OutputRow](), list[tuple[np.ndarray, ...]]()
     members = [trained.restore_run(run, "best", topology) for run in runs]

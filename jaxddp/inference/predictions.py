@@ -350,8 +350,7 @@ def write_feature_rows(
 def read_features(path: Path) -> LabelledFeatures:
     """Read a .npz or .parquet file of `jaxddp features`.
 
-    Raises:
-        InputError: the file cannot be read, is no such file, or its images have no label or several.
+    Raises: InputError if the file cannot be read, is no such file, or its images have no label or several.
     """
     read = {"npz": _read_npz, "parquet": _read_parquet}[format_of(path, FeatureFormat)]
     with array_files.as_input_errors(path, _ADVICE):

@@ -233,8 +233,7 @@ def open_measured(file: RecipeFile) -> tuple[TrainedRun, Source]:
 
     The training split is not opened.
 
-    Raises:
-        InputError: the data do not exist; see also `network_of_weights`.
+    Raises: InputError if the data do not exist; see also `network_of_weights`.
     """
     topology, config = join_and_resolve(file)
     # Class weights follow from the training data, which are not opened. Crops of training are not made.

@@ -100,8 +100,7 @@ def output_batches(
         at_once: images per device. The images in the batch of a device, and their positions, depend on this number
             alone. So the outputs have the same bits on any number of devices.
 
-    Raises:
-        InputError: the processes' images differ.
+    Raises: InputError if the processes' images differ.
     """
     topology, peers = run.topology, run.topology.peers
     peers.agree({"the images": source.fingerprint, "images at once": str(at_once)})
@@ -485,8 +484,7 @@ def restore_run(
         model: the network of a run from Python. The work directory of such a run does not name its network.
         precision: the precision of the computation; the default is the run's precision.
 
-    Raises:
-        InputError: there is no such run or checkpoint, or the network does not fit the checkpoint.
+    Raises: InputError if there is no such run or checkpoint, or the network does not fit the checkpoint.
     """
     place = files.expanded(directory)
     file = recipe_of_run(place)

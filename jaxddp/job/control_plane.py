@@ -380,8 +380,7 @@ async def _listen_once_resolved(host: str, port: int, deadline: float) -> socket
 def _inherited_socket() -> socket.socket | None:
     """Return the listening socket that this process inherits from its launcher, if any.
 
-    Raises:
-        InputError: the variable of the launcher holds no socket.
+    Raises: InputError if the variable of the launcher holds no socket.
     """
     descriptor = inherited(INHERITED_SOCKET)
     try:
@@ -396,8 +395,7 @@ def _start_proxy(coordinator: str) -> tuple[subprocess.Popen[bytes], str]:
 
     If the proxy does not start, return the address of JAX's coordinator itself.
 
-    Raises:
-        InputError: `coordinator` is not an address.
+    Raises: InputError if `coordinator` is not an address.
     """
     host, port = messages.split_address(coordinator)
     proxy = subprocess.Popen(

@@ -55,8 +55,7 @@ def index_below(setting: EnvValue, count: int, reason: str) -> int:
 def text(environ: Environ, variable: str) -> str:
     """Return a variable's text, which is sent to other processes; empty if the variable is not set.
 
-    Raises:
-        InputError: the text is too long, or has unprintable characters.
+    Raises: InputError if the text is too long, or has unprintable characters.
     """
     value = environ.get(variable, "")
     if len(value) > _LONGEST_TEXT or not value.isprintable():

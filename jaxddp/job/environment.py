@@ -165,8 +165,7 @@ def _pipe() -> int | None:
 def inherited(variable: str) -> int | None:
     """Return the file descriptor in a variable of the launcher, and unset it, because children must not use it.
 
-    Raises:
-        InputError: the value is no file descriptor.
+    Raises: InputError if the value is no file descriptor.
     """
     found = lookup(os.environ, variable)
     os.environ.pop(variable, None)

@@ -270,8 +270,7 @@ def agreed_fit(division: Division, needs: Needs | None, topology: Topology, argu
     Args:
         arguments: see `MemoryReport.of`.
 
-    Raises:
-        InputError: a process does not answer.
+    Raises: InputError if a process does not answer.
     """
     report = json.dumps(asdict(MemoryReport.of(needs, topology, arguments)))
     return Fit.of(division, [*map(MemoryReport.from_json, topology.peers.exchange("memory of the step", report))])

@@ -242,8 +242,7 @@ def feature_map(number: int, images: ValidationImages) -> FeatureMap:
     Args:
         number: the number of the run in the report.
 
-    Raises:
-        InputError: the features cannot be read, or there are too few images.
+    Raises: InputError if the features cannot be read, or there are too few images.
     """
     outcome, rows = images.outcome, chosen_rows(images.outcome.known)
     features = images.run.features(images.source.rows(rows))

@@ -177,8 +177,7 @@ class SearchQueue(GridQueue):
         total: the number of trials, over all hosts and all starts of the sweep.
         prune: whether trials are ended early by their validations.
 
-    Raises:
-        InputError: Optuna is not installed, or the file of the sweep belongs to another config.
+    Raises: InputError if Optuna is not installed, or the file of the sweep belongs to another config.
     """
 
     _keeps_ends = True

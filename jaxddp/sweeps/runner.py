@@ -54,8 +54,7 @@ def slots(jobs: int, environ: Mapping[str, str] = os.environ) -> list[Slot]:
 
     Without GPUs and with more trials than cores, every trial uses all cores.
 
-    Raises:
-        InputError: the GPUs or TPU chips of this machine cannot be divided among the trials.
+    Raises: InputError if the GPUs or TPU chips of this machine cannot be divided among the trials.
     """
     if jobs == 1:
         return [Slot()]

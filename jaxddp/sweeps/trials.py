@@ -137,8 +137,7 @@ def space_of(key: str, hint: Any, texts: Sequence[str]) -> Space | None:
         hint: the type of the key.
         texts: the values of the option on the command line, in their order.
 
-    Raises:
-        InputError: a list has an empty value, or the bounds of an interval are wrong.
+    Raises: InputError if a list has an empty value, or the bounds of an interval are wrong.
     """
     kind, text = bare(hint), texts[-1]
     if not is_split(key, hint):
@@ -199,8 +198,7 @@ class Template:
     def grid(self) -> Iterator[dict[str, str]]:
         """Yield every combination of the values. The last key varies fastest.
 
-        Raises:
-            InputError: a key has an interval, or there are too many combinations.
+        Raises: InputError if a key has an interval, or there are too many combinations.
         """
         if interval := [key for key, space in self.spaces.items() if isinstance(space, Interval)]:
             advice = "a grid has a,b,c, or A:B for whole numbers"

@@ -39,8 +39,7 @@ class Plan:
     def of(cls, config: Config, num_examples: int) -> "Plan":
         """Return the plan of a config for a data set of `num_examples` training examples.
 
-        Raises:
-            InputError: the run would have no step, or more steps than the step counter can hold.
+        Raises: InputError if the run would have no step, or more steps than the step counter can hold.
         """
         train, sync, least = config.train, config.train.sync_every, 'give at least "1 step"'
         lengths = {"num_examples": num_examples, "batch_size": train.batch_size}

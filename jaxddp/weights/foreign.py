@@ -73,8 +73,7 @@ def in_terms_of(shapes: Shapes, stored: Arrays, rename: Rename | None = None) ->
     Args:
         shapes: the shapes of the network's arrays, by path.
 
-    Raises:
-        InputError: two arrays of the file have the name of one array of the network; see also `renamed`.
+    Raises: InputError if two arrays of the file have the name of one array of the network; see also `renamed`.
     """
     paths, names, layouts = {comparable(path): path for path in shapes}, dict[str, str](), dict[str, str]()
     if len(paths) < len(shapes):  # Without the names of collections, or with other digits, two paths are equal.

@@ -52,8 +52,7 @@ def read(path: Path) -> dict[str, np.ndarray]:
     A state dict may be nested under "state_dict", "model" or "model_state_dict". Prefixes "module." and
     "_orig_mod." that all names share are removed.
 
-    Raises:
-        InputError: the file is missing, damaged or of another kind; see also `read_state_dict`.
+    Raises: InputError if the file is missing, damaged or of another kind; see also `read_state_dict`.
     """
     if path.suffix not in (".safetensors", *PICKLED) and os.path.exists(path):
         raise InputError(f"{path}: weights cannot be read from this kind of file; give {FORMS}")
@@ -67,8 +66,7 @@ def read(path: Path) -> dict[str, np.ndarray]:
 def write(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
     """Write a .safetensors file atomically, with metadata that marks PyTorch's layout for other libraries.
 
-    Raises:
-        InputError: the file cannot be written.
+    Raises: InputError if the file cannot be written.
     """
     dense = {name: np.asarray(array, order="C") for name, array in arrays.items()}
     files.replace(path, safetensors.numpy.save(dense, {"format": "pt"}))

@@ -98,8 +98,7 @@ def check_names(names: Sequence[str], position_of: Callable[[int], str]) -> None
     Args:
         position_of: returns the position of a name in the file, from the name's index, for messages.
 
-    Raises:
-        InputError: two names are equal or look alike.
+    Raises: InputError if two names are equal or look alike.
     """
     check_distinct(names, lambda name: position_of(names.index(name)))
     for place, first in find_repeats(np.array(names)):

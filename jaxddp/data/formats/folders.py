@@ -183,8 +183,7 @@ def read_folders(
       65,536 characters name images of the split; an Excel or Parquet file is judged by its own name;
     - a name that is not UTF-8, and a file or folder that cannot be read.
 
-    Raises:
-        InputError: the folder of the split is missing, or holds no image that can be used.
+    Raises: InputError if the folder of the split is missing, or holds no image that can be used.
     """
     root, layout = root.absolute(), layout or find_layout(root)
     if split not in layout.splits:

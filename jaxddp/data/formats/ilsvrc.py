@@ -224,8 +224,7 @@ def _read_rows(file: FolderFile, synsets: Collection[str], refuse: Refuse) -> tu
         Ids, bytes 'S'[N] in UTF-8, each a valid name of a file; labels, int32[N], -1 without synsets; and the lines on
         which the rows end.
 
-    Raises:
-        InputError: the file or a column is missing, or no row can be used.
+    Raises: InputError if the file or a column is missing, or no row can be used.
     """
     columns = ("ImageId", "PredictionString")[: 2 if synsets else 1]
     index = {synset: label for label, synset in enumerate(synsets)}

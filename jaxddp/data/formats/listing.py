@@ -172,8 +172,7 @@ def read_listing(
         val: the rows of the validation split, if they are in another file and wanted.
         by_column: whether a column may divide the rows; see `division`.
 
-    Raises:
-        InputError: a column is missing, or no row can be used.
+    Raises: InputError if a column is missing, or no row can be used.
     """
     divider, values = division(listing, data) if by_column else (None, dict[Split, list[str]]())
     columns = choose_columns(listing, data, divider)

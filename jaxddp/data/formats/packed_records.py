@@ -36,8 +36,7 @@ def holds_packed(root: Path) -> bool:
 def read_packed(root: Path, split: Split, refuse: Refuse = raise_fault) -> ExampleTable:
     """Read one split of a packed data set. A file that is missing, or whose size has changed, is rejected.
 
-    Raises:
-        InputError: the split is missing, its index is missing or damaged, or no file can be used.
+    Raises: InputError if the split is missing, its index is missing or damaged, or no file can be used.
     """
     manifest = _manifest(root)
     if split not in manifest["splits"]:

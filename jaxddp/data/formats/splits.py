@@ -82,8 +82,7 @@ def find_shards(place: Place, suffix: str) -> dict[Split, list[str]]:
 
     If only `data.val` names shards, the training split has the other ones.
 
-    Raises:
-        InputError: a pattern is wrong or matches no file, or a shard is in both splits.
+    Raises: InputError if a pattern is wrong or matches no file, or a shard is in both splits.
     """
     shards = _find(place, suffix)
     if both := sorted({*shards.get("train", ())} & {*shards.get("val", ())}):
@@ -118,8 +117,7 @@ def _others(folder: Folder, suffix: str, val: list[str]) -> list[str]:
 def expand(pattern: str) -> list[str]:
     """Return the names of a pattern with numbers `{000..146}` and lists `{a,b}`, in the order of the numbers.
 
-    Raises:
-        InputError: braces are empty or not closed, a range descends, or there are too many names.
+    Raises: InputError if braces are empty or not closed, a range descends, or there are too many names.
     """
     parts = _BRACES.split(pattern)
     # Every second part was in braces.

@@ -378,8 +378,7 @@ class ValidationFile:
     Attributes:
         by_step: the metrics of each validated step.
 
-    Raises:
-        InputError: the file cannot be read, or is damaged.
+    Raises: InputError if the file cannot be read, or is damaged.
     """
 
     def __init__(self, directory: Path, integrity: Integrity | None, goal: Goal | None = None):

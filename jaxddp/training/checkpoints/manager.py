@@ -67,8 +67,7 @@ class Checkpoints:
         last_saved: the last step that process 0 saved; None if there is none, or on another process.
         last_complete: the last of these steps that has a manifest.
 
-    Raises:
-        InputError: a file of the directory cannot be read or written.
+    Raises: InputError if a file of the directory cannot be read or written.
     """
 
     def __init__(
@@ -194,8 +193,7 @@ class Checkpoints:
     def restore(self, step: int, like: TrainState) -> tuple[TrainState, dict[str, Any]]:
         """Return the state and the progress (see `save`) of a step, with the shardings of `like`.
 
-        Raises:
-            InputError: the checkpoint is damaged, was removed, or is of another architecture or optimizer.
+        Raises: InputError if the checkpoint is damaged, was removed, or is of another architecture or optimizer.
         """
         self.verify(step)
         with doing(f"restoring step {step:,}"), restoring(self.directory, step) as place:
@@ -307,8 +305,7 @@ def check_saved(saved: Mapping[str, Any], like: TrainState, place: str) -> None:
         like: the state of the run.
         place: the directory of the checkpoint, for the message.
 
-    Raises:
-        InputError: the state is of another architecture or optimizer, or of another number of groups of devices.
+    Raises: InputError if the state is of another architecture or optimizer, or of another number of groups of devices.
     """
     other = ("use ", Key("the config"), " that wrote it")
     before, now = stacked_in(saved["parts"]), like.stacked

@@ -20,8 +20,7 @@ _log = logging.getLogger("jaxddp.training")
 def make_loggers(config: Config, workdir: Path) -> list[Listener]:
     """Return the loggers of `log.to`; they write nothing before the run starts.
 
-    Raises:
-        InputError: a name is unknown, or the library of a logger is not installed.
+    Raises: InputError if a name is unknown, or the library of a logger is not installed.
     """
     loggers = {name: LOGGERS.get(name)(config, workdir) for name in config.log.to}
     # A resumed run needs metrics.jsonl, so a failure to write it ends the run.
