@@ -86,8 +86,9 @@ def _message(box: str, arguments: Sequence[str], options: Mapping[str, Any]) -> 
     for word in unknown:
         # `train.batch_size=64`, and also `--set train.batch_size=64`, as in other programs.
         name, equals, value = word.removeprefix("--").partition("=")
-        for key in ([name] if name in options else similar_keys(name, options)) if equals or name != word else ():
-            similar[f"{format_option(key)} {value}".strip()] = None
+        if equals or name != word:
+            keys = [name] if name in options else similar_keys(name, options)
+            similar |= dict.fromkeys(f"{format_option(key)} {value}".strip() for key in keys)
     return f"{first}; perhaps you mean {' or '.join(similar)}" if similar else first
 
 
@@ -101,9 +102,8 @@ def parse_recipe(
         of_weights: whether the first argument is weights, as in `model.weights`. The config has their settings, as far
             as they are known.
 
-    Returns: the command, and the recipe file with the overridden config.
-
-    Raises: InputError if the recipe cannot be read, or an unused key is set; see also `parse`.
+    Return the command, and the recipe file with the overridden config. Raises: InputError if the recipe cannot be read,
+    or an unused key is set; see also `parse`.
     """
     name, rest = config_and_words(prog.removeprefix("jaxddp "), arguments)
     if name in HELP:
@@ -143,7 +143,8 @@ def _overridden(
     own = {"config": file.config} | ({"workdir": workdir or Path()} if "workdir" in options else {})
     default: Any = command(**own)
     if {*HELP} & {*rest}:
-        chosen = {key: name for key in registry.NAMES if (name := option(rest, format_option(key)))}
+        named = {key: option(rest, format_option(key)) for key in registry.NAMES}
+        chosen = {key: name for key, name in named.items() if name}
         parse(*page_of_config(replace(default, config=file.config.replace(**chosen)), file.hooks), prog, rest)
     parsed: Any = parse(command, default, prog, rest)
     registry.check_names(parsed.config, file.hooks)
@@ -168,7 +169,8 @@ def _advice(keys: Sequence[str], entries: Sequence[tuple[str, list[str]]], begin
     in_recipe = [key for key in keys if key not in on_command_line]
     words = [word for key, words in entries if key not in keys for word in words]
     advice = [f"leave {', '.join(in_recipe)} out of {path}"] if in_recipe else []
-    return "; ".join([*advice, f"{shlex.join([*begin.split(), *words])} would do"] if on_command_line else advice)
+    advice += [f"{shlex.join([*begin.split(), *words])} would do"] if on_command_line else []
+    return "; ".join(advice)
 
 
 def _measured(name: str, workdir: Path) -> RecipeFile:

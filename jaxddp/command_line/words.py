@@ -68,7 +68,8 @@ def expand_short_forms(words: Sequence[str], options: Mapping[str, Any]) -> list
             name = format_option(key)
         truth = TRUTHS.get("".join(values[:1]).lower())
         if is_flag(options.get(key)) and (truth is not None or not equals):
-            on = (truth is not False) != (short not in (key, *SHORT))
+            is_inverted = short not in (key, *SHORT)
+            on = (truth is not False) is not is_inverted
             rest = values if truth is None else values[1:]
             name, equals, values = format_option(key), "", [str(on), *rest]
         expanded += [f"{name}={values[0]}", *values[1:]] if equals else [name, *values]
@@ -137,7 +138,8 @@ def _line_of_recipe(error: JaxddpError, arguments: Sequence[str]) -> str | None:
     if not isinstance(first, Key) or first.rendered is not None:
         return None
     with contextlib.suppress(InputError, IndexError):
-        path = recipe_path(config_first([*arguments[2 if arguments[:2] == ["data", "show"] else 1 :]])[0])
+        first_word = 2 if arguments[:2] == ["data", "show"] else 1
+        path = recipe_path(config_first([*arguments[first_word:]])[0])
         if (line := line_of(path, first.name)) is not None:
             return f"{path}:{line}"
     return None

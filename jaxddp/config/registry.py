@@ -192,7 +192,7 @@ def check_names(config: Any, hooks: Collection[str] = ()) -> None:
         names = attrgetter(kind.key)(config)
         # A get_optimizer hook receives the learning rate of the schedule.
         if kind.hook not in hooks or kind is SCHEDULES:
-            for name in (names,) if isinstance(names, str) else names or ():
+            for name in [names] if isinstance(names, str) else names or []:
                 kind.check(name)
 
 

@@ -181,8 +181,9 @@ class Growth:
         run = {"num_examples": num_examples, "batch_size": batch_size, "total_steps": total_steps}
         start, end = (duration.examples(**run) for duration in (data.grow_start, data.grow_end))
         if start > end:
-            keys = [Key(f"data.{name}", (at := getattr(data, name)), f'"{at}"') for name in ("grow_start", "grow_end")]
-            raise InputError(keys[0], " comes after ", keys[1], advice="give an earlier start")
+            begin = Key("data.grow_start", data.grow_start, f'"{data.grow_start}"')
+            end_key = Key("data.grow_end", data.grow_end, f'"{data.grow_end}"')
+            raise InputError(begin, " comes after ", end_key, advice="give an earlier start")
         return cls(first, last, data.grow_by, start, end, batch_size)
 
     def side(self, step: int) -> int:

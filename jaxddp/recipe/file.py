@@ -232,7 +232,8 @@ class RecipeFile:
 
     def digest(self) -> str | None:
         """Return the digest of `files`; None if there are no files."""
-        return _digest(files) if (files := self.files()) else None
+        contents = self.files()
+        return _digest(contents) if contents else None
 
 
 _readings: ContextVar[Sequence[RecipeFile]] = ContextVar("readings", default=())

@@ -111,7 +111,8 @@ def _composed(path: Path) -> Any:
 
 def _as_yaml(text: str) -> str:
     """Return valid JSON as valid YAML, which does not allow tabs between tokens, and folds characters in strings."""
-    return "".join(c if c.isprintable() or c in "\n\r" else " " if c == "\t" else f"\\U{ord(c):08x}" for c in text)
+    spaced = text.replace("\t", " ")
+    return "".join(c if c.isprintable() or c in "\n\r" else f"\\U{ord(c):08x}" for c in spaced)
 
 
 def _entries(node: Any, path: Path, seen: set[int], prefix: str = "") -> Iterator[tuple[str, Entry]]:

@@ -497,7 +497,8 @@ def comparisons(runs: Sequence[RunFiles], groups: Sequence[SeedGroup]) -> list[s
     ends, lines = list[tuple[Estimate, str, RunFiles]](), list[str]()
     for name, _, members in groups:
         done = [runs[member] for member in members]
-        if done and all((metric := done[0].goal.metric) in run.metrics for run in done):
+        metric = done[0].goal.metric if done else ""
+        if done and all(metric in run.metrics for run in done):
             values = [float(run.validations[metric][-1]) for run in done]
             end = Estimate.of(metric, values, done[0].validations.get("count", [0])[-1])
             what = f"{name} with" if len(groups) > 1 else "here"
@@ -509,7 +510,8 @@ def comparisons(runs: Sequence[RunFiles], groups: Sequence[SeedGroup]) -> list[s
         line += "" if reference.deviation else ", which states no spread"
         published = Estimate(reference.metric, reference.value, reference.deviation or 0, reference.runs or 1)
         own = [end for end in ends if end[2].reference == reference and end[0].metric.split()[-1] == reference.metric]
-        for end, text, run in own[:1]:
+        if own:
+            end, text, run = own[0]
             line += f"; {text} after {run.validations['epoch'][-1]:.3g} epochs, {end.minus(published)}"
         lines.append(f"{line}.")
     # Results on different images do not tell which recipe is better.

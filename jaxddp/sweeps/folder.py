@@ -211,14 +211,16 @@ def seed_table(results: Sequence[TrialResult]) -> tuple[list[str], list[list[str
     done = [(each, each.run, each.best) for each in results if each.run and each.run.is_done and each.best]
     together = dict[tuple[object, ...], list[tuple[TrialResult, Best]]]()
     for members in seed_groups([run for _, run, _ in done]):
-        for each, _, best in (done[member] for member in members):
+        for each, _, best in [done[member] for member in members]:
             others = [item for item in sorted(each.trial.values.items()) if item[0] != _SEED]
             together.setdefault((members, *others), []).append((each, best))
     if not any(len(group) > 1 for group in together.values()):
         return None
-    keys, rows = [key for key in _keys([each for each, *_ in done]) if key != _SEED], list[tuple[float, list[str]]]()
+    keys = [key for key in _keys([each for each, *_ in done]) if key != _SEED]
+    rows = list[tuple[float, list[str]]]()
     for group in together.values():
-        (first, best), over_seeds = group[0], Estimate.of(group[0][1].metric, [best.value for _, best in group])
+        first, best = group[0]
+        over_seeds = Estimate.of(best.metric, [each.value for _, each in group])
         values = [first.trial.values.get(key, NOTHING) for key in keys]
         measured = [f"{best.metric} {over_seeds}", number(best.metric, over_seeds.deviation)]
         rows.append((best._replace(value=over_seeds.mean).rank, [*values, str(len(group)), *measured]))

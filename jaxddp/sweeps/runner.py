@@ -239,8 +239,8 @@ class Runner:
             raise InputError(f"{trial.name}: {process.last_line}")
 
     def _prune(self) -> None:
-        for process in () if self._is_stopping else self._running:
-            if not process.is_pruned and self.queue.should_prune(process.trial):
+        for process in self._running:
+            if not (self._is_stopping or process.is_pruned) and self.queue.should_prune(process.trial):
                 process.is_pruned = True
                 process.worker.send(signal.SIGTERM)
 

@@ -120,8 +120,13 @@ class Run:
         """Return the record of the run's start for the listeners."""
         done, plan, topology = int(self.state.step), self.plan, self.topology
         return RunStart(
-            *(done, plan.total_steps, plan.batch_size, plan.num_examples),
-            *(topology.num_devices, topology.peers.process_count, topology.device_kind),
+            start_step=done,
+            total_steps=plan.total_steps,
+            batch_size=plan.batch_size,
+            num_examples=plan.num_examples,
+            devices=topology.num_devices,
+            processes=topology.peers.process_count,
+            device_kind=topology.device_kind,
             params=shapes_of_one(self.state).params,
             traced=plan.traced(done) if plan.profile and self.profile else None,
             workdir=self.checkpoints.directory.parent if self.checkpoints else None,

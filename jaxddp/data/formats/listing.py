@@ -176,8 +176,8 @@ def read_listing(
     """
     divider, values = division(listing, data) if by_column else (None, dict[Split, list[str]]())
     columns = choose_columns(listing, data, divider)
-    rows, listed = _read_rows(listing, columns, data, refuse, values.get("train")), listing
-    is_of_classes = data.targets is None
+    rows = _read_rows(listing, columns, data, refuse, values.get("train"))
+    listed, is_of_classes = listing, data.targets is None
     numbered = listing.numbered(columns.labels[0]) if columns.form == "one label" and not columns.names else ()
     of_unknown = listing.unknown if all(len(row.labels) == 1 for row in rows) else None
     labelled = [(label, row) for row in reversed(rows) for label in row.labels if is_of_classes and label != of_unknown]
@@ -186,10 +186,10 @@ def read_listing(
     check_distinct(sorted(first, key=first.__getitem__), lambda name: listing.place(first[name]), refuse)
     if split == "val":
         if val is not None:
-            listed = val
-            same = [f"label={name}" for name in columns.labels if columns.form != "one label"]
-            image = [text for text in data.columns if text.startswith("image")]
-            named = (*image, *same) if same else data.columns
+            listed, named = val, data.columns
+            if columns.form != "one label":  # Both splits have the same columns of labels.
+                image = (text for text in data.columns if text.startswith("image"))
+                named = (*image, *(f"label={name}" for name in columns.labels))
             columns = choose_columns(val, replace(data, columns=named, weight_column=None))
         rows = _read_rows(listed, columns, data, refuse, values.get("val"))
     known, index = [], {name: label for label, name in enumerate(names)}
@@ -204,20 +204,26 @@ def read_listing(
             refuse(f"{listed.place(row.number)}: {fault}; correct it")
         else:
             known.append(row)
-    if data.targets is not None:
-        labels = float_labels(np.array([row.labels for row in known]), data.targets)
-    elif columns.form != "one label" or any(len(row.labels) > 1 for row in known):
-        labels = np.zeros((len(known), len(names)), np.uint8)
-        for row, of_row in zip(known, labels, strict=True):
-            of_row[[index[label] for label in row.labels]] = 1
-    else:
-        labels = np.array([index[row.labels[0]] if row.labels else -1 for row in known], np.int32)
+    multi_hot = columns.form != "one label" or any(len(row.labels) > 1 for row in known)
+    labels = _label_array(known, index, len(names), data.targets or ("several labels" if multi_hot else "one label"))
     table = listed.table(columns, known, data)
     group = np.array([row.group.encode() for row in known], "S") if columns.group else None
     weights = np.array([row.weight for row in known], np.float32) if columns.weight else None
     more: Any = {"group": group, "weights": weights, "label_form": data.targets}
     table = replace(table, labels=labels, class_ids=tuple(names), class_names=tuple(names), **more)
     return sound_rows(table, lambda row: listed.place(known[row].number), refuse)
+
+
+def _label_array(rows: Sequence[Row], index: Mapping[str, int], num_classes: int, form: LabelForm) -> np.ndarray:
+    """Return the labels of rows in a form; `index` has the numbers of the classes."""
+    if form in FLOATS:
+        return float_labels(np.array([row.labels for row in rows]), form)
+    if form == "one label":
+        return np.array([index[row.labels[0]] if row.labels else -1 for row in rows], np.int32)
+    labels = np.zeros((len(rows), num_classes), np.uint8)
+    for row, of_row in zip(rows, labels, strict=True):
+        of_row[[index[label] for label in row.labels]] = 1
+    return labels
 
 
 def read_images(listing: Listing, data: DataConfig) -> ExampleTable:

@@ -196,8 +196,9 @@ def is_word(name: str, split: Split) -> bool:
 
 def find_split(split: Split, names: Iterable[str], where: object) -> str | None:
     """Return the name that stands best for a split, or None. Raises: InputError if several are equally good."""
-    ranks = {name: best for name in sorted(names, reverse=True) if (best := rank(name, split))}
-    best = [name for name in ranks if ranks[name] == min(ranks.values())]
+    ranks = {name: rank(name, split) for name in sorted(names, reverse=True)}
+    known = {name: found for name, found in ranks.items() if found is not None}
+    best = [name for name in known if known[name] == min(known.values())]
     if len(best) > 1 and not is_word(best[0], split):
         fault = f"{best[1]} and {best[0]} may both be the {split} split"
         raise InputError(f"{where}: {fault}", advice=("name one by ", Key(f"data.{split}")))

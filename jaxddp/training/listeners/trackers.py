@@ -291,7 +291,8 @@ class TensorBoard(RowListener):
 
     def start(self, run: RunStart) -> None:
         files.create(self._directory)
-        for path in self._directory.glob("events.out.tfevents.*") if run.start_step == 0 else ():
+        earlier = self._directory.glob("events.out.tfevents.*") if run.start_step == 0 else ()
+        for path in earlier:
             files.remove(path)
 
     def log(self, row: Row, predictions: PredictedImages | None = None) -> None:
