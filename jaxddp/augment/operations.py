@@ -405,8 +405,7 @@ def grayscale(key: jax.Array, image: jax.Array) -> jax.Array:
 
     The image has pixels uint8 or uint16 [H, W, C], with 1 or 3 channels. Gray is that of Pillow and torchvision.
 
-    Raises:
-        InputError: the image has other channels, or is normalized.
+    Raises: InputError if the image has other channels, or is normalized.
     """
     if image.shape[-1] not in (1, 3) or jnp.issubdtype(image.dtype, jnp.floating):
         raise InputError(f"grayscale needs pixels with 1 or 3 channels, and not {jax.typeof(image)}; leave it out")

@@ -187,8 +187,7 @@ def three_augment(settings: AugmentConfig) -> Policy:
     Grayscale, solarize (threshold 128) and Gaussian blur are equally likely. Color jitter has strength 0.3 for
     brightness, contrast and saturation.
 
-    Raises:
-        InputError: the config has further color jitter.
+    Raises: InputError if the config has further color jitter.
     """
     if settings.color_jitter:
         policy = Key.plain("data.augment.policy", "three_augment"), " has color jitter of its own"

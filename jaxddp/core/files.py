@@ -303,8 +303,7 @@ def one_at_a_time(path: Path, patience: float, waiting_for: str = "") -> Iterato
     Args:
         patience: the longest wait for the other processes, seconds.
 
-    Raises:
-        Unreachable: another process holds the lock for longer.
+    Raises: Unreachable if another process holds the lock for longer.
     """
     with in_turn(path, patience, waiting_for) as is_held:
         if not is_held:

@@ -52,8 +52,7 @@ class Peers:
     def exchange(self, name: str, value: str) -> list[str]:
         """Return the values of all processes, in their order. If jaxddp has joined the job, this uses no device.
 
-        Raises:
-            Unreachable: a process sends no value in time.
+        Raises: Unreachable if a process sends no value in time.
         """
         return json.loads(self.decide(name, value, json.dumps))
 

@@ -70,8 +70,7 @@ def describing_errors(*, all_errors: bool = False) -> Iterator[None]:
     Args:
         all_errors: whether errors in other code also get the line.
 
-    Raises:
-        UserCodeExit: the user's code raised SystemExit or GeneratorExit.
+    Raises: UserCodeExit if the user's code raised SystemExit or GeneratorExit.
     """
     try:
         yield

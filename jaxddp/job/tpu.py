@@ -176,8 +176,7 @@ def ask_metadata(address: str, paths: Sequence[str]) -> dict[str, str]:
         address: the server's `host` or `host:port`.
         paths: the paths, such as "attributes/accelerator-type".
 
-    Raises:
-        Unreachable: the server does not answer in time, or its answer is not that of a metadata server.
+    Raises: Unreachable if the server does not answer in time, or its answer is not that of a metadata server.
     """
     deadline = time.monotonic() + METADATA_SECONDS
 

@@ -113,8 +113,7 @@ def heat_map_layer(model: Model, image_shape: tuple[int, int, int]) -> LayerCall
     It is the layer `heat_map_layer` of a network with this attribute, and otherwise the last layer whose output has the
     shape [B, H, W, C]: in a ResNet or a ConvNeXt, the last block.
 
-    Raises:
-        InputError: the network is no Linen module, or no layer has such an output.
+    Raises: InputError if the network is no Linen module, or no layer has such an output.
     """
     layers, _ = _layers(model, image_shape)
     named = getattr(getattr(model, "module", None), "heat_map_layer", None)

@@ -62,8 +62,7 @@ def parameter_groups(params: Any) -> Any:
         A tree with one of the labels "convolution", "norm", "head", "whitening" (the fixed kernel) and
         "whitening bias" for each parameter.
 
-    Raises:
-        InputError: a parameter belongs to another network.
+    Raises: InputError if a parameter belongs to another network.
     """
 
     def group(path: Any, _: Any) -> str:
@@ -179,8 +178,7 @@ def patch_moments(images: np.ndarray, size: int, mean: Sequence[float], std: Seq
         images: uint8 or uint16 [N, H, W, C].
         mean, std: the mean and standard deviation of each channel, as in `DataConfig`.
 
-    Raises:
-        InputError: the images are floats.
+    Raises: InputError if the images are floats.
     """
     if not np.issubdtype(images.dtype, np.integer):
         raise InputError(f"images of {images.dtype}: the whitening of the first layer needs uint8 or uint16")

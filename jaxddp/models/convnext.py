@@ -151,8 +151,7 @@ class ConvNeXt(Network):
         Args:
             example_keys: random keys [B], required in training with `drop_path`.
 
-        Raises:
-            InputError: the images are too small, or the keys are missing.
+        Raises: InputError if the images are too small, or the keys are missing.
         """
         check_sides("convnext", images, _LEAST_SIDE)
         factors = iter(branch_factors(self.drop_path if train else 0, sum(self.size.stages), 1, example_keys))

@@ -166,8 +166,7 @@ class InvertedResidualNetwork(Network):
         Args:
             example_keys: random keys [B], required in training with `drop_path` or `dropout`.
 
-        Raises:
-            InputError: the keys are missing.
+        Raises: InputError if the keys are missing.
         """
         architecture, count = self.architecture, len(self.architecture.blocks)
         rate = self.drop_path * (count - 1) / count if train else 0

@@ -312,8 +312,7 @@ def build(
     With `batch_norm="sync"`, call the network in training inside a `shard_map` with the mesh axis "data". With
     `batch_norm="ghost:32"`, the number of images in training must be a multiple of 32.
 
-    Raises:
-        InputError: a name or a dtype is unknown, or a number is not positive.
+    Raises: InputError if a name or a dtype is unknown, or a number is not positive.
     """
     if settings.name not in ARCHITECTURES:
         raise InputError(f"unknown model {settings.name!r}; {choices(settings.name, ARCHITECTURES)}")

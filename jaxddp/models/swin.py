@@ -201,8 +201,7 @@ class Swin(Network):
         Args:
             example_keys: random keys [B], required in training with `drop_path`.
 
-        Raises:
-            InputError: the images are too small, or the keys are missing.
+        Raises: InputError if the images are too small, or the keys are missing.
         """
         factors = iter(branch_factors(self.drop_path if train else 0, sum(self.stage_sizes), 2, example_keys))
         x = self.embed(images.astype(self.dtype))

@@ -186,8 +186,7 @@ class ViT(Network):
         Args:
             example_keys: random keys [B], required in training with `drop_path`.
 
-        Raises:
-            InputError: the images have a wrong size, or the keys are missing.
+        Raises: InputError if the images have a wrong size, or the keys are missing.
         """
         size = self.size
         factors = layers.branch_factors(self.drop_path if train else 0, size.blocks, 2, example_keys)

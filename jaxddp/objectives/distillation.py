@@ -56,8 +56,7 @@ class Distillation:
     def fingerprints(self, recipe: Recipe) -> dict[str, str]:
         """Check that the teacher fits the classes, images and devices of a run, and return its checksum.
 
-        Raises:
-            InputError: the teacher is missing or does not fit.
+        Raises: InputError if the teacher is missing or does not fit.
         """
         if recipe.config.parallel.reproducible:
             problem = ": distillation does not give the same bits on any number of devices"

@@ -40,8 +40,7 @@ class JensenShannon:
     def check(self, supervised: Objective, image: jax.ShapeDtypeStruct, *, unlabelled: bool) -> None:
         """Check the objective before anything is compiled.
 
-        Raises:
-            InputError: there is no policy, images are mixed, or an image may have several labels.
+        Raises: InputError if there is no policy, images are mixed, or an image may have several labels.
         """
         augment = supervised.preprocess.augment
         if not augment.policy:

@@ -60,8 +60,7 @@ class ParameterAverage(RunningAverage):
         every: the number of steps between updates, at least 1.
         warmup: whether the decay warms up.
 
-    Raises:
-        InputError: a value is out of range.
+    Raises: InputError if a value is out of range.
     """
 
     decay: Decay

@@ -36,8 +36,7 @@ class Plateau(Part):
         patience: the number of validations without improvement before a reduction, at least 1.
         least: the smallest scale, from 0 to 1.
 
-    Raises:
-        InputError: a value is out of range.
+    Raises: InputError if a value is out of range.
     """
 
     factor: HeldOut = 0.1

@@ -35,8 +35,7 @@ class GradientNorm(Part):
             disables clipping. A gradient that is not finite is still not finite after clipping.
         first_steps: the first step that trains a parameter, by name, or None if no step does; 0 for other parameters.
 
-    Raises:
-        InputError: `clip` is not above 0.
+    Raises: InputError if `clip` is not above 0.
     """
 
     clip: float | None = None
@@ -110,8 +109,7 @@ class LossScale(Part):
         factor: the factor by which the scale grows and shrinks.
         growth_interval: the number of finite gradients before the scale grows.
 
-    Raises:
-        InputError: a value is out of range.
+    Raises: InputError if a value is out of range.
     """
 
     batch_size: Count

@@ -77,8 +77,7 @@ def mean_of_shards(compute: Callable[[Any, Batch, jax.Array], T], arrays: Any, b
         arrays: all arrays that `compute` uses in addition to the batch, such as the parameters.
         for_cpu: whether XLA's CPU compiler compiles the program, which needs stronger barriers; see `add_barrier`.
 
-    Raises:
-        InputError: `compute` contains a collective.
+    Raises: InputError if `compute` contains a collective.
     """
     count = SHARDS // lax.axis_size(AXIS)
     parts = jax.tree.map(lambda column: column.reshape(count, -1, *column.shape[1:]), batch)

@@ -274,8 +274,7 @@ def branch_factors(rate: float, blocks: int, branches: int, example_keys: jax.Ar
         rate: the probability of skipping in the last block, below 1.
         example_keys: random keys [B].
 
-    Raises:
-        InputError: `example_keys` is None, and `rate` is not 0.
+    Raises: InputError if `example_keys` is None, and `rate` is not 0.
     """
     if not rate:
         return [None] * blocks
@@ -307,8 +306,7 @@ def dropout(features: jax.Array, rate: float, example_keys: jax.Array | None) ->
         rate: a probability below 1.
         example_keys: random keys [B].
 
-    Raises:
-        InputError: `example_keys` is None.
+    Raises: InputError if `example_keys` is None.
     """
     if example_keys is None:
         raise InputError("dropout: in training every image needs its own random key; pass example_keys")

@@ -145,8 +145,7 @@ def parse(path: Path) -> list[tuple[bytes, Row]]:
 
     An incomplete last line, which a killed run may leave, is left out.
 
-    Raises:
-        InputError: the file cannot be read, or a line is not a row.
+    Raises: InputError if the file cannot be read, or a line is not a row.
     """
     *lines, _incomplete = files.content_of(path, "give a run's metrics.jsonl").split(b"\n")
     return [(line + b"\n", _parse_line(path, number, line)) for number, line in enumerate(lines, 1)]
