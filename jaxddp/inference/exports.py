@@ -61,7 +61,6 @@ Runner = Callable[[np.ndarray], np.ndarray]
 INPUT, OUTPUT = "images", "logits"
 Logits = Callable[[Any], jax.Array]
 """A function from pixels [B, H, W, C] to logits float32[B, K]."""
-_NUM_TEST_IMAGES = 3
 _TOLERANCE = 1e-4
 """The maximum difference between logits. It is relative to the largest logit if the largest logit is above 1."""
 _ANY_CLASSES = 2
@@ -105,9 +104,7 @@ def export_program(
         if precision == "int8":
             images = opening.chosen_images(train, run.data_of(train), labels_of(train).share(256))
     content, program = writers[form](function, run.signature, precision, images)
-    rng, shape, dtype = np.random.default_rng(0), (_NUM_TEST_IMAGES, *run.signature.image_shape), run.signature.dtype
-    is_float = np.issubdtype(dtype, np.floating)
-    pixels = (rng.standard_normal(shape) if is_float else rng.integers(0, np.iinfo(dtype).max, shape)).astype(dtype)
+    pixels = _random_pixels(3, run.signature)
     expected = np.asarray(jax.jit(function)(pixels))
     if not np.isfinite(expected).all():
         raise JaxddpError(f"{out}: not written: the network's logits of random pixels are not finite")
@@ -130,6 +127,14 @@ def export_program(
                 files.replace(files.create((folder / name).parent) / name.name, part)
         content = b"".join(content.values())
     return f"{out}: {errors.size(len(content))}, {run.origin}; {told}; classes and sizes in {out}.json"
+
+
+def _random_pixels(number: int, signature: Signature) -> np.ndarray:
+    """Return the pixels of some images of a network's input."""
+    rng, shape = np.random.default_rng(0), (number, *signature.image_shape)
+    if np.issubdtype(signature.dtype, np.floating):
+        return rng.standard_normal(shape).astype(signature.dtype)
+    return rng.integers(0, np.iinfo(signature.dtype).max, shape).astype(signature.dtype)
 
 
 def _validated(run: TrainedRun, function: Logits, program: Runner, val: Source) -> tuple[str, dict[str, Any]]:
@@ -328,11 +333,9 @@ def session(content: bytes) -> Callable[[np.ndarray], np.ndarray]:
 
 
 def weights_of_run(directory: Path, which: str) -> tuple[int, Model, dict[str, np.ndarray]]:
-    """Return the weights of a checkpoint ("latest", "best" or a step).
+    """Return the step of a checkpoint ("latest", "best" or a step), the network, and the arrays by path.
 
-    Returns:
-        The step; the network, with an arbitrary number of classes; and the arrays by path, such as
-        "params/conv1/kernel".
+    The network has an arbitrary number of classes. A path is like "params/conv1/kernel".
 
     Raises: InputError if there is no such checkpoint, or the run's config does not name its network.
     """
@@ -383,10 +386,7 @@ def averaged(directories: Sequence[Path], which: str, precision: tree.Precision 
 
 
 def export_weights_of(network: TrainedRun, out: Path) -> str:
-    """Write the weights of a network without a run as .safetensors, and return a summary line.
-
-    Raises: see `write_weights`.
-    """
+    """Write the weights of a network without a run as `export_run` does. Raises: see `write_weights`."""
     return f"{out}: {counted(write_weights(out, network.model, arrays_of(network)), 'array')} of {network.origin}"
 
 
@@ -417,7 +417,6 @@ CARD_FILE = "README.md"
 _PRIVATE_KEYS = {*LOCATION_KEYS, "data.data_dir", "data.local_cache", "data.manifest", "data.classes"}
 _PRIVATE_KEYS |= {"objective.teacher"}
 """The keys with paths of this machine, which are not pushed. `model.weights` is not pushed if it is a path."""
-_COUNT = "count"
 _SETTINGS = ("model.name", "model.weights", "data.image_size", "train.batch_size", "train.duration", "train.precision")
 _SETTINGS += ("optimizer.name", "optimizer.learning_rate", "optimizer.schedule", "optimizer.warmup")
 _SETTINGS += ("optimizer.weight_decay", "seed")
@@ -550,23 +549,25 @@ class PublishedRun:
         if not self.metrics:
             which = f"of {len(self.runs)} runs, averaged" if self.runs else f"after step {self.step:,}"
             return f"## Results\n\nThese are the weights {which}. They were not validated."
-        table = _table("metric", ((name, errors.figure(name, v)) for name, v in self.metrics.items() if name != _COUNT))
-        images = f" on {counted(int(self.metrics[_COUNT]), 'image')}" if _COUNT in self.metrics else ""
+        shown = ((name, errors.figure(name, value)) for name, value in self.metrics.items() if name != "count")
+        table = _table("metric", shown)
+        images = f" on {counted(int(self.metrics['count']), 'image')}" if "count" in self.metrics else ""
         averaged = any(map(goal.is_averaged, self.measured))
         of_which = " of the averaged parameters, which this repository holds," if averaged else ""
         return f"## Results\n\nThe validation{of_which} after step {self.step:,}{images}:\n\n{table}"
 
     def _loading(self) -> str:
-        data, recipe = self.config.data, "RECIPE" if "get_model" in self.hooks else "finetune_folder"
+        data = self.config.data
+        train = f"jaxddp train {'RECIPE' if 'get_model' in self.hooks else 'finetune_folder'}"
         size = data.eval_size or data.image_size
         resize = size if self.signature is not None and self.signature.in_memory else data.resize
         mean, std = (", ".join(f"{value:g}" for value in values) for values in (data.mean, data.std))
         weights = self.title if isinstance(self.place, Path) else str(self.place)
         sides = "Both sides of an image are" if data.eval_crop == "squash" else "The short side of an image is"
-        is_head = "params/head/kernel" in self.arrays
-        weights += " --model.new-layers head --optimizer.rate-factors head=10" if is_head else ""
+        if "params/head/kernel" in self.arrays:
+            weights += " --model.new-layers head --optimizer.rate-factors head=10"
         text = (
-            f"## How to load it\n\n```\njaxddp train {recipe} --data.path PICTURES --model.weights {weights}\n```\n\n"
+            f"## How to load it\n\n```\n{train} --data.path PICTURES --model.weights {weights}\n```\n\n"
             f"{sides} resized to {resize} pixels ({data.interpolation}), and the "
             f"central {size}x{size} pixels are normalized with mean {mean} and standard deviation {std}."
         )

@@ -132,10 +132,10 @@ def network_of_weights(
     init = make_init(target.model, NO_OPTIMIZER, shape, topology, transform=change)
     state = init(topology.replicate(jax.random.key(config.seed)), topology.replicate(arrays))
     if own and topology.peers.is_first:
-        told = f"those of the data, in their order: {some(known.ids)}"
+        classes = f"those of the data, in their order: {some(known.ids)}"
         if own.ids != known.ids or known is imagenet_classes():
-            told = f"{len(known.ids):,}, {some(known.ids)}, among them the {len(own.ids):,} of the data"
-        _log.info(f"{config.model.weights or file.path}: the classes are {told}")
+            classes = f"{len(known.ids):,}, {some(known.ids)}, among them the {len(own.ids):,} of the data"
+        _log.info(f"{config.model.weights or file.path}: the classes are {classes}")
     form: LabelForm = "one label"
     if stated is not None:
         form = stated.label_form

@@ -28,6 +28,7 @@ from jaxddp.core import files
 from jaxddp.core.errors import InputError, counted, show, some
 from jaxddp.core.phases import doing, phase
 from jaxddp.data.arrays import ArrayTable
+from jaxddp.data.batch import Batch
 from jaxddp.data.opening import chosen_images, open_inputs
 from jaxddp.data.order import EvalOrder, Shard
 from jaxddp.data.source import LabelKind, Labels, Source, Substitutes, check_labelled, check_source, id_of, image_dtype
@@ -57,11 +58,12 @@ from jaxddp.workdir.signature import NORMALIZED, Signature
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-
 Images = np.ndarray | Source | str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 OnClasses = Callable[[Sequence[str], np.ndarray], None]
 """A function that receives the names of the K classes, and the number of examples by label (row) and prediction
 (column), int[K, K]."""
+_MOST_AT_ONCE, _AHEAD = 64, 2
+"""The largest number of images per device in a batch, and the number of batches that wait for their results."""
 
 
 class BatchOutputs(NamedTuple):
@@ -108,33 +110,22 @@ def output_batches(
     order = EvalOrder(len(source), at_once * topology.num_devices)
     # In place of an image that cannot be used, the next one is classified, and its result is dropped.
     omissions = Substitutes(Labels(np.zeros(len(source), np.int32), (), ()))
-    shard = Shard(topology.peers.process_index, topology.peers.process_count)
-    verified = getattr(source, "verified", None)
-    if verified is None:
-        batches = source.eval_batches(order, run.data_of(source), shard)
-    else:
-        batches = iter(())
-        try:
-            for number, fault in verified.check_files():
-                omissions.refuse(number, str(InputError(f"{source.name(number)}: {fault}")))
-            batches = cast(Any, source).eval_batches(order, run.data_of(source), shard, omissions=omissions)
-            batches = itertools.chain([next(batches)], batches)
-        except InputError:
-            if len(omissions.faults) < len(source):
-                raise
-        # A process with only padding checks no image. It must not compute if the other processes stop.
-        if str(True) in peers.exchange("whether no image is left", str(len(omissions.faults) == len(source))):
-            # Process 0 has the faults of all images.
-            faults = peers.from_first("faults of all images", lambda: json.dumps(omissions.faults))
-            nothing = jax.tree.map(lambda one: np.full((len(source), *one.shape), _unusable(one), one.dtype), row)
-            yield BatchOutputs(0, nothing, _by_row([faults]))
-            return
+    batches = _batches(source, order, run, omissions)
+    has_files = getattr(source, "verified", None) is not None
+    none_is_left = str(len(omissions.faults) == len(source))
+    # A process with only padding checks no image. It must not compute if the other processes stop.
+    if has_files and str(True) in peers.exchange("whether no image is left", none_is_left):
+        # Process 0 has the faults of all images.
+        faults = peers.from_first("faults of all images", lambda: json.dumps(omissions.faults))
+        nothing = jax.tree.map(lambda one: np.full((len(source), *one.shape), _unusable(one), one.dtype), row)
+        yield BatchOutputs(0, nothing, _by_row([faults]))
+        return
 
     def finished(start: int, values: Any, replaced: Any) -> BatchOutputs:
         """Return the computed outputs of a batch. An image whose `replaced` (float[B]) is not 0 has an error."""
         count, errors = min(order.batch_size, len(source) - start), dict[int, str]()
         values = jax.tree.map(lambda array: np.array(array[:count]), values)
-        if verified is not None and (bad := np.flatnonzero(np.asarray(replaced)[:count])).size:
+        if has_files and (bad := np.flatnonzero(np.asarray(replaced)[:count])).size:
             faults = {at: omissions.faults[at] for at in (start + bad).tolist() if at in omissions.faults}
             errors = _by_row(peers.exchange("images that cannot be used", json.dumps(faults)))
             for array in jax.tree.leaves(values):
@@ -152,6 +143,24 @@ def output_batches(
         yield finished(*outputs)
 
 
+def _batches(source: Source, order: EvalOrder, run: "TrainedRun", omissions: Substitutes) -> Iterator[Batch]:
+    """Return this process's batches; none if no image can be used. The images that cannot be go into `omissions`."""
+    data, peers = run.data_of(source), run.topology.peers
+    shard = Shard(peers.process_index, peers.process_count)
+    verified = getattr(source, "verified", None)
+    if verified is None:
+        return source.eval_batches(order, data, shard)
+    try:
+        for number, fault in verified.check_files():
+            omissions.refuse(number, str(InputError(f"{source.name(number)}: {fault}")))
+        batches = cast(Any, source).eval_batches(order, data, shard, omissions=omissions)
+        return itertools.chain([next(batches)], batches)
+    except InputError:
+        if len(omissions.faults) < len(source):
+            raise
+        return iter(())
+
+
 def _by_row(faults: Iterable[str]) -> dict[int, str]:
     """Return the faults of images by row, from the JSON of several processes."""
     return dict(sorted((int(row), fault) for some in faults for row, fault in json.loads(some).items()))
@@ -160,9 +169,6 @@ def _by_row(faults: Iterable[str]) -> dict[int, str]:
 def _unusable(array: Any) -> float:
     """Return the output for an image that cannot be used."""
     return np.nan if np.issubdtype(array.dtype, np.floating) else 0
-
-
-_MOST_AT_ONCE, _AHEAD = 64, 2
 
 
 @dataclass(frozen=True)
@@ -215,18 +221,16 @@ class TrainedRun:
         return self.signature.class_names
 
     def predict(self, images: Images) -> Predictions:
-        """Classify images as in evaluation. All processes of a job must call it with the same images.
+        """Classify images as in evaluation, in order. An unusable file has an error instead of a prediction.
+
+        All processes of a job must call it with the same images.
 
         Args:
             images: an array, uint8, uint16 or floats [N, H, W, C] as for an `ArrayTable`, of the size that the network
                 was trained on; a folder, a CSV file or a test listing, or paths of files (see
                 `jaxddp.data.opening.open_inputs`); or a source.
 
-        Returns:
-            The predictions of all images, in order. An unusable file has an error instead of a prediction.
-
-        Raises:
-            InputError: the images have another format, or do not exist.
+        Raises: InputError if the images have another format, or do not exist.
         """
         source = self.source(images)
         batches = [*self.stream(source)]
@@ -252,8 +256,7 @@ class TrainedRun:
             float32[N, D] for N images, in order; with `pool="none"`, float32[N, …] with the shape of the output. The
             features of an image that cannot be used are NaN.
 
-        Raises:
-            InputError: the network is no Linen module, or it has no such layer; see also `predict`.
+        Raises: InputError if the network is no Linen module, or it has no such layer; see also `predict`.
         """
         checked(pool, Pool, "pool")
         stream = self.feature_stream(self.source(images), layer, pool)

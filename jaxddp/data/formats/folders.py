@@ -192,12 +192,7 @@ def read_folders(
     folder = layout.splits[split]
     train_folder = layout.splits.get("train", folder)
     if "val" not in layout.splits and train_folder != root and not layout.is_named:
-        # If "train" is itself a class, the other classes would be left out.
-        top = train_folder.relative_to(root).parts[0]
-        beside = {name for name in visible_folders(root) - {top} if not rank(name, "val") and _has_image(root / name)}
-        for other in sorted(beside):
-            advice = f"move them into a class folder there, or call {top}/ something else if it is a class"
-            refuse(f"{root / other}: images beside {top}/, which is taken for the training split; {advice}")
+        _refuse_beside(train_folder.relative_to(root).parts[0], root, refuse)
     names = class_names(layout, "train" if "train" in layout.splits else split, refuse)
     check_distinct(names, lambda name: str(train_folder / name), refuse)
     class_folders = class_names(layout, split, refuse)
@@ -209,8 +204,9 @@ def read_folders(
         refuse(f"{folder / name}: an image outside the class folders ({len(outside)} in all); move it into one")
     with ThreadPoolExecutor(_LISTING_THREADS) as pool:
         of_classes = list(pool.map(lambda name: _class_images(root, folder / name), class_folders))
-    for fault in (fault for _, faults in of_classes for fault in faults):
-        refuse(fault)
+    for _, faults in of_classes:
+        for fault in faults:
+            refuse(fault)
     path = np.array([path.encode() for paths, _ in of_classes for path in paths], "S")
     if not len(path):
         raise InputError(f"{folder}: none of its files can be used; put an image into a class's folder")
@@ -219,6 +215,7 @@ def read_folders(
     for place in dict.fromkeys((root, folder)):
         _refuse_listings(place, _LISTINGS if folder == root else _METADATA, stems, names, refuse)
     ids, reading = stems.tolist(), layout.reading(split)
+    # An image's path may be the path of another image without its suffix, so look again.
     while rows := {row for pair in find_repeats(np.array(ids)) for row in pair}:
         for row in rows:
             ids[row] = path[row]
@@ -227,13 +224,23 @@ def read_folders(
     return ExampleTable(LocalFiles(root, True), np.array(ids), path, label, tuple(names), reading=reading)
 
 
+def _refuse_beside(top: str, root: Path, refuse: Refuse) -> None:
+    """Reject the folders with images beside a folder whose name is a word for "train", but which may be a class."""
+    beside = {name for name in visible_folders(root) - {top} if not rank(name, "val") and _has_image(root / name)}
+    for other in sorted(beside):
+        advice = f"move them into a class folder there, or call {top}/ something else if it is a class"
+        refuse(f"{root / other}: images beside {top}/, which is taken for the training split; {advice}")
+
+
 def class_names(layout: FolderLayout, split: Split, refuse: Refuse = raise_fault) -> list[str]:
     """Return the names of the class folders of a split, sorted. Raises: InputError if there are none."""
-    names, folder = [], layout.splits[split]
+    names = list[str]()
+    folder = layout.splits[split]
     for entry in sorted(visible_entries(folder), key=lambda entry: entry.name):
         with pass_faults_to(refuse):
-            is_class = is_folder(entry) and not (folder == layout.root and entry.name in layout.others)
-            names += [entry.name] if is_class and _is_utf8(folder, entry.name, refuse) else []
+            is_other = folder == layout.root and entry.name in layout.others
+            if is_folder(entry) and not is_other and _is_utf8(folder, entry.name, refuse):
+                names.append(entry.name)
     if not names:
         raise InputError(f"{folder}: no class folders; put the images of each class into a folder of its own")
     return names
@@ -256,8 +263,8 @@ def _refuse_listings(
     folder: Path, pattern: re.Pattern[str], ids: np.ndarray, classes: Sequence[str], refuse: Refuse
 ) -> None:
     """Reject the files in a folder that may hold the labels, and log the names of the others."""
-    files_beside = sorted(entry.name for entry in visible_entries(folder) if entry.is_file())
-    for file in (folder / name for name in files_beside if pattern.fullmatch(name.lower())):
+    names = sorted(entry.name for entry in visible_entries(folder) if entry.is_file())
+    for file in [folder / name for name in names if pattern.fullmatch(name.lower())]:
         with pass_faults_to(refuse):
             if _may_hold_labels(file, ids, classes):
                 advice = "open a CSV file by its own path, or move the file to another folder"
