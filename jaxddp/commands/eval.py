@@ -43,10 +43,7 @@ class Eval:
 
 
 def run(arguments: list[str]) -> None:
-    """Run the command. The first argument is a run, its config, or weights.
-
-    Raises: InputError.
-    """
+    """Run the command. The first argument is a run, its config, or weights. Raises: InputError."""
     options, file = parse_eval(arguments)
     with doing(IMPORTING):
         from jaxddp.core.peers import joined

@@ -351,10 +351,7 @@ def locked_folder(folder: Path, path: Path) -> Iterator[None]:
 
 
 def cache_folder() -> Path:
-    """Return the cache folder, which may not exist yet.
-
-    Raises: InputError if the user has no home directory.
-    """
+    """Return the cache folder, which may not exist yet. Raises: InputError if the user has no home directory."""
     default = os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "jaxddp")
     path = os.path.expanduser(os.environ.get(CACHE_VARIABLE) or default)
     if path.startswith("~"):

@@ -117,9 +117,7 @@ def _open_evaluated(data: DataConfig, val_limit: int | None, known: Collection[s
 
 @convert_os_errors()
 def open_full_splits(data: DataConfig) -> Splits:
-    """Open both splits without limits.
-
-    With `data.verify=manifest`, the images are compared with a manifest; see `compare_with_manifest`.
+    """Open both splits without limits, and with `data.verify=manifest`, compare the images with a manifest.
 
     Raises: see `open_splits` and `compare_with_manifest`.
     """
@@ -225,13 +223,19 @@ def open_splits(data: DataConfig, refuse: Refuse = raise_fault, *, undivided: bo
         whole = cast(ExampleTable, grouped(_open(data_format, place, "train"), data.group_column))
         fold, share = data.fold_of, cast(float, data.val_share)
         opened = {**(one_fold(whole, *fold) if fold else held_out(whole, share, str(where)))}
-    if "train" in opened and opened["train"].num_classes == 1 and data.targets != "numbers":
-        advice = "so every prediction is right; give images of two classes or more"
-        _log.warning("the only class is %s, %s", show(opened["train"].class_names[0]), advice)
-    elif "train" in opened and opened["train"].labels.ndim == 2 and (opened["train"].labels == 1).all():
-        advice = "if the labels are lists of 0 and 1, write a column for each class"
-        _log.warning("every training image has all of the classes %s; %s", some(opened["train"].class_names), advice)
+    if "train" in opened and data.targets != "numbers":
+        _warn_of_classes(opened["train"])
     return _with_equal_labels(opened)
+
+
+def _warn_of_classes(train: SourceTable) -> None:
+    """Log a warning if every image has the same classes, so that there is nothing to learn."""
+    if train.num_classes == 1:
+        advice = "so every prediction is right; give images of two classes or more"
+        _log.warning("the only class is %s, %s", show(train.class_names[0]), advice)
+    elif train.labels.ndim == 2 and (train.labels == 1).all():
+        advice = "if the labels are lists of 0 and 1, write a column for each class"
+        _log.warning("every training image has all of the classes %s; %s", some(train.class_names), advice)
 
 
 @_reading()
@@ -262,17 +266,15 @@ def open_one_split(paths: Sequence[str], data: DataConfig, split: Split | None =
     """
     if not paths:
         return open_inputs(paths)
-    (path, *others), own, is_own = paths, data.path, False
-    with suppress(InputError):  # This machine may have no data set of that name.
-        own = root.resolve(data.name).path if data.name else own
-    if own is not None and not others:
-        is_own = os.path.realpath(files.expanded(path)) == os.path.realpath(files.expanded(own))
+    path, *others = paths
+    is_own = not others and _is_path_of(path, data)
     place = _place(data) if is_own else _whole_place(path, dataclasses.replace(data, val_share=None, fold=None))
     is_labelled = is_own or not is_csv(Path(path)) or has_labels(files.expanded(path).absolute(), place.data)
     is_set = is_own or (not others and _is_data_set(place))
     # A folder of class folders matches no other format.
     if not (is_set or others) and [*_matches(place)] == ["folders"]:
-        is_set = not (loose := sum(is_image_name(entry.name) for entry in visible_entries(place.path)))
+        loose = sum(is_image_name(entry.name) for entry in visible_entries(place.path))
+        is_set = not loose
         if loose:
             _log.warning("%s: holds %s beside its folders, so these are no classes", path, counted(loose, "image"))
     if others or not is_labelled or not is_set:
@@ -280,6 +282,15 @@ def open_one_split(paths: Sequence[str], data: DataConfig, split: Split | None =
             raise InputError(f"--split {split}: {path} is no data set with splits; leave it out")
         return open_inputs(paths, data)
     return _open_labelled(place, data.group_column, split)
+
+
+def _is_path_of(path: str, data: DataConfig) -> bool:
+    """Return whether a path is that of the config's data set."""
+    own = data.path
+    if data.name:
+        with suppress(InputError):  # This machine may have no data set of that name.
+            own = root.resolve(data.name).path
+    return own is not None and os.path.realpath(files.expanded(path)) == os.path.realpath(files.expanded(own))
 
 
 def _whole_place(path: str, data: DataConfig) -> Place:
@@ -303,7 +314,8 @@ def _is_data_set(place: Place) -> bool:
 
 
 def _place(data: DataConfig) -> Place:
-    for key in data.keys_of_process:
+    if data.keys_of_process:
+        key = data.keys_of_process[0]
         fault = " names data of each process, and one process reads them here"
         advice = f"give the data of one process, such as {data.of_process(0).path}"
         raise InputError(Key(f"data.{key}", getattr(data, key)), fault, advice=advice)
