@@ -152,7 +152,7 @@ class Topology:
         Args:
             local_batch: a pytree of NumPy arrays.
         """
-        return jax.tree.map(lambda x: jax.make_array_from_process_local_data(self.sharded, x), local_batch)
+        return jax.make_array_from_process_local_data(self.sharded, local_batch)
 
     def replicate(self, tree: Any) -> Any:
         """Copy a pytree to every device. All processes must hold equal values (see `jaxddp.core.peers.Peers.agree`)."""
