@@ -61,10 +61,10 @@ class Shard(NamedTuple):
             raise InputError(f"batch size {size} does not divide into {parts}; use {use}")
         if self.microbatches > 1:
             values = values.reshape(self.microbatches, self.shares, -1).swapaxes(0, 1).reshape(-1)
-        ends = size // unit * np.cumsum(self._sizes)[self._own]
-        lengths = size // unit * np.array(self._sizes)[self._own]
-        width = self.slots(size) // len(ends)
-        slots = [values[end - length : end] for end, length in zip(ends, lengths, strict=True)]
+        if not self.sizes:
+            return values.reshape(self.count, size // self.count, *values.shape[1:])[self.index]
+        slots = np.split(values, size // unit * np.cumsum(self.sizes)[:-1])[self._own]
+        width = self.slots(size) // len(slots)
         return np.concatenate([np.pad(slot, (0, width - len(slot)), constant_values=padding) for slot in slots])
 
     def slots(self, batch_size: int) -> int:
