@@ -163,15 +163,15 @@ class Feed:
     def resident_chunks(self, chunks: Iterable[range], key: jax.Array | None = None) -> Iterator[Chunk]:
         """Iterate over the arguments of `make_resident_steps`: images, columns and the run's key, for each chunk.
 
-        The columns of a chunk are computed in a thread while the devices compute the chunk before it. Raises: see
-        `place`.
+        The columns of a chunk are computed and placed in a thread while the devices compute the chunk before it.
+        Raises: see `place`.
         """
         self.place()
         images: ResidentImages = self.resident[TRAINING].images
         if self.unlabelled is not None:
             images = images, self.resident[UNLABELLED].images
-        for count, stacked in map_in_threads(lambda steps: (len(steps), self._stacked(steps)), chunks, ahead=1):
-            yield Chunk(count, (images, self.topology.place(stacked), key))
+        placed = lambda steps: Chunk(len(steps), (images, self.topology.place(self._stacked(steps)), key))  # noqa: E731
+        yield from map_in_threads(placed, chunks, ahead=1)
 
     def resident_eval(self, source: Source, batch_size: int, longest: int) -> Iterator[tuple[jax.Array, Batch]]:
         """Yield the arguments of `make_resident_eval` for a source, at most `longest` batches at once; see `place`."""
