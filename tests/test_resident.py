@@ -139,15 +139,15 @@ def test_the_reported_speed_excludes_compilation(monkeypatch):
         now[0] += 1.0
         return now[0]
 
-    def slow(*arguments):
+    def slow(*arguments, work=compile_with_cost):
         now[0] += 1e6
-        return compile_with_cost(*arguments)
+        return work(*arguments)
 
     monkeypatch.setattr("jaxddp.training.epoch_sums.time", SimpleNamespace(perf_counter=read_clock))
     monkeypatch.setattr("jaxddp.engine.programs.compile_with_cost", slow)
-    _, recorder = run("device", plan_of(8, **LONG_CHUNKS), share=False)
-    # The second program is compiled for step 7.
-    assert now[0] > 2e6 and [record.step for record in recorder.steps] == [7, 8]
+    _, recorder = run("device", plan_of(8, **LONG_CHUNKS), share=False, learning_rate=lambda step: slow(step, work=abs))
+    # The second program is compiled for step 7, and the learning rate for its record.
+    assert now[0] > 3e6 and [record.step for record in recorder.steps] == [7, 8]
     assert all(record.images_per_second > 8 / 100 for record in recorder.steps)
     assert recorder.steps[0].epoch_end.seconds < 100
 

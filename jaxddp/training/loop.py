@@ -245,18 +245,17 @@ class _Loop:
         return metrics, *rates
 
     def record(self, step: int, state: TrainState) -> None:
-        metrics, speed, data_wait = self.fetch(state)
-        run, plan, epoch_end, rate = self.run, self.plan, None, None
+        metrics, speed, wait = self.fetch(state)
+        run, plan, epoch_end, rate_of = self.run, self.plan, None, self.run.learning_rate
         if plan.epochs.due(step):
             epoch_end = events.EpochMetrics(plan.epochs.count(step), self.sums.end_epoch(), self.clock.end_epoch())
-        if run.learning_rate is not None:
-            rate = float(run.learning_rate(step - 1)) * rate_factor(run.parts, state)
         used, self._recent = run.usage(speed, self._recent.mean()), MeanCost()
         side = run.growth and run.growth.side(step - 1)
         left = plan.validations_from(step) if run.evaluator else 0
-        record = events.StepRecord(step, plan.epoch(step), metrics, rate, speed, data_wait, epoch_end, used, side, left)
-        # At the first record, listeners open files and import libraries, which takes seconds and is not training time.
+        # At the first record the rate is compiled, and listeners import libraries: seconds that are not training time.
         with nullcontext() if self._logged_once else self.clock.paused():
+            rate = rate_of and float(rate_of(step - 1)) * rate_factor(run.parts, state)
+            record = events.StepRecord(step, plan.epoch(step), metrics, rate, speed, wait, epoch_end, used, side, left)
             self.notifier.notify("step", record)
             self.listener_reason = self.notifier.reason_to_stop()
         self._early_step, self._logged_once = None, True
