@@ -444,30 +444,28 @@ def _images(place: str, *, alone: bool) -> Iterator[tuple[str, str]]:
     if path.is_file():
         yield place, os.path.realpath(path)
         return
-    below = sorted(_below(path, "", ())) if path.is_dir() else []
+    below = sorted(_below(path.absolute(), "", ())) if path.is_dir() else []
     if not below:
         problem = f"no such file or folder{files.nearest_beside(path.absolute())}"
         raise InputError(f"{place}: {'no image below this folder' if path.is_dir() else problem}; check the path")
-    for name in below:
-        # The fault of an image behind a dead link names the link.
-        image = str(path.absolute() / name)
-        yield name if alone else os.path.join(place, name), os.path.realpath(image) if os.path.exists(image) else image
+    for name, image in below:
+        yield name if alone else os.path.join(place, name), image
 
 
-def _below(top: Path, folder: str, above: tuple[str, ...]) -> Iterator[str]:
-    """Yield the paths of all images below a folder; `above` has the real paths of its parent folders."""
+def _below(top: Path, folder: str, above: tuple[str, ...]) -> Iterator[tuple[str, str]]:
+    """Yield (path, real path) for each image below a folder; `above` has the real paths of its parent folders."""
     real_path = os.path.realpath(top / folder)
     if real_path in above:
         return  # A link to a parent folder: the images of that folder are found without the link.
     for entry in visible_entries(top / folder):
         name, is_image = os.path.join(folder, entry.name), is_image_name(entry.name)
-        # An image behind a link that leads nowhere is one that cannot be used.
+        # An image behind a link that leads nowhere is one that cannot be used. Its fault names the link.
         if is_image and entry.is_symlink() and not os.path.isdir(entry.path):
-            yield name
+            yield name, os.path.realpath(entry.path) if os.path.exists(entry.path) else entry.path
         elif is_folder(entry):
             yield from _below(top, name, (*above, real_path))
         elif is_image:
-            yield name
+            yield name, os.path.join(real_path, entry.name)
 
 
 def labelled_and_unlabelled(train: SourceTable, data: DataConfig) -> tuple[SourceTable, SourceTable | None]:
