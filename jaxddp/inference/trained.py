@@ -124,7 +124,7 @@ def output_batches(
     def finished(start: int, values: Any, replaced: Any) -> BatchOutputs:
         """Return the computed outputs of a batch. An image whose `replaced` (float[B]) is not 0 has an error."""
         count, errors = min(order.batch_size, len(source) - start), dict[int, str]()
-        values = jax.tree.map(lambda array: np.array(array[:count]), values)
+        values = jax.tree.map(lambda array: np.array(array)[:count], values)
         if has_files and (bad := np.flatnonzero(np.asarray(replaced)[:count])).size:
             faults = {at: omissions.faults[at] for at in (start + bad).tolist() if at in omissions.faults}
             errors = _by_row(peers.exchange("images that cannot be used", json.dumps(faults)))
