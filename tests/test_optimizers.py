@@ -38,7 +38,7 @@ def test_muon_scales_updates_of_kernels_to_the_usual_size_of_adams_updates(neste
 
 def test_schedule_free_cannot_be_combined_with_another_average():
     optimizer = contrib.schedule_free_sgd(0.1)
-    for key, value in (("ema", 0.9), ("lookahead", 3)):
+    for key, value in (("ema", 0.9), ("swa", "50%"), ("lookahead", 3)):
         with pytest.raises(InputError, match=f"^{key}: a schedule-free optimizer averages .*; leave one of them out"):
             jaxddp.prepare_training(linear_model(), random_table(50), 2, optimizer, 4, **{key: value})
 

@@ -161,7 +161,7 @@ def with_average(parts: Sequence[Part], opt_state: Any) -> tuple[Part, ...]:
     """
     if not is_schedule_free(opt_state):
         return tuple(parts)
-    conflicts = [Key("train.ema")] if any(part.beside for part in parts) else []
+    conflicts = [Key("train.swa" if isinstance(part, LastAverage) else "train.ema") for part in parts if part.beside]
     conflicts += [Key("train.lookahead")] if any(isinstance(part, Lookahead) for part in parts) else []
     for key in conflicts:
         problem = ": a schedule-free optimizer averages its parameters itself"
