@@ -197,14 +197,14 @@ def test_distillation_runs_from_the_command_line(tmp_path, capfd):
     student, teacher = str(tmp_path / "student"), str(tmp_path / "teacher")
     common = ["train", str(tmp_path / "mine.py"), "--data.path", str(file), *LEAN, "--optimizer.warmup", "0 steps"]
     student_words = [*common, "--objective.name", "distillation", "--workdir", student]
-    line = fails(student_words, capfd)
-    assert "objective.teacher: distillation has no teacher; give a run's work directory" in line
+    assert "objective.teacher: distillation has no teacher; give a run's work directory" in fails(student_words, capfd)
     line = fails([*student_words, "--objective.teacher", str(tmp_path / "none")], capfd)
     assert "objective.teacher: " in line and "no such file; give a run's work directory" in line
     assert not (tmp_path / "student").exists()
     assert main([*common, "--workdir", teacher]) == 0
     line = fails([*common, "--objective.teacher", teacher, "--workdir", student], capfd)
     assert "is read by objective.name=distillation, and not by supervised" in line
+    assert main(["doctor", *student_words[1:], "--objective.teacher", teacher]) == 0
     assert main([*student_words, "--objective.teacher", teacher]) == 0
     config = json.loads((tmp_path / "student" / "config.json").read_text())
     assert set(config["fingerprint"]) == {"train", "val", "teacher"}

@@ -54,10 +54,7 @@ class Distillation:
     """Whether a batch must contain images of `data.unlabelled`."""
 
     def fingerprints(self, recipe: Recipe) -> dict[str, str]:
-        """Check that the teacher fits the classes, images and devices of a run, and return its checksum.
-
-        Raises: InputError if the teacher is missing or does not fit.
-        """
+        """Return the teacher's checksum. Raises: InputError if it is missing or does not fit the data and devices."""
         if recipe.config.parallel.reproducible:
             problem = ": distillation does not give the same bits on any number of devices"
             raise InputError(Key("parallel.reproducible"), problem, advice="leave one of them out")

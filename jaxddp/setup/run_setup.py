@@ -347,6 +347,9 @@ def initialize(recipe: Recipe, *, fresh: bool = True, programs: CompiledPrograms
     values["XLA's options"] = str(sorted(resources.compiler_options.items()))
     topology.peers.agree(values | jax_settings())
     layout.way.connect()
+    # An objective loads its teacher here, because an array cannot be restored while a step is traced.
+    if (method := method_of(recipe.objective, "fingerprints")) is not None:
+        method(recipe)
     recipe = complete_recipe(recipe)
     network = as_trained(for_platform(recipe.model, topology.platform), recipe)
     weights, config = dict[str, np.ndarray](), recipe.config.model
