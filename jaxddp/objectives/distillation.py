@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxddp.config import Config
+from jaxddp.config.layers import SIMSIAM
 from jaxddp.config.registry import OBJECTIVES
 from jaxddp.config.values import checked
 from jaxddp.core.errors import InputError, Key, about, counted, refused
@@ -62,6 +63,8 @@ class Distillation:
         check_one_label(labels_of(recipe.resources.train), Key.plain("objective.name", "distillation"))
         teacher, expected = self.teacher, self.teacher.signature
         trees = teacher.state.params, teacher.state.model_state
+        if teacher.config.objective.name == SIMSIAM:
+            raise self._unfit("has an untrained head, because it learned without labels", "give a run with labels")
         if expected.class_ids != signature.class_ids:
             raise self._unfit("was trained on other classes", "give a run on the classes of this data set")
         if expected.image_shape != signature.image_shape:
@@ -152,6 +155,5 @@ def distillation_of(settings: Any, config: Config, topology: Topology) -> Distil
     """
     if settings.teacher is None:
         raise InputError(_KEY, ": distillation has no teacher", advice="give a run's work directory")
-    arguments = settings.teacher, "best", topology
-    restore = partial(restore_run, *arguments, precision=config.train.precision)
+    restore = partial(restore_run, settings.teacher, "best", topology, precision=config.train.precision)
     return Distillation(restore, settings.temperature, settings.teacher_share)
