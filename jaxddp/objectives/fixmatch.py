@@ -50,7 +50,7 @@ class FixMatch:
         """
         if supervised.loss.form == "weighted":
             problem = " averages the losses of examples, and this loss is normalized by weights within a batch"
-            raise InputError(_NAME, problem, advice="give a loss that returns one value for each example")
+            raise InputError(_NAME, problem, advice=("leave ", Key("loss.class_weights"), " out, or give another loss"))
         if reserved := [name for name in supervised.metrics if name in ADDED_METRICS]:
             raise InputError(_NAME, f" already measures {reserved[0]}", advice="give the metric another name")
 
