@@ -20,7 +20,7 @@ from jaxddp.core.errors import InputError
 from jaxddp.engine.parts.averages import LastAverage, Lookahead, ParameterAverage
 from jaxddp.engine.parts.configured import configured_parts
 from jaxddp.engine.parts.guard import Guard
-from jaxddp.engine.parts.part import Part, measured_states
+from jaxddp.engine.parts.part import measured_states
 from jaxddp.engine.state import EVAL_PARAMS, TrainState
 from jaxddp.losses import softmax_cross_entropy
 from jaxddp.schedules import Steps
@@ -200,7 +200,7 @@ def test_an_average_that_replaces_the_parameters_in_evaluation_is_logged_as_val(
 def test_a_config_adds_averages_and_lookahead_in_their_order():
     config = jaxddp.Config().replace(train={"ema": 0.99, "ema_every": 4, "ema_warmup": False, "lookahead": 6})
     lookahead, average, guard = configured_parts(config, Steps(100, 0))
-    assert isinstance(lookahead, Lookahead)
-    assert (lookahead.period, lookahead.total_steps, lookahead.decay(3)) == (6, 100, 0.5)
+    assert (type(lookahead), lookahead.period, lookahead.total_steps, lookahead.decay(3)) == (Lookahead, 6, 100, 0.5)
     assert average == ParameterAverage(0.99, every=4, warmup=False) and guard == Guard()
-    assert all(isinstance(part, Part) for part in (lookahead, average, guard))
+    with pytest.raises(InputError, match="^train.lookahead=6: the run of 5 steps would end with its initial"):
+        configured_parts(config, Steps(5, 0))

@@ -99,8 +99,8 @@ class Lookahead(Part):
 
     The changing decay is from Jordan 2024 (arXiv:2404.00498, section 3.4). Every `period` steps
     slow = decay * slow + (1 - decay) * trained, and training continues from the slow weights. After the last step of
-    the run the slow weights replace the trained weights. The rule
-    applies to the model's running statistics, too. The model's other arrays do not change.
+    the run the slow weights replace the trained weights. The rule applies to the model's running statistics, too. The
+    model's other arrays do not change.
 
     Attributes:
         period: the number of steps between updates of the slow weights.
@@ -153,11 +153,8 @@ class ScheduleFreeAverage(RunningAverage):
 def with_average(parts: Sequence[Part], opt_state: Any) -> tuple[Part, ...]:
     """Add a `ScheduleFreeAverage` to the parts, before any guard, if the optimizer is schedule-free.
 
-    Args:
-        opt_state: the optimizer's state, or its shapes.
-
-    Raises:
-        InputError: the parts already include a parameter average, or they include Lookahead, which changes y but not z.
+    `opt_state` may consist of shapes. Raises: InputError if the parts include another average, or Lookahead, which
+    changes y but not z.
     """
     if not is_schedule_free(opt_state):
         return tuple(parts)

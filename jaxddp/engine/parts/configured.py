@@ -12,7 +12,7 @@ import optax
 from jaxddp.config import Config
 from jaxddp.config.registry import SCHEDULES
 from jaxddp.config.values import check_values
-from jaxddp.core.errors import InputError, Key
+from jaxddp.core.errors import InputError, Key, counted
 from jaxddp.core.ranges import HeldOut, Period, Share
 from jaxddp.engine.parts.averages import LastAverage, Lookahead, ParameterAverage
 from jaxddp.engine.parts.guard import GradientNorm, Guard, LossScale
@@ -76,6 +76,9 @@ def configured_parts(config: Config, steps: Steps) -> tuple[Part, ...]:
     if clip is not None or config.log.gradient_norm:
         parts.append(GradientNorm(clip))
     if settings.lookahead is not None:
+        if settings.lookahead > steps.total:
+            problem = f": the run of {counted(steps.total, 'step')} would end with its initial parameters"
+            raise InputError(Key("train.lookahead", settings.lookahead), problem, advice=f"give at most {steps.total}")
         parts.append(Lookahead(settings.lookahead, optax.constant_schedule(settings.lookahead_decay), steps.total))
     if settings.ema is not None:
         parts.append(ParameterAverage(settings.ema, every=settings.ema_every, warmup=settings.ema_warmup))
