@@ -274,8 +274,8 @@ def test_labelled_and_unlabelled_images_grow_at_the_same_steps():
     ("options", "expected"),
     [
         ({"threshold": 1.01}, "threshold=1.01: expected 0 to 1"),
-        ({"unlabelled_ratio": 6}, "unlabelled with unlabelled_ratio=6: a global batch of 48 is larger than the "
-         "data set of 40 examples; use at most 40"),
+        ({"unlabelled_ratio": 6}, "unlabelled_ratio=6: a step takes 48 unlabelled images, and there are 40; lower it, "
+         "or batch_size_per_device"),
         ({"unlabelled": None}, "objective=fixmatch needs images without labels; give unlabelled"),
         ({"unlabelled": 3}, "unlabelled=3: give a table of open_data(PATH), an ArrayTable(images, labels, class_names) "
          "or another source"),

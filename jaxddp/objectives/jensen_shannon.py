@@ -38,10 +38,7 @@ class JensenShannon:
     """Whether a batch must contain images of `data.unlabelled`."""
 
     def check(self, supervised: Objective, image: jax.ShapeDtypeStruct, *, unlabelled: bool) -> None:
-        """Check the objective before anything is compiled.
-
-        Raises: InputError if there is no policy, images are mixed, or an image may have several labels.
-        """
+        """Raise `InputError` if there is no policy, images are mixed, or an image may have several labels."""
         augment = supervised.preprocess.augment
         if not augment.policy:
             raise InputError(_NAME, " compares an image with augmented copies; give ", Key("data.augment.policy"))

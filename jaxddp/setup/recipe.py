@@ -14,7 +14,7 @@ from jaxddp.config import Config, DataConfig
 from jaxddp.config.data_section import UNLABELLED_RATIO
 from jaxddp.config.goal import VAL_EMA, Goal
 from jaxddp.config.registry import MODELS, OBJECTIVES
-from jaxddp.core.errors import InputError, Key, Words, about, counted, kind_of
+from jaxddp.core.errors import InputError, Key, Words, counted, kind_of
 from jaxddp.data.batch import Division
 from jaxddp.data.formats.array_files import check_grades
 from jaxddp.data.order import BalancedOrder, RepeatedOrder, SampleOrder, check_repeats, unlabelled_seed
@@ -250,9 +250,12 @@ def _feed(config: Config, resources: Resources, layout: Layout, objective: Calla
     if unlabelled is not None and reads_unlabelled:
         ratio = config.objective.unlabelled_ratio or UNLABELLED_RATIO
         check_pixels(unlabelled, source, config.data, "unlabelled data")
-        with about(Key("data.unlabelled"), " with ", Key("objective.unlabelled_ratio", ratio)):
-            order = SampleOrder(len(unlabelled), config.train.batch_size * ratio, unlabelled_seed(config.seed))
-            feed = dataclasses.replace(feed, unlabelled=feed_of(unlabelled, order))
+        if (size := config.train.batch_size * ratio) > len(unlabelled):
+            problem = f": a step takes {size:,} unlabelled images, and there are {len(unlabelled):,}"
+            advice = "lower it, or ", Key("train.batch_size")
+            raise InputError(Key("objective.unlabelled_ratio", ratio), problem, advice=advice)
+        order = SampleOrder(len(unlabelled), size, unlabelled_seed(config.seed))
+        feed = dataclasses.replace(feed, unlabelled=feed_of(unlabelled, order))
     return feed.divided(layout.way.counts, layout.division)
 
 
