@@ -25,7 +25,7 @@ from jaxddp.config.goal import flat
 from jaxddp.config.tree import Precision
 from jaxddp.config.values import checked
 from jaxddp.core import files
-from jaxddp.core.errors import InputError, counted, show, some
+from jaxddp.core.errors import InputError, Option, counted, show, some
 from jaxddp.core.phases import doing, phase
 from jaxddp.data.arrays import ArrayTable
 from jaxddp.data.batch import Batch
@@ -531,14 +531,9 @@ def evaluate_checkpoint(
 ) -> dict[str, float]:
     """Return the validation metrics of a checkpoint ("latest", "best" or a step): means, `count` and `step`.
 
-    The metrics of averaged parameters follow, as "val_ema loss" and so on.
-
-    Args:
-        on_classes: receives the confusions; with averaged parameters, theirs.
-
-    Raises:
-        InputError: the checkpoint or the data do not exist, the recipe names no network, or the network, the classes or
-            the images differ from the run's.
+    The metrics of averaged parameters follow, as "val_ema loss" and so on. `on_classes` receives the confusions; with
+    averaged parameters, theirs. Raises: InputError if the checkpoint or the data do not exist, the recipe names no
+    network, or the network, the classes or the images differ from the run's.
     """
     network_checks.check_head(file.config, directory)
     file.check_network("evaluate it with jaxddp.evaluate, or with a config that names the network")
@@ -578,6 +573,8 @@ def evaluator_of(
     """Return a function that measures a state on validation data. Raises: InputError."""
     check_normalization(config.data, data.image_shape)
     if on_classes is not None:
+        if (form := data.labels.form) != "one label":
+            raise InputError(Option("per_class"), f" takes one label per image, but the data have {form}")
         config = config.replace(eval={"metrics": (*dict.fromkeys((*config.eval.metrics, "confusion")),)})
     _, loss = losses_of(config, data, user_object)
     metrics = metrics_of(config, data.labels, user_object)
