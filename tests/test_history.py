@@ -82,6 +82,7 @@ def test_the_history_of_a_run_that_has_ended_or_continues_has_its_earlier_rows(h
         return jaxddp.train(jaxddp.softmax_cross_entropy, setup, **options)[1]
 
     again(1, tmp_path)
+    (tmp_path / "checkpoints/validation.json").unlink()  # As if it had been killed before it saved the metrics.
     continued, ended = again(2, tmp_path), again(2, tmp_path)
     for one in (continued, ended):
         for name in ("loss", "top1"):
@@ -90,9 +91,8 @@ def test_the_history_of_a_run_that_has_ended_or_continues_has_its_earlier_rows(h
 
 
 def test_an_unreadable_history_raises_a_one_line_error(history, workdir, tmp_path, monkeypatch):
-    assert error_line(History.read, tmp_path) == (
-        f"{tmp_path}/metrics.jsonl: no such file; give the work directory of a run that was logged"
-    )
+    missing = "no such file; give the work directory of a run that was logged"
+    assert error_line(History.read, tmp_path) == f"{tmp_path}/metrics.jsonl: {missing}"
     assert error_line(History.read, 5) == "workdir=5: expected a path"
     (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n')
     assert error_line(History.read, tmp_path).startswith(f"{tmp_path}/metrics.jsonl:1: not a JSON object with a step")

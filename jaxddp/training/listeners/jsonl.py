@@ -68,8 +68,7 @@ class JsonLines(RowListener):
 
     def log(self, row: Row, predictions: events.PredictedImages | None = None) -> None:
         self._previous_result, split = None, row["split"]
-        # If a run ends after this line of a validation was written, but before its metrics were saved with the
-        # checkpoint, the resumed run validates again. The line must not be written twice.
+        # A run may end after this line was written, and before the metrics were saved: it then validates again.
         if self._validations.get(split, {}).get("step") != row["step"]:
             files.append(self._metrics, encode(row))
         if split != "train":
@@ -283,9 +282,8 @@ class History(RowListener):
     """The metrics of a run: `history.train["loss"]`, `history.epochs["seconds"]`, `history.val["top1"]`.
 
     `history.val_ema` holds the metrics of averaged parameters. Each of these is a dict of arrays, which is empty if
-    there are no rows; see `jaxddp.training.events.Series`. A notebook shows a history as its curves. A
-    resumed run continues the history after the restored step, with the earlier rows from the metrics.jsonl of its work
-    directory; a run from step 0 starts with an empty history.
+    there are no rows; see `jaxddp.training.events.Series`. A notebook shows a history as its curves. A resumed run
+    continues the history after the restored step, with the earlier rows of its metrics.jsonl; other runs start empty.
     """
 
     def __init__(self, rows: Iterable[Row] = ()) -> None:
@@ -342,7 +340,9 @@ class History(RowListener):
         self._rows = [row for row in self._rows if row["step"] <= run.start_step] if run.start_step else []
 
     def log(self, row: Row, predictions: events.PredictedImages | None = None) -> None:
-        self._rows.append(row)
+        # As in `JsonLines.log`, a repeated validation is left out.
+        if all((one["step"], one["split"]) != (row["step"], row["split"]) for one in self._rows[-2:]):
+            self._rows.append(row)
 
     def __repr__(self) -> str:
         columns, val = zip(("logged step", "epoch", "evaluation"), series(self._rows), strict=False), self.val
