@@ -9,6 +9,7 @@ import sys
 import textwrap
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import jax
 import pytest
@@ -119,19 +120,19 @@ def test_without_a_writable_cache_a_run_continues_and_logs_one_line(programs_fol
     assert float(jax.jit(lambda x: x + 1)(1.0)) == 2
 
 
-def test_a_program_is_written_whole_or_not_at_all(programs_folder, monkeypatch):
+def test_a_program_is_written_whole_or_not_at_all(programs_folder, monkeypatch, caplog):
     """JAX alone would leave a part of a program if the process is killed while it writes."""
     keep_compiled_programs()
     jax_cache.reset_cache()
 
-    def be_killed(path: Path, *_: object) -> None:
-        raise KeyboardInterrupt
-
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "replace", be_killed)
+        patch.setattr(Path, "replace", Mock(side_effect=KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             jax.jit(lambda x: x * 5 + 43)(1.0)
+        patch.setattr(Path, "replace", Mock(side_effect=OSError(28, "disk full")))
+        jax.jit(lambda x: x * 5 + 44)(jax.jit(lambda x: x * 5 + 45)(1.0))
     assert list(programs_folder.iterdir()) == []
+    assert caplog.messages == [f"compiled programs are not kept (disk full); set {CACHE_VARIABLE} to a folder for them"]
     jax.jit(lambda x: x * 5 + 43)(1.0)
     assert programs_folder.is_dir() and all(path.name.endswith("-cache") for path in programs_folder.iterdir())
     assert [path for path in programs_folder.iterdir() if path.name.startswith("jit__lambda")]
@@ -237,9 +238,8 @@ def start(home: Path, workdir: Path, *words: str, **variables: str) -> dict[str,
         environment.pop(name, None)
     environment |= {"HOME": str(home), **variables}
     command = [sys.executable, "-c", textwrap.dedent(CHILD), "train", "digits", "--workdir", str(workdir), *words]
-    command += ["--model.name", "resnet10", "--model.width", "4"]
+    command += ["--model.name", "resnet10", "--model.width", "4", "--log.every", "1 step"]
     command += ["--train.batch-size", "4", "--eval.batch-size", "4", "--train.duration", "3 steps"]
-    command += ["--log.every", "1 step"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=250, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     assert "compiled programs" not in done.stderr

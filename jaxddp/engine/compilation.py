@@ -183,8 +183,7 @@ def _write_atomically() -> None:
         folder = os.fspath(self.path)
         # With a limit of the size, JAX locks the folder and writes further files. A store has no partial objects.
         if self.eviction_enabled or "://" in folder:
-            put(self, key, value)
-            return
+            return put(self, key, value)
         # JAX writes programs that it did not find, or could not read. A damaged file is replaced. Several processes may
         # write the same program.
         temporary_key = f"{key}.{os.getpid()}.{threading.get_ident()}.tmp"
@@ -192,6 +191,8 @@ def _write_atomically() -> None:
             put(self, temporary_key, value)
             for file in Path(folder).glob(f"{temporary_key}*"):
                 file.replace(file.with_name(file.name.replace(temporary_key, key)))
+        except OSError as error:  # JAX would warn of each program.
+            _warn_once(f"compiled programs are not kept ({error.strerror}); set {CACHE_VARIABLE} to a folder for them")
         finally:
             for file in Path(folder).glob(f"{temporary_key}*"):
                 file.unlink()
@@ -224,8 +225,7 @@ def _write_in_every_cpu_process(peers: Peers) -> None:
         try:
             put(bound["cache_key"], bound["module_name"], bound["executable"], backend, int(seconds))
         except Exception as error:  # Training continues, as in JAX.
-            reason = getattr(error, "strerror", None) or type(error).__name__
-            _warn_once(f"a compiled program is not kept ({reason}) and will be compiled again at the next start")
+            _warn_once(f"a compiled program is not kept ({type(error).__name__}); the next start compiles it again")
 
     compiler._cache_write = write
 
