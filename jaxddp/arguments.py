@@ -117,7 +117,7 @@ def errors_name_arguments(names: Mapping[str, str] = _NAMES) -> Iterator[None]:
         name = key.name.partition("objects.")[2] or names.get(key.name)
         if name is None:
             return str(key)
-        if key.has_value and key.name.endswith(".batch_size"):
+        if key.has_value and name == "batch_size_per_device":
             return f"a global batch of {key.shown_value}"
         return f"{name}={key.shown_value}" if key.has_value else name
 

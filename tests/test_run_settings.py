@@ -99,6 +99,8 @@ def test_eval_takes_the_directory_of_a_run_from_anywhere(folder, run, capfd, cap
     assert f"{run}/config.json: the run's own settings are used instead of those of {folder}/mine.py" in caplog.text
     measured = jaxddp.evaluate_run(run, batch_size=8)
     assert {name: measured[name] for name in last_validation(run)} == pytest.approx(last_validation(run), rel=1e-6)
+    with pytest.raises(InputError, match="^batch_size=0: expected 1 to"):
+        jaxddp.evaluate_run(run, batch_size=0)
 
 
 @pytest.mark.slow
@@ -169,9 +171,7 @@ def test_eval_of_a_run_from_python_needs_a_config(run):
     (run / "config.json").write_text(json.dumps(content))
     _, file = parse_command("digits", "--workdir", str(run), command=Eval, measures=True)
     assert file.config == load("digits") and not file.notice
-    with pytest.raises(
-        InputError, match="config.json: the run came from Python and its config does not name the network; evaluate"
-    ):
+    with pytest.raises(InputError, match="the run came from Python and its config does not name the network; evalu"):
         jaxddp.evaluate_run(run)
 
 
