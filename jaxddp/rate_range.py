@@ -98,10 +98,10 @@ class RateTest:
 def find_rate(setup: RunSetup, rates: RateRange) -> RateTest:
     """Train a setup until its loss diverges; consumes its state and writes no files.
 
-    The config of the setup must be a result of `config_of_test`, and its optimizer must use the schedule of `rates`.
+    The config of the setup must be a result of `config_of_test`.
     All processes of a job must call this function with the same rates; only the result of process 0 has the losses.
 
-    Raises: InputError if the rates differ between processes; see also `fit`.
+    Raises: InputError if the rates differ between processes, or the optimizer does not use them; see also `fit`.
     """
     peers = setup.topology.peers
     peers.agree({"the rates to test": str(rates)})
@@ -112,6 +112,8 @@ def find_rate(setup: RunSetup, rates: RateRange) -> RateTest:
         return peers.from_first("whether the loss diverges", lambda: str(test.diverged_at is not None)) == str(True)
 
     run = make_run(setup, listeners=[test])
+    if run.learning_rate is None:
+        raise InputError("get_optimizer does not use its argument learning_rate, which the test raises; pass it on")
     with contextlib.suppress(Preempted):
         try:
             fit(dataclasses.replace(run, should_stop=stops, suspects=lambda state, step: ""))

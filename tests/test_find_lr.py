@@ -129,15 +129,16 @@ def test_a_loss_that_is_not_finite_ends_the_range_test_with_the_results_so_far(f
     words = ("--steps", "20", "--out", "n.png", "--highest", "1e6", "--lowest", "1e-3", "--optimizer.momentum", "0.99")
     code, out, _ = run_find_lr(folder, monkeypatch, capfd, "recipe.py", *words)
     steps = int(out.splitlines()[0].split()[0])
-    assert code == 0 and steps < 20 and (folder / "n.png").exists()
-    assert "diverges at" in out
+    assert code == 0 and steps < 20 and (folder / "n.png").exists() and "diverges at" in out
     # The loss is NaN for the batches of training only.
     loss = "lambda logits, labels: logits.sum(-1) * (float('nan') if len(logits) > 15 else 1)"
     (folder / "bad.py").write_text(f"{DENSE}\n\ndef get_loss(config):\n    return {loss}\n")
-    words = "--out", "bad.png", "--train.batch-size", "160"
-    code, _, err = run_find_lr(folder, monkeypatch, capfd, "bad.py", *words)
-    assert code == 1, err
-    assert err.splitlines()[-1].startswith("jaxddp: the loss of the first step is not finite; check the ")
+    code, _, err = run_find_lr(folder, monkeypatch, capfd, "bad.py", "--out", "bad.png", "--train.batch-size", "160")
+    assert code == 1 and "jaxddp: the loss of the first step is not finite; check the " in err.splitlines()[-1], err
+    # The log has no learning rate of an optimizer that does not use the schedule, and a test of it finds nothing.
+    (folder / "own.py").write_text(DENSE + HOOK.replace("(learning_rate)\n", "(0.1)\n"))
+    code, _, err = run_find_lr(folder, monkeypatch, capfd, "own.py")
+    assert code == 2 and "get_optimizer does not use its argument learning_rate" in err.splitlines()[-1], err
 
 
 @pytest.mark.parametrize(

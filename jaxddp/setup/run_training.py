@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import P
 
-from jaxddp.config.registry import METRICS
+from jaxddp.config.registry import METRICS, OPTIMIZERS
 from jaxddp.core.errors import InputError, Key, Option, listed, plural, size
 from jaxddp.core.files import reading
 from jaxddp.core.peers import Peers
@@ -29,7 +29,7 @@ from jaxddp.engine.state import TrainState
 from jaxddp.job.environment import report_work
 from jaxddp.mesh import AXIS, Topology
 from jaxddp.models.interface import name_of
-from jaxddp.recipe.file import RUN_ID
+from jaxddp.recipe.file import CALLED, RUN_ID
 from jaxddp.schedules import derivation
 from jaxddp.setup.feed import Feed
 from jaxddp.setup.identity import checksums, identity
@@ -183,6 +183,9 @@ def make_run(setup: RunSetup, listeners: Sequence[Any] = (), evaluators: Sequenc
         feed = next(chunks(0)).feed if resident else (setup.feed.abstract_batch(), setup.key)
         state = setup.way.placed(setup.state)
         jaxpr = program.check(state, *feed)
+    # A recipe's optimizer may have a rate of its own, which is not known.
+    hook = setup.file and setup.file.hooks.get(OPTIMIZERS.hook)
+    rate = None if hook and CALLED not in hook.read else setup.learning_rate
     # The listeners of process 0 decide how many predictions are made, and all processes compute them.
     wanted = [getattr(listener, "wants_predictions", 0) for listener in listeners]
     max_predictions = peers.from_first("predictions", lambda: str(max(wanted, default=0)))
@@ -198,7 +201,7 @@ def make_run(setup: RunSetup, listeners: Sequence[Any] = (), evaluators: Sequenc
         follow=setup.programs(setup.way.follow, setup.parts),
         own_statistics=setup.own_statistics(),
         # As one program: a schedule has a dozen operations, each of which would be compiled and run alone.
-        learning_rate=setup.learning_rate and jax.jit(setup.learning_rate),
+        learning_rate=rate and jax.jit(rate),
         growth=setup.feed.growing(plan.total_steps),
         self_test=setup.self_test(),
         replicas=Replicas(setup.way) if topology.num_devices > 1 and plan.replicas.examples else None,
