@@ -180,8 +180,9 @@ def test_folds_are_a_table_that_opens_and_a_group_in_both_splits_is_an_error(tmp
     Path("b.csv").write_text(re.sub(r"([1-9]).png", r"\1.png,p\1", text).replace("p,", "p1,"))
     assert main(["data", "split", "b.csv", "--group-column", "patient", "--folds", "3", "--out", "set/c.csv"]) == 0
     assert Path("set/c.csv").read_text().startswith("path,label,patient,fold\nant/0.png,ant,p1,")
-    assert main(["data", "split", "b.csv", "--group-column", "patient", "--folds", "9"]) == 2
-    assert "9 folds of 5 groups; give at most" in capfd.readouterr().err
+    for words in ("split b.csv --group-column patient --folds 9", "check b.csv --split-column n", "check no"):
+        assert main(["data", *words.split()]) == 2
+    assert re.search(r"9 folds of 5 groups; give at(.|\n)* --split-column: .*\n.*check PATH$", capfd.readouterr().err)
     train, val = jaxddp.open_data("b.csv", 0.5, group_column="patient")
     folds = [jaxddp.open_data("b.csv", fold=f"{fold}/2", group_column="patient")[1] for fold in range(2)]
     assert (len(train), len(val), sum(map(len, folds))) == (6, 6, 12)

@@ -116,11 +116,11 @@ def format_error(error: JaxddpError, arguments: Sequence[str]) -> str:
     entries = [(key, word.partition("=")[0]) for key, (word, *_) in by_key(arguments, dict(keys_of(Config)))]
     options = {key: word if key_of_option(word) in SHORT else format_option(key) for key, word in entries if key}
     location = None if error.key in options else _line_of_recipe(error, arguments)
-    error.rename_keys(lambda key: _as_option(key, options))
+    error.rename_keys(lambda key: as_option(key, options))
     return str(error) if location is None else f"{location}: {error}"
 
 
-def _as_option(key: Key, options: Mapping[str, str]) -> str:
+def as_option(key: Key, options: Mapping[str, str]) -> str:
     """Return the option of a key with its value as words of a command line; the key itself if it is not in options."""
     # In some errors the key is already an option, such as --workdir.
     typed = options.get(key_of_option(key.name) or key.name)

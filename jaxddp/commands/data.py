@@ -1,6 +1,6 @@
 """`jaxddp data check|show|pack|split|get|sample`: check, draw, copy or divide a data set; fetch or write a set."""
 
-from dataclasses import dataclass, field, make_dataclass
+from dataclasses import dataclass, field, make_dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
@@ -8,10 +8,10 @@ import tyro
 
 from jaxddp.command_line.parse import ConfigOfRecipe, parse, parse_recipe
 from jaxddp.command_line.terminal import IMPORTING
-from jaxddp.command_line.words import config_first
+from jaxddp.command_line.words import as_option, config_first
 from jaxddp.config.data_section import TABLE_KEYS, DataConfig
 from jaxddp.config.values import HELP, descriptions
-from jaxddp.core.errors import InputError, choices, counted, on_screen, size
+from jaxddp.core.errors import InputError, JaxddpError, choices, counted, format_option, on_screen, size
 from jaxddp.core.files import check_out
 from jaxddp.core.phases import counting_images, doing
 from jaxddp.core.ranges import Count, Range
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 _TYPES, _DESCRIPTIONS = get_type_hints(DataConfig, include_extras=True), descriptions(DataConfig)
 _KEYS = ("data_dir", "train", "val", "val_share", *TABLE_KEYS)
 """The keys of `data` that are options of these commands: how a data set is read."""
+_OPTIONS = {f"data.{key}": format_option(key) for key in _KEYS} | {"data.path": "PATH"}
 
 
 def _option(key: str) -> tuple[str, Any, Any]:
@@ -132,7 +133,12 @@ def run(arguments: list[str]) -> int | None:
         return 0
     if command not in commands:
         raise InputError(f"data: unknown command {command!r}; {choices(command, commands)}")
-    return commands[command](rest)
+    try:
+        return commands[command](rest)
+    except JaxddpError as error:
+        if command != "show":
+            error.change_keys(lambda key: replace(key, rendered=_OPTIONS.get(key.name) and as_option(key, _OPTIONS)))
+        raise
 
 
 def _check(arguments: list[str]) -> int:
