@@ -56,8 +56,7 @@ def train(args: argparse.Namespace) -> None:
     _, history = jaxddp.train(
         jaxddp.softmax_cross_entropy, setup, val=val, schedule=schedule, workdir=args.workdir, log_every=args.log_every
     )
-    # If the run was already finished, the history is empty.
-    if setup.topology.peers.is_first and history.val:
+    if setup.topology.peers.is_first:
         print(f"validation top-1: {history.val['top1'][-1]:.4f}")
 
 
