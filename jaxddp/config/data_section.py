@@ -37,7 +37,7 @@ class AugmentConfig:
     flip: bool = True
     """Flip half of the images from left to right."""
     alternate_flip: bool = False
-    """Replaces `flip`: half of the images are flipped in epochs 1, 3, 5, …, the other half in epochs 2, 4, 6, …"""
+    """With `flip` off: half of the images are flipped in epochs 1, 3, 5, …, the other half in epochs 2, 4, 6, …"""
     pad: Padding = 0
     """Pad each side by this many pixels, then take a random crop of the original size."""
     border: Annotated[Literal["black", "reflect"], Requires("data.augment.pad")] = "black"
