@@ -43,7 +43,10 @@ class Plan:
         """
         train, sync, least = config.train, config.train.sync_every, 'give at least "1 step"'
         lengths = {"num_examples": num_examples, "batch_size": train.batch_size}
-        total, duration = train.duration.steps(**lengths), Key("train.duration", train.duration, f'"{train.duration}"')
+        duration = Key("train.duration", train.duration, f'"{train.duration}"')
+        if train.duration.unit == "%":
+            raise InputError(duration, " is a share of itself", advice="write it in epochs, steps or examples")
+        total = train.duration.steps(**lengths)
         if total < 1:
             advice = f"{least}; `jaxddp eval WEIGHTS` measures weights without training"
             raise InputError(duration, " is less than one step", advice=advice)
