@@ -86,10 +86,9 @@ def test_a_run_writes_the_documented_files(finished_run):
 def test_eval_prints_the_metrics_of_the_run(finished_run, data, capfd):
     # Training smooths the labels; validation and `eval` do not.
     arguments = ["eval", RECIPE, "--data.path", str(data), "--workdir", str(finished_run)]
-    assert main(arguments) == 0
-    output = capfd.readouterr()
-    assert "read only" not in output.err
-    figures = dict(line.split(": ") for line in output.out.splitlines())
+    code, (output, err) = main(arguments), capfd.readouterr()
+    assert code == 0 and "read only" not in err
+    figures = dict(line.split(": ") for line in output.splitlines())
     expected = json.loads((finished_run / "result.json").read_text())["val"]
     assert (figures["step"], figures["count"]) == ("12", "11")
     assert all(figures[name] == f"{expected[name]:.7g}" for name in ("loss", "top1"))
@@ -378,6 +377,7 @@ def test_an_impossible_path_raises_a_one_line_error(words, path, reason, tmp_pat
         ("tarin digits", "unknown command 'tarin'; did you mean 'train'?"),
         ("eval", "eval: begin with a run, a recipe or a config; there are: "),
         ("train digitss", "did you mean 'digits'?"),
+        ("train digits", "jaxddp: no data are given; give --data.path (a folder, a URL or tfds:NAME) or --data.name ("),
         ("train nowhere/digits.py", "did you mean 'digits'?"),
         ("eval digits --workdir /nonexistent/run", "no such work directory"),
     ],

@@ -320,8 +320,8 @@ def _place(data: DataConfig) -> Place:
         advice = f"give the data of one process, such as {data.of_process(0).path}"
         raise InputError(Key(f"data.{key}", getattr(data, key)), fault, advice=advice)
     if (data.path is None) == (data.name is None):
-        both = Key("data.path"), " (a folder, a URL or tfds:NAME) and ", Key("data.name"), " (in datasets.toml); now "
-        raise InputError("data: give one of ", *both, Key("data.path", data.path), ", ", Key("data.name", data.name))
+        places = Option("data.path"), " (a folder, a URL or tfds:NAME) or ", Option("data.name"), " (in datasets.toml)"
+        raise InputError(f"{'no' if data.path is None else 'two sets of'} data are given", advice=("give ", *places))
     # A function of the path serves data of any format.
     data = dataclasses.replace(data, group_column=None) if data.group_column in GROUPS else data
     entry = root.DatasetEntry(data.path or "") if data.name is None else root.resolve(data.name)
