@@ -23,7 +23,8 @@ class Train:
     workdir: Path
     """The directory for checkpoints, metrics and curves."""
     resume: Literal["auto", "never", "must"] = "auto"
-    """Continue from the latest intact checkpoint: auto (if there is one), never, or must (else it is an error)."""
+    """auto: continue from the latest intact checkpoint, if there is one. must: it is an error if there is none. never:
+    it is an error if there is one."""
 
 
 def ended_run(options: Train, file: RecipeFile) -> str:

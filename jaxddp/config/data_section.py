@@ -110,7 +110,7 @@ class DataConfig:
     interpolation: Literal["bilinear", "bicubic"] = "bilinear"
     """Interpolation of images that are resized, in training and evaluation."""
     crop: Literal["random_area", "whole"] = "random_area"
-    """Training crops: a random area resized to `image_size`, or the whole image (if it is small; see `augment.pad`)."""
+    """Training crops: a random area resized to `image_size`, or the whole image, if it is small (see `augment.pad`)."""
     crop_area: Annotated[tuple[Share, Share], Requires("data.crop", ("random_area",))] = (0.08, 1.0)
     """Smallest and largest fraction of the image's area that a random crop covers."""
     mean: tuple[Share, ...] = (0.485, 0.456, 0.406)
@@ -183,7 +183,7 @@ class DataConfig:
     """Number of processes that read and decode images. If 0, the threads of this process do so, up to about 5,000
     images per second."""
     bad_images: Literal["fail", "substitute"] = "fail"
-    """What follows an unusable training image: "fail" ends the run; "substitute" takes and counts one of its class."""
+    """What to do with an unusable training image: "fail" ends the run; "substitute" replaces it by one of its class."""
     max_bad_images: Annotated[Share, Requires("data.bad_images", ("substitute",))] = 0.001
     """Largest fraction of an epoch's images that may be substituted, rounded to a whole number, at least one."""
     labels_per_class: Count | None = None
