@@ -45,7 +45,8 @@ def held_out(table: ExampleTable, share: float, where: str) -> dict[Split, Examp
     labelled = labels[labels >= 0]
     if table.group is not None:
         return _divided(table, _held_out_by_group(table, labels, share, where))
-    single_classes = np.flatnonzero(np.bincount(labelled, minlength=table.num_classes)[: table.num_classes] == 1)
+    counts = np.bincount(labelled, minlength=table.num_classes)[: table.num_classes]
+    single_classes = np.flatnonzero((counts == 1) & (labels_of(table).counts == 1))
     if len(single_classes):
         example = table.name(int(np.flatnonzero(labels == single_classes[0])[0]))
         fault = f"{where}: class {show(table.class_ids[single_classes[0]])} has only one example, {example}, but "
@@ -126,10 +127,10 @@ def _held_out_by_group(table: ExampleTable, labels: np.ndarray, share: float, wh
         is_held_out[nearest.rows] = True
     if is_held_out.all():
         is_held_out[all_groups[-1].rows] = False
-    missing = np.setdiff1d(labels, [*labels[is_held_out], -1])
-    if len(missing):
-        classes = some([table.class_ids[label] for label in missing if label < table.num_classes])
-        which = f"{counted(len(missing), 'class')} ({classes})"
+    of_val, of_all = (labels_of(each).counts for each in (table.rows(np.flatnonzero(is_held_out)), table))
+    missing = [table.class_ids[label] for label in np.flatnonzero((of_val == 0) & (of_all > 0))]
+    if missing:
+        which = f"{counted(len(missing), 'class')} ({some(missing)})"
         _log.warning(f"{where}: no validation image of {which}, because of the group of each image")
     return is_held_out
 
