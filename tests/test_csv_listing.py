@@ -30,12 +30,10 @@ def data(path: Path, **more) -> DataConfig:
     return DataConfig(path=str(path), image_size=4, crop="whole", **more)
 
 
-def open_csv(root: Path, train: str, val: str, **more) -> list[ExampleTable]:
+def open_csv(root: Path, train: str, val: str, **more) -> tuple[ExampleTable, ExampleTable]:
     (root / "train.csv").write_text(train)
     (root / "val.csv").write_text(val)
-    tables = [*open_splits(data(root, **more)).values()]
-    assert all(isinstance(table, ExampleTable) for table in tables)
-    return tables  # type: ignore[return-value]
+    return example_tables(data(root, **more))
 
 
 def test_rows_have_the_order_of_the_file_and_classes_are_its_sorted_labels(root: Path):
@@ -130,6 +128,7 @@ SHARE = {"val_share": 0.5}
         (SPREAD.replace("cat", "dog"), SHARE, "a b/2", "c d", "image=id_code, label=diagnosis, suffix .png"),
         (SPREAD, {"split_column": "Fold", "val_fold": "2"}, "a b/2", "c d", "label=diagnosis, split=fold, suffix .png"),
         (SPREAD, {**SHARE, "group_column": "patient"}, "b/2 c", "a d", "image=id_code, label=diagnosis, suffix .png"),
+        (BITS.replace(",0,3", ",,3"), SHARE, "", "", "train.csv:2: '' in column 'dog' of 0 and 1; write 0 or 1, or"),
         (HALVES, {}, "a.png b/2.png", "c.png", "image=path, label=label, split=Split"),
         (HALVES, {"split_column": "split", "val_fold": "VAL"}, "a.png b/2.png", "c.png", "split=Split"),
         (HALVES.replace("cat", "dog"), {"split_column": "split", "val_fold": "train"}, "b/2.png", "a.png", ""),

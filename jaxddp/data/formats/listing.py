@@ -40,6 +40,7 @@ LABELS = ("label", "labels", "class", "category", "target", "diagnosis", "specie
 LABELS += ("finding_labels", "dx")
 _DIVIDER = "split"
 _BITS = {"0": False, "0.0": False, "false": False, "1": True, "1.0": True, "true": True}
+_UNSURE = ("", "nan", "-1", "-1.0")
 # A column of 0 and 1 with such a name divides the rows, and is no class.
 _DIVIDERS = re.compile(r"(is)?(fold|group|split|partition|train|val|valid|validation|test)")
 _PLAIN = re.compile(r"[^\x00-\x20./\x7f][^\x00-\x1f./\x7f]{0,200}+(?:[/.][^\x00-\x1f./\x7f]{1,200}+){0,9}")
@@ -302,13 +303,23 @@ def choose_columns(listing: Listing, data: DataConfig, divider: str | None = Non
 
 
 def _classes(listing: Listing, names: Sequence[str]) -> list[str]:
-    """Return the columns that hold 0 and 1 in every row; none if there is only one."""
-    classes = dict.fromkeys(names)
-    for _, *cells in listing.rows(names, lambda fault: None):
+    """Return the columns that hold 0 and 1 in every row; none if there is only one.
+
+    Raises: InputError if a column beside one of these holds 0 or 1 in some rows, and no label in others.
+    """
+    rows_of = {name: dict[str | None, Any]() for name in names}  # The first row of each text; None for other texts.
+    for number, *cells in listing.rows(names, lambda fault: None):
         for name, cell in zip(names, cells, strict=True):
-            if cell.strip().lower() not in _BITS:
-                classes.pop(name, None)
-    return [*classes] if len(classes) > 1 else []
+            bit = cell.strip().lower()
+            rows_of[name].setdefault(bit if bit in _BITS or bit in _UNSURE else None, number)
+    classes = [name for name, found in rows_of.items() if found.keys() <= _BITS.keys()]
+    for name, found in rows_of.items() if classes else ():
+        unsure = found.keys() - _BITS.keys()
+        if None not in found and unsure and unsure < found.keys():
+            number, cell = min((found[cell], str(cell)) for cell in unsure)
+            fault = f"{listing.place(number)}: {show(cell)} in column {show(name)} of 0 and 1; write 0 or 1, or name "
+            raise InputError(fault, "the columns of labels by ", Key("data.columns"), " label=NAME")
+    return classes if len(classes) > 1 else []
 
 
 def division(listing: Listing, data: DataConfig) -> tuple[str | None, dict[Split, list[str]]]:
