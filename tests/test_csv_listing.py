@@ -213,9 +213,10 @@ def test_a_folder_of_images_with_one_table_is_read_by_the_table(tmp_path: Path, 
 
 
 def test_unlabelled_images_are_in_the_columns_of_the_config(root: Path):
-    (root / "test.csv").write_text("id,photo\n1,a.png\n2,b/2.png\n")
-    table = open_inputs([root / "test.csv"], data(root, columns=("image=photo", "label=breed")))
-    assert table.path.tolist() == [b"a.png", b"b/2.png"]
+    for header in ("id,photo", "number,StudyUID"):
+        (root / "test.csv").write_text(f"{header}\n7,a.png\n8,b/2.png\n")
+        table = open_inputs([root / "test.csv"], data(root, columns=("image=photo", "label=breed")))
+        assert table.path.tolist() == [b"a.png", b"b/2.png"]
 
 
 def test_a_test_file_without_labels_is_no_validation_split(root: Path):

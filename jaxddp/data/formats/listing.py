@@ -230,7 +230,9 @@ def _label_array(rows: Sequence[Row], index: Mapping[str, int], num_classes: int
 def read_images(listing: Listing, data: DataConfig) -> ExampleTable:
     """Return the images alone, whose labels are -1. Raises: InputError if a row has no path, or that of another row."""
     header = listing.header
-    image = find_column(header, (*data.named_columns.get("image", ()), *IMAGES))
+    usual = find_column(header, (*data.named_columns.get("image", ()), *IMAGES))
+    # A sample submission may have the only column of images that is not called as in the table of the training.
+    image = usual or next((name for name in header if finds_images(listing, data, name)), None)
     if image is None and len(header) != 1:
         fault = f"{listing.top}: no column {IMAGES[0]}, found {some([*map(show, header)], 12) or 'none'}"
         raise InputError(f"{fault}; call the column of images {' or '.join(IMAGES[:4])}")
@@ -259,12 +261,12 @@ def has_labels(listing: Listing, data: DataConfig) -> bool:
     return data.targets is not None or find_column(listing.header, names) is not None
 
 
-def finds_images(listing: Listing, data: DataConfig) -> bool:
-    """Return whether an image is where one of the first rows of a table says, or where it is looked for."""
+def finds_images(listing: Listing, data: DataConfig, image: str | None = None) -> bool:
+    """Return whether an image is where one of the first rows of a table, or of a column, says, or is looked for."""
     root = Path(listing.file.folder.name(listing.file.path)).parent
     names, found = (*data.named_columns.get("image", ()), *IMAGES), False
     with suppress(InputError):
-        image = find_column(listing.header, names) or choose_columns(listing, data).image
+        image = image or find_column(listing.header, names) or choose_columns(listing, data).image
         rows = itertools.islice(listing.rows([image], lambda fault: None), _LOOKED_AT)
         images = [text.replace("\\", "/") for _, text in rows]
         # An image that is in two places is an error there.
