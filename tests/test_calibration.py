@@ -23,6 +23,7 @@ import jaxddp
 from jaxddp.calibration import fitted_temperature, log_probabilities, negative_log_likelihood, set_threshold
 from jaxddp.cli import main
 from jaxddp.core.errors import InputError
+from jaxddp.inference.output_files import write_out_of_fold
 from jaxddp.inference.predictions import Outcome
 from jaxddp.inference.trained import Ensemble
 from jaxddp.reports.classes import reliability_charts
@@ -183,6 +184,8 @@ def test_a_temperature_belongs_to_one_checkpoint(run, digits, capfd, caplog):
     assert "calibrated" not in predicted(run, digits, capfd)[1]
     assert f"{file}: belongs to another checkpoint (step 60), so step 30 is not calibrated; run jaxddp" in caplog.text
     assert "calibrated" in predicted(run, digits, capfd, "--step", "60")[1]
+    write_out_of_fold([run], run / "o.csv")
+    assert ",class_10,probability_10,error,label,fold\n" in (run / "o.csv").read_text()
     found = json.loads(file.read_text())
     file.write_text(json.dumps(found | {"checkpoint": "0" * 64}))
     assert "calibrated" not in predicted(run, digits, capfd, "--step", "60")[1]

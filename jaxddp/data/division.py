@@ -118,13 +118,12 @@ def _held_out_by_group(table: ExampleTable, labels: np.ndarray, share: float, wh
         raise InputError(fault, advice=("leave ", Key("data.group_column"), " out, or give images of another group"))
     total = np.bincount(labels[labels >= 0], minlength=1)
     is_held_out, left = np.zeros(len(table), bool), np.full(len(total), share)
-    nearest = min(all_groups, key=lambda group: _loss(left, group, total))
     for group in all_groups:
         if _loss(left, group, total) < 0:
             is_held_out[group.rows] = True
             left[group.classes] -= group.counts / total[group.classes]
     if not is_held_out.any():
-        is_held_out[nearest.rows] = True
+        is_held_out[min(all_groups, key=lambda group: _loss(left, group, total)).rows] = True
     if is_held_out.all():
         is_held_out[all_groups[-1].rows] = False
     of_val, of_all = (labels_of(each).counts for each in (table.rows(np.flatnonzero(is_held_out)), table))

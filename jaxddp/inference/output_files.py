@@ -44,7 +44,7 @@ from jaxddp.workdir.saved_state import recipe_of_run
 _STORED = np.dtype("<f4")
 _NOT_FINITE = "the features are not finite"
 _UNSAFE = re.compile(r"[^A-Za-z0-9_-]+")
-_LONGEST = 100
+_LONGEST, _MOST_CLASSES = 100, 100
 _log = logging.getLogger("jaxddp.predictions")
 OnProgress = Callable[[int, int], None]
 """A function that process 0 calls with the number of completed images, and the number of unusable ones among them."""
@@ -300,9 +300,9 @@ def write_features(
 def write_out_of_fold(runs: Sequence[Path], out: Path) -> tuple[dict[str, float], list[dict[str, float]]]:
     """Write a CSV file with the prediction of each training example by the run whose fold it is in.
 
-    The columns are those of `jaxddp predict`, with `label` and `fold`; `known_label` or `known_fold` if a number to
-    predict has the name. The best checkpoint of each run predicts. Return the metrics of the runs over all these
-    predictions, and over those of each fold.
+    The columns are those of `jaxddp predict` with all classes, but at most 100, with `label` and `fold`; `known_label`
+    or `known_fold` if a number to predict has the name. The best checkpoint of each run predicts. Return the metrics of
+    the runs over all these predictions, and over those of each fold.
 
     Args:
         runs: the work directories of the runs of all folds, in their order.
@@ -317,7 +317,7 @@ def write_out_of_fold(runs: Sequence[Path], out: Path) -> tuple[dict[str, float]
         with doing(f"predicting the images of fold {fold}"):
             found, labels = member.predict(split["val"]), labels_of(split["val"])
             logits = member.logits(split["val"])
-        for row, cells in enumerate(found.rows()):
+        for row, cells in enumerate(found.rows(_MOST_CLASSES)):
             known = {"label": labels.text(row), "fold": fold}
             rows.append(cells | {f"known_{name}" if name in cells else name: known[name] for name in known})
         usable = np.isfinite(logits).all(1)

@@ -230,9 +230,8 @@ def _label_array(rows: Sequence[Row], index: Mapping[str, int], num_classes: int
 def read_images(listing: Listing, data: DataConfig) -> ExampleTable:
     """Return the images alone, whose labels are -1. Raises: InputError if a row has no path, or that of another row."""
     header = listing.header
-    usual = find_column(header, (*data.named_columns.get("image", ()), *IMAGES))
-    # A sample submission may have the only column of images that is not called as in the table of the training.
-    image = usual or next((name for name in header if finds_images(listing, data, name)), None)
+    image = find_column(header, (*data.named_columns.get("image", ()), *IMAGES))
+    image = image or next((name for name in header if finds_images(listing, data, name)), None)
     if image is None and len(header) != 1:
         fault = f"{listing.top}: no column {IMAGES[0]}, found {some([*map(show, header)], 12) or 'none'}"
         raise InputError(f"{fault}; call the column of images {' or '.join(IMAGES[:4])}")
@@ -305,10 +304,7 @@ def choose_columns(listing: Listing, data: DataConfig, divider: str | None = Non
 
 
 def _classes(listing: Listing, names: Sequence[str]) -> list[str]:
-    """Return the columns that hold 0 and 1 in every row; none if there is only one.
-
-    Raises: InputError if a column beside one of these holds 0 or 1 in some rows, and no label in others.
-    """
+    """Return the columns of 0 and 1, if there are two. Raises: InputError if another one has an empty cell or -1."""
     rows_of = {name: dict[str | None, Any]() for name in names}  # The first row of each text; None for other texts.
     for number, *cells in listing.rows(names, lambda fault: None):
         for name, cell in zip(names, cells, strict=True):
@@ -418,10 +414,9 @@ def _read_rows(
 
 def _floats(cells: Sequence[str], form: str) -> tuple[tuple[float, ...], str]:
     """Return the numbers in some cells, and what is wrong with them; shares are 0 or more, and not all are 0."""
-    try:
+    values: tuple[float, ...] = (math.nan,)
+    with suppress(ValueError):
         values = tuple(map(float, cells))
-    except ValueError:
-        values = (math.nan,)
     if not all(map(math.isfinite, values)) or (form == "shares" and (min(values) < 0 or not any(values))):
         return values, f"{', '.join(map(show, cells))}: give {FLOATS[form]}"
     return values, ""
