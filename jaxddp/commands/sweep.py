@@ -24,7 +24,7 @@ from jaxddp.reports.tables import Estimate, is_run, number
 from jaxddp.sweeps.folder import RESULTS, SweepFolder, folds_of, report, seed_table, table, write_results
 from jaxddp.sweeps.queues import GridQueue, Search, SearchQueue
 from jaxddp.sweeps.runner import Runner, describe, slots
-from jaxddp.sweeps.trials import FOLD, MOST_TRIALS, Template, Trial, space_of, trial_name
+from jaxddp.sweeps.trials import FOLD, MOST_TRIALS, VAL_FOLD, Template, Trial, space_of, trial_name
 
 _GOAL = "checkpoint.best"
 
@@ -128,7 +128,7 @@ def _check(options: Sweep, template: Template) -> None:
         for key in ("trials", "search_seed", "prune"):
             if getattr(options, key) != getattr(Sweep, key):
                 raise InputError(f"{format_option(key)}: has no effect without --search optuna")
-    elif FOLD in template.spaces:
+    elif {FOLD, VAL_FOLD} & template.spaces.keys():
         raise InputError("--search: compares trials, and folds belong together; leave --search or the folds out")
     elif options.trials is None:
         raise InputError("--search: give the number of trials with --trials N")

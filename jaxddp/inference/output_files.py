@@ -318,7 +318,7 @@ def write_out_of_fold(runs: Sequence[Path], out: Path) -> tuple[dict[str, float]
             found, labels = member.predict(split["val"]), labels_of(split["val"])
             logits = member.logits(split["val"])
         for row, cells in enumerate(found.rows(_MOST_CLASSES)):
-            known = {"label": labels.text(row), "fold": fold}
+            known = {"label": labels.text(row), "fold": member.config.data.val_fold or fold}
             rows.append(cells | {f"known_{name}" if name in cells else name: known[name] for name in known})
         usable = np.isfinite(logits).all(1)
         parts.append((logits[usable], labels.values[usable]))

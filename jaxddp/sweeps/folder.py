@@ -18,7 +18,7 @@ from jaxddp.core import files
 from jaxddp.core.errors import InputError, Option, as_text, counted, duration, show, some
 from jaxddp.reports.compose import write_report
 from jaxddp.reports.tables import NOTHING, Best, Estimate, RunFiles, is_run, json_object, number, read_runs, seed_groups
-from jaxddp.sweeps.trials import FOLD, Trial, all_folds, short_names, trial_name
+from jaxddp.sweeps.trials import FOLD, VAL_FOLD, Trial, all_folds, short_names, trial_name
 from jaxddp.training.listeners.jsonl import RESULT
 from jaxddp.workdir.lock import is_locked
 
@@ -170,7 +170,7 @@ def runs_of(directory: Path) -> list[Path]:
         return [directory]
     folder = SweepFolder(directory)
     trials = [*folder.read().values()]
-    if others := sorted({key for trial in trials for key in trial.values} - {FOLD, _SEED}):
+    if others := sorted({key for trial in trials for key in trial.values} - {FOLD, VAL_FOLD, _SEED}):
         fault = f"{directory}: is a sweep that also varies {others[0]}"
         raise InputError(fault, advice="name the runs of one recipe")
     if unfinished := [trial.name for trial in trials if not folder.is_finished(trial)]:
@@ -182,15 +182,17 @@ def runs_of(directory: Path) -> list[Path]:
 def folds_of(trials: Sequence[Trial]) -> dict[str, list[Trial]]:
     """Return the trials of all folds, in their order, by "-NAME" of their other values, or "" if there are none.
 
-    Values with which a fold has no trial are left out.
+    Values with which a fold of `data.fold` has no trial are left out. The folds of `data.val_fold` are those given.
     """
     together = defaultdict[str, list[Trial]](list)
-    of_folds = [trial for trial in trials if "/" in trial.values.get(FOLD, "")]  # `--data.fold None` has no fold.
-    for trial in sorted(of_folds, key=lambda trial: int(trial.values[FOLD].partition("/")[0])):
-        others = {key: value for key, value in trial.values.items() if key != FOLD}
+    # `--data.fold None` has no fold.
+    of_folds = [trial for trial in trials if VAL_FOLD in trial.values or "/" in trial.values.get(FOLD, "")]
+    for trial in sorted(of_folds, key=lambda trial: int(trial.values.get(FOLD, "0").partition("/")[0])):
+        others = {key: value for key, value in trial.values.items() if key not in (FOLD, VAL_FOLD)}
         together[f"-{trial_name(others)}" if others else ""].append(trial)
-    folds = {name: [trial.values[FOLD] for trial in group] for name, group in together.items()}
-    return {name: group for name, group in together.items() if folds[name] == all_folds(len(group))}
+    folds = {name: [trial.values.get(FOLD) for trial in group] for name, group in together.items()}
+    complete = {name: (all_folds(len(group)), [None] * len(group)) for name, group in together.items()}
+    return {name: group for name, group in together.items() if folds[name] in complete[name]}
 
 
 def table(results: Sequence[TrialResult]) -> tuple[list[str], list[list[str]]]:

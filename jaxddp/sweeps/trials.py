@@ -18,7 +18,7 @@ from jaxddp.config.values import bare, read
 from jaxddp.core.errors import InputError, Key, format_option
 from jaxddp.core.ranges import real_number, whole_number
 
-MOST_TRIALS, FOLD = 10_000, "data.fold"
+MOST_TRIALS, FOLD, VAL_FOLD = 10_000, "data.fold", "data.val_fold"
 _INTEGERS, _INTERVAL = re.compile(r"(\d+):(\d+)"), re.compile(r"(.+?)\.\.(.+?)(:log)?")
 _UNSAFE = re.compile(r"[^A-Za-z0-9._+-]+")
 _UNITS = "(?:epochs?|steps?|examples?)"
@@ -27,7 +27,7 @@ _LIKE_READABLE = re.compile(rf"[\d.]{{1,20}}-{_UNITS}|\d{{1,20}}-of-\d{{1,20}}")
 """Durations and folds, and the file names for them."""
 _LONGEST_VALUE, _LONGEST_NAME = 40, 150
 _SPLIT_TEXTS = {"optimizer.schedule", "model.batch_norm", "model.weight_init", "model.weights", *NAMES}
-_SPLIT_TEXTS |= {"data.path", "data.name", "data.fold", "objective.teacher"}
+_SPLIT_TEXTS |= {"data.path", "data.name", FOLD, VAL_FOLD, "objective.teacher"}
 """The keys of type text whose values contain no commas."""
 
 
