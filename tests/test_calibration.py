@@ -196,7 +196,7 @@ def test_a_temperature_belongs_to_one_checkpoint(run, digits, capfd, caplog):
 
 
 ONE_RUN = "--coverage: needs one run, whose validation data decide about the sets; leave it out"
-SEVERAL = "{several}: its images have several labels, and this needs one label; use predict"
+SEVERAL = "{several}: its images have several labels, and this needs one label; use predict without --coverage"
 
 
 @pytest.mark.parametrize(

@@ -377,7 +377,7 @@ class TrainedRun:
     def _check_one_label(self) -> None:
         if (form := self.signature.label_form) != "one label":
             problem = f"{self.directory}: its images have {form}, and this needs one label"
-            raise InputError(problem, advice="use predict")
+            raise InputError(problem, advice="use predict without --coverage")
 
     @cached_property
     def _measured(self) -> Objective:
