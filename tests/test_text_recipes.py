@@ -57,6 +57,7 @@ def test_sections_and_dotted_keys_set_the_same_keys(tmp_path):
         ("log.to: [jsonl, curves]", "log.to", ["jsonl", "curves"]),
         ("model.width:", "model.width", None),
         ("data.mean: [1e-1, .5, 0]", "data.mean", [0.1, 0.5, 0.0]),
+        ("data.mean: .5", "data.mean", [0.5]),
     ],
 )
 def test_values_are_read_like_words_of_the_command_line(line, key, value, tmp_path):

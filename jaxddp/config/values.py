@@ -175,9 +175,9 @@ def converted(content: str | list[str], hint: Any) -> Any:
     """Return the value of a text, or of a list of texts. A text that is no value stays, and `checked` refuses it."""
     kind: Any = bare(hint)
     if get_origin(kind) is tuple:
-        kind = get_args(kind)[0]
-        # A list of names can be a single name: `to: jsonl`.
-        content = [content] if isinstance(content, str) and kind is str else content
+        kind, *rest = get_args(kind)
+        # A list can be a single value: `to: jsonl`, `mean: 0.5`.
+        content = [content] if isinstance(content, str) and rest == [...] else content
     if isinstance(content, list):
         return tuple(converted(word, kind) for word in content)
     if get_origin(kind) is Literal:
