@@ -28,7 +28,7 @@ LabelForm = Literal["one label", "several labels", "shares", "numbers"]
 """The form of the labels of N examples of K classes: one label, int32[N]; several labels or none, multi-hot,
 uint8[N, K]; shares of the classes that add up to 1, float32[N, K]; or K numbers to predict, float32[N, K]."""
 
-FLOATS = {"shares": "finite numbers of 0 or more that are not all 0", "numbers": "finite numbers"}
+FLOATS = {"shares": "finite numbers of 0 or more that are not all 0", "numbers": "finite numbers, like 0.5"}
 """The values that labels of each form of floats must have."""
 
 

@@ -402,7 +402,7 @@ def _read_rows(
         if columns.group and not group:
             fault = f"no {columns.group}, by which the images are divided; write the name of its group"
         if unweighted:
-            fault = f"{columns.weight} is no weight above 0: {unweighted}"
+            fault = f"{columns.weight} is no weight above 0: {unweighted.partition(': ')[0]}; write it like 0.5"
         if image is None or fault:
             refuse(f"{listing.place(number)}: {fault}")
         else:
