@@ -121,6 +121,9 @@ def test_train_resumes_a_run_by_its_directory_with_data_at_a_new_path(folder, ru
     assert content["data"]["path"] == new_path and content["train"]["duration"] == "2 epochs"
     line = fails(["train", str(run), "--data.path", new_path, "--seed", "1"], capfd)
     assert "seed was 0 and is now 1" in line and line.endswith(f"jaxddp train {run} continues with its own settings")
+    other = write_arrays(tmp_path / "other.npz", random_table(20, seed=5), random_table(9, seed=1))
+    line = fails(["train", str(run), "--data.path", str(other), "--train.duration", "3 epochs"], capfd)
+    assert "fingerprint.train was" in line and line.endswith("; the images, labels or classes of the data have changed")
 
 
 def test_eval_rejects_a_network_data_or_loss_that_differs_from_the_runs(run):
@@ -134,9 +137,7 @@ def test_eval_rejects_a_network_data_or_loss_that_differs_from_the_runs(run):
         ({"train": {"ema": None}}, "train.ema was 0.5 and is now None"),
         ({"loss": {"class_weights": "balanced"}}, "loss.class_weights was None and is now 'balanced'"),
     ):
-        with pytest.raises(
-            InputError, match=f"^{run}/config.json: {line}; a checkpoint is evaluated as it was trained"
-        ):
+        with pytest.raises(InputError, match=f"^{run}/config.json: {line}; a checkpoint is .* as it was trained"):
             check_evaluation(run, config.replace(**changes))
     content = json.loads((run / "config.json").read_text())
     (run / "config.json").write_text(json.dumps({**content, "loss": {**content["loss"], "class_weights": "balanced"}}))
@@ -171,7 +172,8 @@ def test_eval_of_a_run_from_python_needs_a_config(run):
     (run / "config.json").write_text(json.dumps(content))
     _, file = parse_command("digits", "--workdir", str(run), command=Eval, measures=True)
     assert file.config == load("digits") and not file.notice
-    with pytest.raises(InputError, match="the run came from Python and its config does not name the network; evalu"):
+    line = "config.json: the run came from Python and its config does not name the network; evaluate"
+    with pytest.raises(InputError, match=line):
         jaxddp.evaluate_run(run)
 
 
