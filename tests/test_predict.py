@@ -190,7 +190,7 @@ def test_the_mean_of_parameters_has_batch_statistics_of_its_own(run, workdir, pi
 
 
 @pytest.mark.ci
-def test_a_sweep_of_folds_predicts_each_training_image_once_and_its_runs_predict_together(pictures, tmp_path, capfd):
+def test_a_sweep_of_folds_predicts_each_image_once_and_its_runs_predict_together(pictures, tmp_path, capfd, caplog):
     options = ["--train.duration", "2 steps", "--eval.every", "2 steps", "--folds", "2", "--eval.metrics", "top1,f1"]
     options += ["--loss.name", "bce"]
     words = ["sweep", *train_words(pictures / "train", tmp_path / "sweep", *LEAN, *options)[1:]]
@@ -210,6 +210,11 @@ def test_a_sweep_of_folds_predicts_each_training_image_once_and_its_runs_predict
     assert "--explain: draws on which pixels one network depends" in fails([*predict, "--explain", "a"], capfd)
     losses = [json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])["loss"] for run in runs]
     assert re.search(rf" loss +{np.mean(losses):.4f} ", shown)
+    # With other data, a run may have trained on images of its fold.
+    new = Path(shutil.copy(next((pictures / "train/a").iterdir()), pictures / "train/a/new.jpg"))
+    assert f"{runs[0]}: the data have changed since, so it may have trained on" in fails(words, capfd)
+    assert main(["eval", str(runs[0])]) == 0 and "train: changed since the run, which may have tra" in caplog.text
+    new.unlink()
     (runs[1] / "result.json").unlink()
     assert "fold=1-of-2 of its 2 runs not finished; the command" in fails(predict, capfd)
 

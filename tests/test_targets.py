@@ -224,9 +224,6 @@ def test_a_run_of_numbers_predicts_a_column_for_each_and_has_heads_of_two_kinds(
             "--train.label-smoothing 0.1: the labels are shares; set it to 0",
         ),
         ("eval {run} --per-class", "--per-class takes one label per image, but the data have numbers"),
-        (
-            "predict {run} {run}/../0.png --out a.csv --min-confidence 0.5",
-            "--format kaggle, --min-confidence, --explain: ",
-        ),
+        ("predict {run} {run}/../0.png --out a.csv --min-confidence 0.5", "--format kaggle, --min-confidence, --expl"),
     ):
         assert fails(options.format(data=data, run=run).split(), capfd).startswith(f"jaxddp: {message.format(run=run)}")

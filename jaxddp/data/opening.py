@@ -81,7 +81,11 @@ def open_unchecked(data: DataConfig, val_limit: int | None = None) -> tuple[Sour
 
 
 def open_evaluated(
-    data: DataConfig, val_limit: int | None, known: Collection[str], classes: Sequence[tuple[str, ...]] = ()
+    data: DataConfig,
+    val_limit: int | None,
+    known: Collection[str],
+    classes: Sequence[tuple[str, ...]] = (),
+    own: Collection[str] = (),
 ) -> tuple[SourceTable, SourceTable]:
     """Open the data of an evaluation: the labelled training examples, and the validation split, at most `val_limit`.
 
@@ -91,12 +95,23 @@ def open_evaluated(
     Args:
         known: the fingerprints of the run's data, if these data are elsewhere; otherwise empty.
         classes: the ids and the names of the run's classes, if they are known.
+        own: the fingerprints of the run's data, if these data are theirs; otherwise empty.
     """
     train, val = _open_evaluated(data, val_limit, known)
+    if are_others(data, own, train, val):
+        _log.warning("%s: changed since the run, which may have trained on images that are measured", data.path)
     is_mapped = known and classes and train.pixel_shape is None and labels_of(train).form != "numbers"
     if is_mapped and {*train.class_ids} <= {*classes[0]}:
         train, val = (cast(SourceTable, in_classes(table, *classes)) for table in (train, val))
     return train, val
+
+
+def are_others(data: DataConfig, own: Collection[str], *tables: SourceTable) -> bool:
+    """Return whether tables from which images are held out have none of a run's fingerprints, `own`, if there are any.
+
+    Such data are divided anew, so images on which the run has trained may be held out.
+    """
+    return bool(own) and data.held_out is not None and {table.fingerprint for table in tables}.isdisjoint(own)
 
 
 def _open_evaluated(data: DataConfig, val_limit: int | None, known: Collection[str]) -> tuple[SourceTable, SourceTable]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from jaxddp.calibration import fitted_temperature, negative_log_likelihood, set_threshold
 from jaxddp.config.values import checked
 from jaxddp.core import errors, files, phases, ranges
-from jaxddp.data.opening import open_evaluated, open_unchecked
+from jaxddp.data.opening import open_evaluated
 from jaxddp.inference.trained import TrainedRun, restore_run
 from jaxddp.recipe.file import RecipeFile
 from jaxddp.setup.resources import join_and_resolve
@@ -56,10 +56,11 @@ def calibrate(file: RecipeFile, directory: Path, which: str) -> Calibration:
             `jaxddp.inference.trained.evaluate_checkpoint`.
     """
     topology, config = join_and_resolve(file)
-    known = check_evaluation(directory, config)
+    known, own = check_evaluation(directory, config)
     run = restore_run(directory, which, topology)
     with phases.doing("classifying the validation images"):
-        before = run.outcome(open_evaluated(config.data, config.eval.limit, known, (run.class_ids, run.class_names))[1])
+        classes = run.class_ids, run.class_names
+        before = run.outcome(open_evaluated(config.data, config.eval.limit, known, classes, own)[1])
     logits, labels = before.logits[before.known], before.labels[before.known]
     temperature = fitted_temperature(logits, labels)
     nll = negative_log_likelihood(logits, labels), negative_log_likelihood(logits, labels, temperature)
@@ -85,7 +86,8 @@ def threshold_of(run: TrainedRun, coverage: float) -> float:
     Raises: InputError if these data cannot be read, have several labels for an image, or have too few images.
     """
     with phases.doing("classifying the validation images"):
-        _, val = open_unchecked(run.config.data, run.config.eval.limit)
+        own = check_evaluation(run.directory, run.config)[1]
+        _, val = open_evaluated(run.config.data, run.config.eval.limit, (), own=own)
         return set_threshold(run.label_probabilities(val), coverage)
 
 

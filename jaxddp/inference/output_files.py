@@ -29,7 +29,7 @@ from jaxddp.core import files
 from jaxddp.core.errors import InputError, as_text, counted
 from jaxddp.core.phases import doing, moved
 from jaxddp.data.batch import Batch
-from jaxddp.data.opening import open_full_splits
+from jaxddp.data.opening import are_others, open_full_splits
 from jaxddp.data.source import SourceTable, labels_of
 from jaxddp.data.table import ExampleTable
 from jaxddp.engine import objective
@@ -39,6 +39,7 @@ from jaxddp.mesh import Topology
 from jaxddp.setup import resources, user_objects
 from jaxddp.training import evaluation
 from jaxddp.training.checkpoints.integrity import MAY_CHANGE
+from jaxddp.workdir.claim import check_evaluation
 from jaxddp.workdir.saved_state import recipe_of_run
 
 _STORED = np.dtype("<f4")
@@ -314,11 +315,15 @@ def write_out_of_fold(runs: Sequence[Path], out: Path) -> tuple[dict[str, float]
     trained.check_same_classes(members)
     splits = [open_full_splits(member.config.data) for member in members]
     for fold, (member, split) in enumerate(zip(members, splits, strict=True)):
+        config, val = member.config, split["val"]
+        _, own = check_evaluation(member.directory, config)
+        if are_others(config.data, own, split["train"], val.take(config.eval.limit or len(val))):
+            fault = f"{member.directory}: the data have changed since, so it may have trained on images of fold {fold}"
+            raise InputError(fault, advice="restore the data, or remove this folder and sweep again")
         with doing(f"predicting the images of fold {fold}"):
-            found, labels = member.predict(split["val"]), labels_of(split["val"])
-            logits = member.logits(split["val"])
+            found, labels, logits = member.predict(val), labels_of(val), member.logits(val)
         for row, cells in enumerate(found.rows(_MOST_CLASSES)):
-            known = {"label": labels.text(row), "fold": member.config.data.val_fold or fold}
+            known = {"label": labels.text(row), "fold": config.data.val_fold or fold}
             rows.append(cells | {f"known_{name}" if name in cells else name: known[name] for name in known})
         usable = np.isfinite(logits).all(1)
         parts.append((logits[usable], labels.values[usable]))

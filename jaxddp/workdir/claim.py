@@ -155,10 +155,11 @@ def compare(directory: Path, claimed: Claim, peers: Peers = ALONE) -> tuple[dict
     return saved, record
 
 
-def check_evaluation(directory: Path, config: Config) -> list[str]:
+def check_evaluation(directory: Path, config: Config) -> tuple[list[str], list[str]]:
     """Check that a config has the network, the images and the classes of a run that is to be evaluated.
 
-    Returns the fingerprints of the run's data if the config names another location; otherwise an empty list.
+    Returns two lists, one of which is empty: the fingerprints of the run's data if the config names another location,
+    and those if it names the same. Both are empty if each process has data of its own.
 
     A run from Python is not checked: its config.json does not hold these settings. Raises: InputError, with the first
     key that differs, and both values.
@@ -166,7 +167,7 @@ def check_evaluation(directory: Path, config: Config) -> list[str]:
     path = directory / CONFIG_FILE
     saved = _read(path) if path.exists() else {}
     if "model" not in saved:
-        return []
+        return [], []
     of_run, of_config = (effective_settings(Config, each) for each in (flatten(saved), config.flat()))
     changes = changed_keys(of_run, of_config)
     of_balanced = ("data.limit", "data.labels_per_class") if of_run.get("loss.class_weights") == BALANCED else ()
@@ -174,8 +175,9 @@ def check_evaluation(directory: Path, config: Config) -> list[str]:
         advice = "a checkpoint is evaluated as it was trained: leave the option out"
         raise InputError(f"{path}: ", Key(different[0]), changes[different[0]], advice=advice)
     # A process cannot know the fingerprint of the data of all.
-    is_same = config.data.placement == "local" or changes.keys().isdisjoint(integrity.LOCATION_KEYS)
-    return [] if is_same else [text for key, text in flatten(saved).items() if key.startswith("fingerprint.")]
+    is_local, keys = config.data.placement == "local", flatten(saved).items()
+    own = [] if is_local else [text for key, text in keys if key.startswith("fingerprint.")]
+    return ([], own) if changes.keys().isdisjoint(integrity.LOCATION_KEYS) else (own, [])
 
 
 def _read(path: Path) -> dict[str, Any]:
