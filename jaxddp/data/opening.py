@@ -55,6 +55,7 @@ _MOST_FOLDERS = 30
 """A directory with more folders is not searched for data sets below it."""
 _MOST_FILES = 1000
 """The number of files whose names are looked at for a hint."""
+_Classes = Sequence[tuple[str, ...]]
 _log = logging.getLogger("jaxddp.data")
 
 
@@ -81,11 +82,7 @@ def open_unchecked(data: DataConfig, val_limit: int | None = None) -> tuple[Sour
 
 
 def open_evaluated(
-    data: DataConfig,
-    val_limit: int | None,
-    known: Collection[str],
-    classes: Sequence[tuple[str, ...]] = (),
-    own: Collection[str] = (),
+    data: DataConfig, val_limit: int | None, known: Collection[str], classes: _Classes = (), own: Collection[str] = ()
 ) -> tuple[SourceTable, SourceTable]:
     """Open the data of an evaluation: the labelled training examples, and the validation split, at most `val_limit`.
 
