@@ -400,9 +400,9 @@ def seed_groups(runs: Sequence[RunFiles]) -> list[tuple[int, ...]]:
     defaults, groups, seeds = Config().flat(), dict[Any, list[int]](), Counter[Any]()
     for number, run in enumerate(runs):
         flat = run.config
-        fold, _, folds = str(flat.get("data.fold") or "").partition("/")
+        fold, _, folds = str(flat.get("data.fold") or flat.get("data.val_fold") or "").partition("/")
         # Each fold has images of its own.
-        free = (*_FREE, "data.fold", "fingerprint.") if fold else _FREE
+        free = (*_FREE, "data.fold", "data.val_fold", "fingerprint.") if fold else _FREE
         keys = [key for key in sorted({*defaults, *flat}) if key in _RECIPE or not key.startswith(free)]
         recipe: Any = (folds, *((key, _text(key, flat, defaults)) for key in keys)) if flat else number
         if flat.get("train.sync_every") is not None and flat.get("parallel.groups") is None:
