@@ -7,6 +7,7 @@ two or more axes in a single layer. The rank alone would be wrong: the biases of
 """
 
 import itertools
+import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -62,6 +63,17 @@ class Kernels:
     def get(self, name: str, shape: Shape) -> Kernel | None:
         """Return the axes of a parameter, or None if it is no kernel."""
         return self.known[name] if name in self.known else _kernel(name, shape)
+
+    def matrix(self, name: str, shape: Shape) -> Shape | None:
+        """Return the shape [stacked, …, inputs, outputs] of a kernel of attention or of a dense layer; else None."""
+        kernel = self.get(name, shape)
+        # A convolution of images sums over three axes, and an attention's projection over two at most.
+        if kernel is None or not 0 < len(kernel.inputs) < 3:
+            return None
+        inputs, outputs = (math.prod(shape[axis] for axis in axes) for axes in (kernel.inputs, kernel.outputs))
+        matrix = (*shape[: kernel.inputs[0]], inputs, outputs)
+        is_whole = kernel.inputs < kernel.outputs and math.prod(matrix) == math.prod(shape)
+        return matrix if is_whole and min(inputs, outputs) > 1 else None
 
     def map(self, function: Callable[..., Any], params: Any, *trees: Any) -> Any:
         """Return a tree of `function(kernel, param, …)`, where `kernel` is None for parameters that are no kernels."""

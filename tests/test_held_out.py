@@ -19,7 +19,7 @@ from jaxddp.config import DataConfig
 from jaxddp.core.errors import InputError
 from jaxddp.data.division import GROUPS, folds, held_out_rows, write_folds
 from jaxddp.data.division import held_out as divide_table
-from jaxddp.data.opening import few_labels, open_evaluated, open_one_split, open_splits
+from jaxddp.data.opening import RunData, few_labels, open_evaluated, open_one_split, open_splits
 from jaxddp.data.storage.store import LocalFiles
 from jaxddp.data.table import ExampleTable
 
@@ -116,11 +116,11 @@ def test_a_folder_of_classes_is_divided_for_validation(tmp_path: Path):
     # Moved data keep their split; of other data, the validation split or all images are measured.
     for names, count in ((NAMES, 4), (NAMES[4:], 8), (["val/ant/1.png", "val/bee/2.png"], 2)):
         other = DataConfig(path=str(write(tmp_path / str(count), *names)), val_share=0.3)
-        assert len(open_evaluated(other, None, [val.fingerprint])[1]) == count
+        assert len(open_evaluated(other, None, RunData([val.fingerprint], True))[1]) == count
     bees = DataConfig(path=str(write(tmp_path / "bees", "bee/1.png")), val_share=0.3)
-    assert open_evaluated(bees, None, [val.fingerprint], (("ant", "bee"),) * 2)[1].labels.tolist() == [1]
+    assert open_evaluated(bees, None, RunData([val.fingerprint], True), (("ant", "bee"),) * 2)[1].labels.tolist() == [1]
     few = DataConfig(path=str(tmp_path / "4"), val_share=0.3, labels_per_class=2)
-    assert ids(open_evaluated(few, None, [few_labels(train, 2).fingerprint])[1]) == ids(val)
+    assert ids(open_evaluated(few, None, RunData([few_labels(train, 2).fingerprint], True))[1]) == ids(val)
     assert sorted(ids(train) + ids(val)) == sorted(name.removesuffix(".png") for name in NAMES)
     assert ids(train) == sorted(ids(train)) and ids(val) == sorted(ids(val))
     assert train.class_ids == val.class_ids == ("ant", "bee") and val.labels.tolist() == [0, 0, 1, 1]

@@ -129,7 +129,8 @@ def test_train_resumes_a_run_by_its_directory_with_data_at_a_new_path(folder, ru
 def test_eval_rejects_a_network_data_or_loss_that_differs_from_the_runs(run):
     config = load(run)
     other = config.replace(seed=3, eval={"views": "mirror"}, data={"eval_size": 12})
-    assert check_evaluation(run, other)[0] == [] != check_evaluation(run, other.replace(data={"path": "/elsewhere"}))[0]
+    moved = check_evaluation(run, other.replace(data={"path": "/elsewhere"}))
+    assert not check_evaluation(run, other).is_elsewhere and moved.is_elsewhere and moved.fingerprints
     for changes, line in (
         ({"model": {"width": 4}}, "model.width was 3 and is now 4"),
         ({"data": {"mean": (0.5,), "std": (0.5,)}}, r"data.mean was \[0.485, .*\] and is now \[0.5\]"),

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -55,7 +55,6 @@ _MOST_FOLDERS = 30
 """A directory with more folders is not searched for data sets below it."""
 _MOST_FILES = 1000
 """The number of files whose names are looked at for a hint."""
-_Classes = Sequence[tuple[str, ...]]
 _log = logging.getLogger("jaxddp.data")
 
 
@@ -81,34 +80,41 @@ def open_unchecked(data: DataConfig, val_limit: int | None = None) -> tuple[Sour
     return train, val
 
 
+class RunData(NamedTuple):
+    """The data of a run, to which the data of an evaluation are compared."""
+
+    fingerprints: Collection[str] = ()
+    """The fingerprints of its splits; none if they are not known."""
+    is_elsewhere: bool = False
+    """Whether the evaluated data have another location."""
+
+    def has_changed(self, data: DataConfig, *tables: SourceTable) -> bool:
+        """Return whether tables at the run's location, from which images are held out, are not those of the run.
+
+        They are divided anew, so images on which the run has trained may be held out.
+        """
+        is_known = self.fingerprints and not self.is_elsewhere and data.held_out is not None
+        return bool(is_known) and {table.fingerprint for table in tables}.isdisjoint(self.fingerprints)
+
+
 def open_evaluated(
-    data: DataConfig, val_limit: int | None, known: Collection[str], classes: _Classes = (), own: Collection[str] = ()
+    data: DataConfig, val_limit: int | None, of_run: RunData, classes: Sequence[tuple[str, ...]] = ()
 ) -> tuple[SourceTable, SourceTable]:
     """Open the data of an evaluation: the labelled training examples, and the validation split, at most `val_limit`.
 
     A run that held out images may be evaluated on other data. Their validation split, or else all of them, is both.
     Other data may have only some of the run's classes, unless they are arrays, whose classes may be mere numbers.
 
-    Args:
-        known: the fingerprints of the run's data, if these data are elsewhere; otherwise empty.
-        classes: the ids and the names of the run's classes, if they are known.
-        own: the fingerprints of the run's data, if these data are theirs; otherwise empty.
+    `classes` are the ids and the names of the run's classes, if they are known.
     """
+    known = of_run.fingerprints if of_run.is_elsewhere else ()
     train, val = _open_evaluated(data, val_limit, known)
-    if are_others(data, own, train, val):
+    if of_run.has_changed(data, train, val):
         _log.warning("%s: changed since the run, which may have trained on images that are measured", data.path)
     is_mapped = known and classes and train.pixel_shape is None and labels_of(train).form != "numbers"
     if is_mapped and {*train.class_ids} <= {*classes[0]}:
         train, val = (cast(SourceTable, in_classes(table, *classes)) for table in (train, val))
     return train, val
-
-
-def are_others(data: DataConfig, own: Collection[str], *tables: SourceTable) -> bool:
-    """Return whether tables from which images are held out have none of a run's fingerprints, `own`, if there are any.
-
-    Such data are divided anew, so images on which the run has trained may be held out.
-    """
-    return bool(own) and data.held_out is not None and {table.fingerprint for table in tables}.isdisjoint(own)
 
 
 def _open_evaluated(data: DataConfig, val_limit: int | None, known: Collection[str]) -> tuple[SourceTable, SourceTable]:

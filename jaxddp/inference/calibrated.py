@@ -56,11 +56,11 @@ def calibrate(file: RecipeFile, directory: Path, which: str) -> Calibration:
             `jaxddp.inference.trained.evaluate_checkpoint`.
     """
     topology, config = join_and_resolve(file)
-    known, own = check_evaluation(directory, config)
+    of_run = check_evaluation(directory, config)
     run = restore_run(directory, which, topology)
     with phases.doing("classifying the validation images"):
         classes = run.class_ids, run.class_names
-        before = run.outcome(open_evaluated(config.data, config.eval.limit, known, classes, own)[1])
+        before = run.outcome(open_evaluated(config.data, config.eval.limit, of_run, classes)[1])
     logits, labels = before.logits[before.known], before.labels[before.known]
     temperature = fitted_temperature(logits, labels)
     nll = negative_log_likelihood(logits, labels), negative_log_likelihood(logits, labels, temperature)
@@ -86,8 +86,8 @@ def threshold_of(run: TrainedRun, coverage: float) -> float:
     Raises: InputError if these data cannot be read, have several labels for an image, or have too few images.
     """
     with phases.doing("classifying the validation images"):
-        own = check_evaluation(run.directory, run.config)[1]
-        _, val = open_evaluated(run.config.data, run.config.eval.limit, (), own=own)
+        of_run = check_evaluation(run.directory, run.config)
+        _, val = open_evaluated(run.config.data, run.config.eval.limit, of_run)
         return set_threshold(run.label_probabilities(val), coverage)
 
 

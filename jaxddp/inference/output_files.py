@@ -29,7 +29,7 @@ from jaxddp.core import files
 from jaxddp.core.errors import InputError, as_text, counted
 from jaxddp.core.phases import doing, moved
 from jaxddp.data.batch import Batch
-from jaxddp.data.opening import are_others, open_full_splits
+from jaxddp.data.opening import open_full_splits
 from jaxddp.data.source import SourceTable, labels_of
 from jaxddp.data.table import ExampleTable
 from jaxddp.engine import objective
@@ -316,8 +316,8 @@ def write_out_of_fold(runs: Sequence[Path], out: Path) -> tuple[dict[str, float]
     splits = [open_full_splits(member.config.data) for member in members]
     for fold, (member, split) in enumerate(zip(members, splits, strict=True)):
         config, val = member.config, split["val"]
-        _, own = check_evaluation(member.directory, config)
-        if are_others(config.data, own, split["train"], val.take(config.eval.limit or len(val))):
+        of_run = check_evaluation(member.directory, config)
+        if of_run.has_changed(config.data, split["train"], val.take(config.eval.limit or len(val))):
             fault = f"{member.directory}: the data have changed since, so it may have trained on images of fold {fold}"
             raise InputError(fault, advice="restore the data, or remove this folder and sweep again")
         with doing(f"predicting the images of fold {fold}"):

@@ -538,13 +538,13 @@ def evaluate_checkpoint(
     network_checks.check_head(file.config, directory)
     file.check_network("evaluate it with jaxddp.evaluate, or with a config that names the network")
     topology, config = join_and_resolve(file)
-    known, own = check_evaluation(directory, config)
+    of_run = check_evaluation(directory, config)
     # Opening the data takes longer, so check first that the checkpoint exists and is undamaged.
     with manager.Checkpoints(directory / integrity.CHECKPOINTS, topology.peers, read_only=True) as checkpoints:
         agreed_step(checkpoints, which)
     signature = Signature.read(directory)
     classes = (signature.class_ids, signature.class_names) if signature else ()
-    train, val = open_validation(config, topology, known, classes, own)
+    train, val = open_validation(config, topology, of_run, classes)
     if signature is not None and signature.class_ids != tuple(train.class_ids):
         raise InputError(f"{directory}: the data have other classes than the run was trained on; give the run's data")
     data, user_object = TrainingData.of(train, config.data), objects_of_hooks(file.hooks)

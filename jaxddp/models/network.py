@@ -18,7 +18,7 @@ PyTorch. Kernels of 2 dimensions are transposed. All other arrays have the same 
 
 import functools
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
@@ -26,7 +26,9 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from jaxddp.config.layers import ADAPTERS, SIMSIAM, has_prefix
 from jaxddp.core.errors import InputError, Key
+from jaxddp.models.interface import PARAMS, Model, name_of
 from jaxddp.models.ops.batch_norm import BatchNorm
 from jaxddp.models.ops.layers import WEIGHT_INITS, Layer, ModuleFactory, Operations
 
@@ -176,3 +178,16 @@ def check_sides(network: str, images: jax.Array, least: int) -> None:
     if min(height, width) < least:
         problem = f"{network}: images of {height}x{width} pixels are too small"
         raise InputError(problem, advice=("give ", Key("data.image_size", least), " or more"))
+
+
+def layer_decays(model: Model, names: Sequence[str], decay: float) -> dict[str, float]:
+    """Return `decay` raised to the number of layers that follow each parameter; 1 for SimSiam's own layers."""
+    module: Any = getattr(model, "module", model)
+    if decay == 1:
+        return dict.fromkeys(names, 1.0)
+    if not hasattr(module, "depth_of"):
+        problem = f": {name_of(module)} does not define the depth of its layers"
+        advice = "give it depth and depth_of(path), or leave this out and set ", Key("optimizer.rate_factors")
+        raise InputError(Key("optimizer.layer_decay", decay), problem, advice=advice)
+    own = {name: PARAMS + name.removeprefix(f"{ADAPTERS}/") for name in names if not has_prefix(SIMSIAM, name)}
+    return dict.fromkeys(names, 1.0) | {name: decay ** (module.depth - 1 - module.depth_of(own[name])) for name in own}

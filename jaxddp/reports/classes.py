@@ -70,8 +70,8 @@ def predict_validation_images(directory: Path, which: str, data_path: str | None
     run = calibrated(restore_run(directory, which, Topology.create()))
     config = run.config if data_path is None else run.config.replace(data={"path": data_path, "name": None})
     # Of the run's own data, the same images as in its validations, in the same order.
-    (known, own), classes = check_evaluation(run.directory, config), (run.class_ids, run.class_names)
-    _, source = open_evaluated(config.data, config.eval.limit, known, classes, own)
+    of_run, classes = check_evaluation(run.directory, config), (run.class_ids, run.class_names)
+    _, source = open_evaluated(config.data, config.eval.limit, of_run, classes)
     return ValidationImages(run.outcome(source), source, run.data_of(source), run)
 
 

@@ -2,26 +2,24 @@
 
 import functools
 import logging
-import math
 import os
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from jaxddp.config import Config
-from jaxddp.config.layers import ADAPTERS, HEADS, NO_LAYERS, SIMSIAM, Layers, has_prefix, longest_match
+from jaxddp.config.layers import ADAPTERS, HEADS, NO_LAYERS, Layers, has_prefix, longest_match
 from jaxddp.core.errors import InputError, Key, about, counted, listed
 from jaxddp.engine.optimizer import only_trained, thawing, with_factors
 from jaxddp.engine.parts.guard import GradientNorm
-from jaxddp.kernels import Kernel, Kernels
+from jaxddp.kernels import Kernels
 from jaxddp.mesh import Topology
 from jaxddp.models.adapt import Adapted, with_frozen_norms
-from jaxddp.models.interface import PARAMS, ImageShape, Model, by_path, name_of, shapes_of, trees_of
-from jaxddp.models.network import Naming
+from jaxddp.models.interface import PARAMS, ImageShape, Model, by_path, shapes_of, trees_of
+from jaxddp.models.network import Naming, layer_decays
 from jaxddp.recipe.sources import CONFIG_FILE
 from jaxddp.setup.recipe import Recipe, method_of
 from jaxddp.weights.foreign import Foreign, Rename, in_terms_of, renamed
@@ -151,7 +149,7 @@ def fine_tuned(recipe: Recipe, shapes: Shapes) -> Recipe:
     config, optimizer, plan = recipe.config, recipe.optimizer, recipe.layout.plan
     trained, unfreeze_times = _trained(config, shapes, recipe.kernels), config.model.unfreeze_times
     starts = {layer: duration.steps(**plan.lengths) for layer, duration in unfreeze_times.items()}
-    decays = _layer_decays(recipe.model, trained, config.optimizer.layer_decay)
+    decays = layer_decays(recipe.model, trained, config.optimizer.layer_decay)
     factors = {name: longest_match(config.optimizer.layer_rate_factors, name, 1.0) * decays[name] for name in trained}
     if config.frozen:
         optimizer = only_trained(optimizer, config.frozen)
@@ -189,7 +187,7 @@ def as_trained(model: Model, recipe: Recipe) -> Model:
         raise InputError(key, f": the network has no layer called {' or '.join(HEADS)}", advice=advice)
     layers.check(shapes, "model.lora_layers")
     chosen = [name for name in frozen if name in layers or not layers]
-    of_chosen = {name: _as_matrix(kernels.get(name, shapes[name]), shapes[name]) for name in chosen}
+    of_chosen = {name: kernels.matrix(name, shapes[name]) for name in chosen}
     matrices = {name: matrix for name, matrix in of_chosen.items() if matrix is not None}
     if not matrices:
         given = Key("model.lora_layers", config.model.lora_layers) if layers else key
@@ -201,17 +199,6 @@ def as_trained(model: Model, recipe: Recipe) -> Model:
         advice = f"give at most {min(inputs, outputs)}, or name other layers in ", Key("model.lora_layers")
         raise InputError(key, f": the kernel {smallest} is a matrix of {inputs}x{outputs}", advice=advice)
     return Adapted(model, matrices, rank, config.model.lora_alpha / rank)
-
-
-def _as_matrix(kernel: Kernel | None, shape: tuple[int, ...]) -> tuple[int, ...] | None:
-    """Return the shape [stack, …, inputs, outputs] of a kernel of attention or of a dense layer; None for others."""
-    # A convolution of images sums over three axes, and an attention's projection over two at most.
-    if kernel is None or not 0 < len(kernel.inputs) < 3:
-        return None
-    inputs, outputs = (math.prod(shape[axis] for axis in axes) for axes in (kernel.inputs, kernel.outputs))
-    matrix = (*shape[: kernel.inputs[0]], inputs, outputs)
-    is_whole = kernel.inputs < kernel.outputs and math.prod(matrix) == math.prod(shape)
-    return matrix if is_whole and min(inputs, outputs) > 1 else None
 
 
 def _trained(config: Config, shapes: Shapes, kernels: Kernels) -> list[str]:
@@ -246,16 +233,3 @@ def _trained(config: Config, shapes: Shapes, kernels: Kernels) -> list[str]:
             problem = f": {layer}:decay={decay:g}: batch norm and biases are never decayed"
             raise InputError(Key("optimizer.groups"), problem, advice="leave it out")
     return trained
-
-
-def _layer_decays(model: Model, names: Sequence[str], decay: float) -> dict[str, float]:
-    """Return, for each name, `decay` raised to the number of layers that follow it; 1 for SimSiam's own layers."""
-    module: Any = getattr(model, "module", model)
-    if decay == 1:
-        return dict.fromkeys(names, 1.0)
-    if not hasattr(module, "depth_of"):
-        problem = f": {name_of(module)} does not define the depth of its layers"
-        advice = "give it depth and depth_of(path), or leave this out and set ", Key("optimizer.rate_factors")
-        raise InputError(Key("optimizer.layer_decay", decay), problem, advice=advice)
-    own = {name: PARAMS + name.removeprefix(f"{ADAPTERS}/") for name in names if not has_prefix(SIMSIAM, name)}
-    return dict.fromkeys(names, 1.0) | {name: decay ** (module.depth - 1 - module.depth_of(own[name])) for name in own}

@@ -2,7 +2,7 @@
 
 import functools
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
@@ -167,9 +167,11 @@ def open_resources(config: Config, topology: Topology) -> Resources:
     return Resources(train, val, options, unlabelled)
 
 
-def open_validation(config: Config, topology: Topology, *known: Any) -> tuple[Source, Source]:
+def open_validation(
+    config: Config, topology: Topology, of_run: opening.RunData, classes: Sequence[tuple[str, ...]]
+) -> tuple[Source, Source]:
     """Open both splits; see `open_evaluated`. Check only the images of the validation data. Raises: InputError."""
-    train, val = opening.open_evaluated(_data_of_process(config, topology), config.eval.limit, *known)
+    train, val = opening.open_evaluated(_data_of_process(config, topology), config.eval.limit, of_run, classes)
     with doing("looking for the images"):
         val.check(config.data)
     train, val = _united(train, val, config, topology)

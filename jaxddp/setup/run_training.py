@@ -1,37 +1,30 @@
 """Trains a run, for `jaxddp train` with a recipe file and for `jaxddp.train` with a setup, and makes its `Run`."""
 
 import dataclasses
-import functools
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax import P
 
 from jaxddp.config.registry import METRICS, OPTIMIZERS
-from jaxddp.core.errors import InputError, Key, Option, listed, plural, size
+from jaxddp.core.errors import InputError, Key, Option, size
 from jaxddp.core.files import reading
 from jaxddp.core.peers import Peers
 from jaxddp.core.phases import phase
-from jaxddp.data.batch import Batch
 from jaxddp.data.formats.packed_records import MANIFEST
 from jaxddp.data.storage.root import is_url
 from jaxddp.data.united import own_part, warn_of_validation
-from jaxddp.engine.objective import Objective, targets
 from jaxddp.engine.replicas import Replicas
 from jaxddp.engine.state import TrainState
 from jaxddp.job.environment import report_work
-from jaxddp.mesh import AXIS, Topology
 from jaxddp.models.interface import name_of
 from jaxddp.recipe.file import CALLED, RUN_ID
 from jaxddp.schedules import derivation
-from jaxddp.setup.feed import Feed
 from jaxddp.setup.identity import checksums, identity
 from jaxddp.setup.measured_shares import settle_shares
 from jaxddp.setup.network_checks import dtypes_of_products
@@ -39,7 +32,7 @@ from jaxddp.setup.recipe import Recipe, method_of
 from jaxddp.setup.run_setup import RunSetup, check_state, initialize
 from jaxddp.setup.user_objects import check_listeners, check_requested_metrics, objects_of_hooks
 from jaxddp.training.checkpoints.integrity import RunIdentity
-from jaxddp.training.evaluation import Evaluator, Measure
+from jaxddp.training.evaluation import Evaluator, Measure, describe_non_finite
 from jaxddp.training.events import Description
 from jaxddp.training.listeners.jsonl import SlowProcesses
 from jaxddp.training.listeners.notifier import make_loggers
@@ -186,6 +179,11 @@ def make_run(setup: RunSetup, listeners: Sequence[Any] = (), evaluators: Sequenc
     # A recipe's optimizer may have a rate of its own, which is not known.
     hook = setup.file and setup.file.hooks.get(OPTIMIZERS.hook)
     rate = None if hook and CALLED not in hook.read else setup.learning_rate
+
+    def suspects(state: TrainState, step: int) -> str:
+        batch, rows = next(setup.feed.batches(step - 1, step)), setup.feed.rows(step - 1)
+        return describe_non_finite(state, batch, rows, setup.supervised, setup.topology, setup.key)
+
     # The listeners of process 0 decide how many predictions are made, and all processes compute them.
     wanted = [getattr(listener, "wants_predictions", 0) for listener in listeners]
     max_predictions = peers.from_first("predictions", lambda: str(max(wanted, default=0)))
@@ -205,7 +203,7 @@ def make_run(setup: RunSetup, listeners: Sequence[Any] = (), evaluators: Sequenc
         growth=setup.feed.growing(plan.total_steps),
         self_test=setup.self_test(),
         replicas=Replicas(setup.way) if topology.num_devices > 1 and plan.replicas.examples else None,
-        suspects=functools.partial(describe_non_finite, objective=setup.supervised, feed=setup.feed, key=setup.key),
+        suspects=suspects,
         evaluator=evaluator,
         predictor=setup.predictor(int(max_predictions)),
         early_stopping=early_stopping,
@@ -275,40 +273,3 @@ def _evaluator(setup: RunSetup, listeners: Sequence[Any], evaluators: Sequence[M
 _LEAST_SHARE = 0.005
 _FREE = 4 << 30
 """Bytes that are assumed to be free on a device that does not report them."""
-
-
-def describe_non_finite(state: TrainState, step: int, objective: Objective, feed: Feed, key: jax.Array) -> str:
-    """Describe the rows of a step's batch whose loss is not finite.
-
-    If all losses are finite, describe the rows whose image is not finite. If all images are finite too, describe all.
-
-    The network is evaluated on the augmented images of the step with running statistics, so that an image does not
-    affect the losses of other images. The state may belong to a later step. All processes must call this together.
-    """
-    batch, rows = next(feed.batches(step - 1, step)), feed.rows(step - 1)
-    finite = map(np.asarray, _finite(objective, feed.topology)(state, batch, key))
-    # Padding is not described.
-    rows, images, losses = (each[rows >= 0] for each in (rows, *finite))
-    if not losses.all():
-        subject, bad = "The loss is not finite for", rows[~losses]
-    elif not images.all():
-        subject, bad = "Images are not finite after augmentation:", rows[~images]
-    else:
-        subject, bad = "Each image of the batch has a finite loss if it is evaluated alone; the batch is", rows
-    return f"{subject} {plural(len(bad), 'row')} {listed(map(str, bad), most=8)} of the training data"
-
-
-def _finite(objective: Objective, topology: Topology) -> Callable[..., tuple[jax.Array, jax.Array]]:
-    """Return a function that returns two masks of a global batch, bool[B]: its finite images and its finite losses.
-
-    A network can hide the NaN of an image: in XLA's CPU compiler, max(NaN, 0), as in a ReLU, is 0.
-    """
-
-    def local(state: TrainState, batch: Batch, key: jax.Array) -> tuple[jax.Array, jax.Array]:
-        images = objective.preprocess(batch, train=True, key=key).images
-        logits = objective.predict(state.params, state.model_state, images).astype(jnp.float32)
-        losses, _ = objective.loss(logits, targets(batch.label, logits))
-        return jnp.isfinite(images).all((1, 2, 3)), jnp.isfinite(losses)
-
-    sharded = jax.shard_map(local, mesh=topology.mesh, in_specs=(P(), P(AXIS), P()), out_specs=P(AXIS))
-    return jax.jit(sharded, out_shardings=topology.replicated)

@@ -15,18 +15,20 @@ from functools import cached_property
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jax import P
 
 from jaxddp.config import CheckpointConfig, DataConfig
 from jaxddp.config.goal import Goal, Mean, is_averaged
-from jaxddp.core.errors import InputError, counted, figure, first_line, speed
+from jaxddp.core.errors import InputError, counted, figure, first_line, listed, plural, speed
 from jaxddp.core.phases import doing, moved, phase, reached, running_time
 from jaxddp.data.batch import Batch
 from jaxddp.data.order import ChosenOrder, Shard
 from jaxddp.data.source import Source
-from jaxddp.engine.objective import BatchArrays, MetricSums, finish_metrics
+from jaxddp.engine.objective import BatchArrays, MetricSums, Objective, finish_metrics, targets
 from jaxddp.engine.state import TrainState
-from jaxddp.mesh import Topology
+from jaxddp.mesh import AXIS, Topology
 from jaxddp.training.events import EvaluationRecord, PredictedImages
 
 # More frequent reports would make the devices wait for the host.
@@ -324,3 +326,34 @@ class EarlyStopping:
         if saved is None or saved["goal"] != self.goal.plain():
             return self
         return replace(self, mean=Mean(*saved["mean"]), **{name: saved[name] for name in _SAVED})
+
+
+def describe_non_finite(
+    state: TrainState, batch: Batch, rows: np.ndarray, objective: Objective, topology: Topology, key: jax.Array
+) -> str:
+    """Describe the rows of a training batch, int[B], whose loss is not finite.
+
+    If all losses are finite, describe the rows whose image is not finite. If all images are finite too, describe all.
+
+    The network is evaluated on the augmented images of the step with running statistics, so that an image does not
+    affect the losses of other images. The state may belong to a later step. All processes must call this together.
+    """
+
+    def local(state: TrainState, batch: Batch, key: jax.Array) -> tuple[jax.Array, jax.Array]:
+        # A network can hide the NaN of an image: in XLA's CPU compiler, max(NaN, 0), as in a ReLU, is 0.
+        images = objective.preprocess(batch, train=True, key=key).images
+        logits = objective.predict(state.params, state.model_state, images).astype(jnp.float32)
+        losses, _ = objective.loss(logits, targets(batch.label, logits))
+        return jnp.isfinite(images).all((1, 2, 3)), jnp.isfinite(losses)
+
+    sharded = jax.shard_map(local, mesh=topology.mesh, in_specs=(P(), P(AXIS), P()), out_specs=P(AXIS))
+    finite = map(np.asarray, jax.jit(sharded, out_shardings=topology.replicated)(state, batch, key))
+    # Padding is not described.
+    rows, images, losses = (each[rows >= 0] for each in (rows, *finite))
+    if not losses.all():
+        subject, bad = "The loss is not finite for", rows[~losses]
+    elif not images.all():
+        subject, bad = "Images are not finite after augmentation:", rows[~images]
+    else:
+        subject, bad = "Each image of the batch has a finite loss if it is evaluated alone; the batch is", rows
+    return f"{subject} {plural(len(bad), 'row')} {listed(map(str, bad), most=8)} of the training data"

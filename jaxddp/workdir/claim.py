@@ -27,7 +27,7 @@ from jaxddp.config.values import flatten, plain
 from jaxddp.core.errors import InputError, Key, Option, figure
 from jaxddp.core.peers import ALONE, Peers
 from jaxddp.data.manifest import find_manifest
-from jaxddp.data.opening import TRAIN
+from jaxddp.data.opening import TRAIN, RunData
 from jaxddp.data.storage import root
 from jaxddp.recipe.file import COPY_FOLDER, REFERENCE_FILE, RUN_ID, RecipeFile
 from jaxddp.recipe.sources import CONFIG_FILE
@@ -155,29 +155,26 @@ def compare(directory: Path, claimed: Claim, peers: Peers = ALONE) -> tuple[dict
     return saved, record
 
 
-def check_evaluation(directory: Path, config: Config) -> tuple[list[str], list[str]]:
+def check_evaluation(directory: Path, config: Config) -> RunData:
     """Check that a config has the network, the images and the classes of a run that is to be evaluated.
 
-    Returns two lists, one of which is empty: the fingerprints of the run's data if the config names another location,
-    and those if it names the same. Both are empty if each process has data of its own.
-
-    A run from Python is not checked: its config.json does not hold these settings. Raises: InputError, with the first
-    key that differs, and both values.
+    Return the run's data. A run from Python is not checked: its config.json does not hold these settings. Raises:
+    InputError, with the first key that differs, and both values.
     """
     path = directory / CONFIG_FILE
     saved = _read(path) if path.exists() else {}
     if "model" not in saved:
-        return [], []
+        return RunData()
     of_run, of_config = (effective_settings(Config, each) for each in (flatten(saved), config.flat()))
     changes = changed_keys(of_run, of_config)
     of_balanced = ("data.limit", "data.labels_per_class") if of_run.get("loss.class_weights") == BALANCED else ()
     if different := [key for key in (*EVALUATION_KEYS, *of_balanced) if key in changes]:
         advice = "a checkpoint is evaluated as it was trained: leave the option out"
         raise InputError(f"{path}: ", Key(different[0]), changes[different[0]], advice=advice)
-    # A process cannot know the fingerprint of the data of all.
-    is_local, keys = config.data.placement == "local", flatten(saved).items()
-    own = [] if is_local else [text for key, text in keys if key.startswith("fingerprint.")]
-    return ([], own) if changes.keys().isdisjoint(integrity.LOCATION_KEYS) else (own, [])
+    if config.data.placement == "local":
+        return RunData()  # A process cannot know the fingerprint of the data of all.
+    fingerprints = [text for key, text in flatten(saved).items() if key.startswith("fingerprint.")]
+    return RunData(fingerprints, not changes.keys().isdisjoint(integrity.LOCATION_KEYS))
 
 
 def _read(path: Path) -> dict[str, Any]:
