@@ -30,7 +30,7 @@ from jaxddp.engine.parts.averages import ParameterAverage
 from jaxddp.engine.parts.configured import configured_parts
 from jaxddp.engine.parts.guard import SKIPPED, Guard
 from jaxddp.mesh import Topology
-from jaxddp.setup.run_training import describe_non_finite
+from jaxddp.setup.run_training import make_run
 from jaxddp.training.checkpoints.manager import Checkpoints
 from jaxddp.training.epoch_sums import EpochSums, SkippedSteps, TooManySkipped
 
@@ -124,7 +124,7 @@ def test_an_error_names_an_image_whose_nan_the_network_hides():
     model = (lambda key, example: {"weight": jnp.ones(5)}), apply
     rows = make_setup(TABLE).feed.order.rows(0)
     setup = setup_of(model, sgd(0.1), poisoned(int(rows[3])), devices=2, parts=(GUARD,), augmentation=spoil, seed=5)
-    message = describe_non_finite(setup.state, 1, setup.supervised, setup.feed, setup.key)
+    message = make_run(setup).suspects(setup.state, 1)
     assert message == f"Images are not finite after augmentation: row {rows[3]} of the training data"
 
 

@@ -32,7 +32,7 @@ from jaxddp.engine.step import Phases
 from jaxddp.engine.ways.unequal import Unequal
 from jaxddp.engine.ways.way import Way
 from jaxddp.setup.measured_shares import SHARES_FILE, settle_shares
-from jaxddp.setup.run_training import describe_non_finite
+from jaxddp.setup.run_training import make_run
 
 STEPS, BATCH = 20, 16
 TABLE = random_table(50)
@@ -185,7 +185,7 @@ def test_nothing_is_computed_for_padding():
 def test_an_error_names_the_rows_of_a_batch_with_slots():
     rows = make_setup("1,3", 2).feed.order.rows(0)
     setup = make_setup("1,3", 2, table=poisoned(int(rows[5])), augmentation=spoil)
-    message = describe_non_finite(setup.state, 1, setup.supervised, setup.feed, setup.key)
+    message = make_run(setup).suspects(setup.state, 1)
     assert message == f"The loss is not finite for row {rows[5]} of the training data"
     setup = make_setup("1,3", 2, table=poisoned(int(rows[5])), augmentation=spoil, parts=(Guard(),))
     with pytest.raises(NonFiniteError, match=f"row {rows[5]} of the training data$"):
