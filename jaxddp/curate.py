@@ -324,7 +324,8 @@ def check(
         progress: see `jaxddp.core.phases.counting_images`.
     """
     threads = threads or max(_MIN_THREADS, 2 * (os.cpu_count() or 1))
-    splits, num_examined, num_faulty = [CheckedSplit(name, source) for name, source in sources.items()], 0, 0
+    splits = [CheckedSplit(name, source) for name, source in sources.items()]
+    num_examined = num_faulty = 0
     with warnings.catch_warnings():
         # Pillow's warning of images with many pixels is not needed, because images above `MAX_PIXELS` are faults.
         warnings.filterwarnings("ignore", "Image size .* exceeds limit")

@@ -129,11 +129,11 @@ def binary_cross_entropy(label_smoothing: float = 0.0, class_weights: Sequence[f
 
     @_takes("one label", "several labels", "shares")
     def loss(logits: jax.Array, labels: jax.Array) -> jax.Array:
-        is_single, (*_, classes), dtype = labels.ndim == 1, logits.shape, logits.dtype
+        is_single, classes = labels.ndim == 1, logits.shape[-1]
+        dtype = logits.dtype
         targets = jax.nn.one_hot(labels, classes, dtype=dtype) if is_single else labels.astype(dtype)
         if label_smoothing:
-            share = label_smoothing / (logits.shape[-1] if is_single else 2)
-            targets = (1 - label_smoothing) * targets + share
+            targets = (1 - label_smoothing) * targets + label_smoothing / (classes if is_single else 2)
         terms = optax.sigmoid_binary_cross_entropy(logits, targets)
         return (terms if class_weights is None else terms * _of_classes(class_weights, logits)).mean(-1)
 

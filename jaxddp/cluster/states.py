@@ -212,7 +212,8 @@ class Budget:
         """Count a failure after this many seconds. Return whether the job may restart."""
         if self.used == self.most:
             return False
-        self.used, self.in_a_row = self.used + 1, 1 if seconds >= LONG_RUN else self.in_a_row + 1
+        self.used += 1
+        self.in_a_row = 1 if seconds >= LONG_RUN else self.in_a_row + 1
         return True
 
     @property

@@ -441,13 +441,15 @@ def error_of(code: int, line: str) -> JaxddpError:
 
 def error_from(code: int, text: str) -> JaxddpError:
     """Return the error of another process from the JSON of `JaxddpError.to_json`, with its keys; see `error_of`."""
-    error, (where, *rest) = error_of(code, ""), json.loads(text)
+    error = error_of(code, "")
+    where, problem, advice = json.loads(text)
 
     def parts_of(plain: list[Any]) -> tuple[str | Key, ...]:
         kinds = {"Key": Key, "Option": Option}
         return tuple(part if isinstance(part, str) else kinds[part[0]](*part[1:]) for part in plain)
 
-    error.about, (error.problem, error.advice) = tuple(map(parts_of, where)), map(parts_of, rest)
+    error.about = tuple(map(parts_of, where))
+    error.problem, error.advice = parts_of(problem), parts_of(advice)
     error.args = (error._line(),)
     return error
 

@@ -383,7 +383,7 @@ def _is_found(matches: Mapping[str, Match]) -> bool:
 
 
 def _places_below(place: Place, depth: int = 4) -> list[Place]:
-    """Return the data sets in the folders of a directory that is none itself: `pets/pets/`, `food/images/`."""
+    """Return the data sets in the folders of a directory that is no data set itself: `pets/pets/`, `food/images/`."""
     if place.local is None or not place.local.is_dir() or not depth:
         return []
     folders = [place.local / name for name in sorted(visible_folders(place.local))]

@@ -45,10 +45,7 @@ class Shard(NamedTuple):
     microbatches: int = 1
 
     def of(self, values: np.ndarray, padding: int = -1) -> np.ndarray:
-        """Return this part of the values of a global batch.
-
-        Args:
-            padding: the value of padding.
+        """Return this part of the values of a global batch; the empty places of slots hold `padding`.
 
         Raises: InputError if there is no such part, or the batch does not divide into such parts.
         """

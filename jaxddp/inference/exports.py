@@ -373,7 +373,8 @@ def averaged(directories: Sequence[Path], which: str, precision: tree.Precision 
     def after(model_state: Any, batch: Batch) -> Any:
         images = preprocess(batch, train=True, key=key).images
         updated = trained.apply(params, model_state, images, train=True, key=key)[1]
-        return jax.tree.map(lambda leaf: jax.lax.pmax(leaf, AXIS), updated)  # Of one device.
+        # There is one device, so this only marks the arrays as equal on all devices.
+        return jax.tree.map(lambda leaf: jax.lax.pmax(leaf, AXIS), updated)
 
     step = jax.jit(jax.shard_map(after, mesh=topology.mesh, in_specs=(jax.P(), jax.P(AXIS)), out_specs=jax.P()))
     if jax.tree.leaves(start):

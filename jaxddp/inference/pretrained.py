@@ -255,9 +255,6 @@ def evaluate_weights(file: RecipeFile, on_classes: OnClasses | None = None) -> d
 
     The examples of the data, or those of `data.classes`, are measured among all classes of the weights.
 
-    Args:
-        on_classes: see `jaxddp.inference.trained.OnClasses`.
-
     Raises: see `open_measured`.
     """
     network, val = open_measured(file)

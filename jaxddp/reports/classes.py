@@ -156,8 +156,9 @@ def run_classes(number: int, run: Cell, images: ValidationImages) -> RunClasses:
         Mistake(url, source.name(row), names[outcome.labels[row]], names[outcome.predictions[row]], f"{share:.1%}")
         for url, row, share in shown
     ]
-    charts, of_classes = (matrix, reliability_charts(number, outcome)), (outcome.class_counts, outcome.class_accuracy)
-    return RunClasses(run.text, run.colour, summary, *charts, table, mistakes, names, *of_classes)
+    reliability = reliability_charts(number, outcome)
+    of_classes = outcome.class_counts, outcome.class_accuracy
+    return RunClasses(run.text, run.colour, summary, matrix, reliability, table, mistakes, names, *of_classes)
 
 
 def accuracy_tables(runs: Sequence[RunClasses]) -> list[TextTable]:
@@ -218,7 +219,8 @@ def reliability_charts(number: int, outcome: Outcome) -> list[Chart]:
 def _reliability(chart: str, outcome: Outcome) -> Chart:
     bins = outcome.reliability
     rows, width = np.flatnonzero(bins.counts), 1 / len(bins.counts)
-    counts, probability, accuracy = bins.counts[rows], *(sums[rows] / bins.counts[rows] for sums in bins[1:])
+    counts = bins.counts[rows]
+    probability, accuracy = (sums[rows] / counts for sums in bins[1:])
     values = zip(counts.tolist(), probability.tolist(), accuracy.tolist(), strict=True)
     hover = [f"{counted(n, 'image')}<br>mean probability {p:.1%}<br>accuracy {right:.1%}" for n, p, right in values]
     bar: dict[str, Any] = {"type": "bar", "x": numbers((rows + 0.5) * width), "width": 0.9 * width}
@@ -237,10 +239,7 @@ def _reliability(chart: str, outcome: Outcome) -> Chart:
 
 
 def feature_map(number: int, images: ValidationImages) -> FeatureMap:
-    """Return the map of a run's validation images. The same run gives the same map.
-
-    Args:
-        number: the number of the run in the report.
+    """Return the map of the validation images of run `number` of the report. The same run gives the same map.
 
     Raises: InputError if the features cannot be read, or there are too few images.
     """

@@ -222,9 +222,9 @@ def _read(directory: Path, name: str) -> RunFiles:
     config_fault = config_fault and f"{config_fault}; its settings and its time are left out"
     result_fault = result_fault and f"{result_fault}; its status is left out"
     faults = tuple(filter(None, (config_fault, rows_fault, result_fault)))
-    status, saved = {True: "running", False: "ended", None: "unknown"}[is_locked(directory)], result.get("status")
-    if status != "running" and isinstance(saved, str):
-        status = saved
+    status = {True: "running", False: "ended", None: "unknown"}[is_locked(directory)]
+    if status != "running" and isinstance(result.get("status"), str):
+        status = result["status"]
     goal, reference = validations.goal if validations else Goal(), None
     with suppress(InputError, TypeError):
         reference = Reference(**json_object(directory / REFERENCE_FILE)[0])

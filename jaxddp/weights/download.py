@@ -216,7 +216,6 @@ def upload(folder: Path, place: HubFile, *, private: bool, message: str) -> str:
 
     Args:
         private: whether a new repository is private.
-        message: the message of the commit.
 
     Raises:
         InputError: the token may not write, or the hub refuses the files.

@@ -271,7 +271,8 @@ class Presence:
         directory, checkpoints, config = self._paths
         for _ in range(_REMOVALS):
             with suppress(OSError):
-                known, (saved, _) = {integrity.INDEX, integrity.VALIDATION_FILE}, self.saves()
+                known = {integrity.INDEX, integrity.VALIDATION_FILE}
+                saved, _ = self.saves()
                 # A checkpoint that was complete before the removal, or one beside a config.json, is a copy of the user.
                 if saved != self._complete and not config.exists():
                     known.add(str(saved))

@@ -189,14 +189,15 @@ def lists_images(file: Path) -> bool:
 
 def _files(path: Path, data: DataConfig) -> tuple[Path, Path | None]:
     """Return the training file of a folder or file, and the validation file; None if there is none."""
-    if (is_file := path.is_file()) or data.train:
-        train = path if is_file else path / str(data.train)
-        folder, is_half = (path.parent if is_file else path), train.stem.lower() in ("train", "train_list")
+    folder = path.parent if path.is_file() else path
+    if path.is_file() or data.train:
+        train = path if path.is_file() else path / str(data.train)
+        is_half = train.stem.lower() in ("train", "train_list")
     else:
         half = _find(path, "train")
-        folder, is_half, train = path, half is not None, path / (half or _only_table(path, data) or "train.csv")
+        train = path / (half or _only_table(path, data) or "train.csv")
         # Without train.csv, its error names that file.
-        is_half |= not train.exists()
+        is_half = half is not None or not train.exists()
     val = data.val or (_find(folder, "val") if is_half else None)
     return train, None if val is None else folder / val
 
@@ -206,7 +207,7 @@ def _find(folder: Path, split: Split) -> str | None:
     with suppress(OSError, InputError):
         names = {name.lower(): name for name in os.listdir(folder)}
         usual = (f"{stem}{suffix}" for stem in SPLITS[split] for suffix in (*_SUFFIXES, "_list.txt"))
-        for name in (names[name] for name in usual if name in names):
+        for name in [names[name] for name in usual if name in names]:
             # The file test.csv of a competition has no labels, and train.txt may list anything.
             is_sure = not name.lower().startswith("test") and not name.endswith(".txt")
             if is_sure or has_labels(folder / name):

@@ -86,7 +86,8 @@ class Pixels:
     @classmethod
     def of(cls, data: DataConfig, *, train: bool) -> "Pixels":
         """Return the function of a config."""
-        area, resize = None if data.crop == "whole" else data.crop_area, None if train else data.resize
+        area = None if data.crop == "whole" else data.crop_area
+        resize = None if train else data.resize
         pixels, squash = PixelFormat(data.channels, data.bits), data.eval_crop == "squash"
         return cls(data.image_size, pixels, data.interpolation, area, resize, squash)
 

@@ -255,8 +255,8 @@ class Groups(Way):
         def local(state: TrainState, *arguments: Any) -> tuple[TrainState, Any]:
             own = jax.tree.map(lambda leaf: leaf.reshape(leaf.shape[1:]), state.replace(step=()))
             after, sums = one_step(own.replace(step=state.step), *arguments)
-            step, after, sums = after.step, *jax.tree.map(lambda leaf: leaf[None], (after.replace(step=()), sums))
-            return after.replace(step=step), sums
+            stacked, sums = jax.tree.map(lambda leaf: leaf[None], (after.replace(step=()), sums))
+            return stacked.replace(step=after.step), sums
 
         def run(state: TrainState, *arguments: Any) -> tuple[TrainState, Any]:
             shared, own = state.parts[DEVICE_GROUPS], without_shared(state)
