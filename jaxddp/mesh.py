@@ -147,11 +147,7 @@ class Topology:
         check_divisible(Key(key, batch_size), self.num_devices, counted(self.num_devices, "device"))
 
     def place(self, local_batch: Any) -> Any:
-        """Make global arrays from this process's slice of a batch. The copy is asynchronous.
-
-        Args:
-            local_batch: a pytree of NumPy arrays.
-        """
+        """Make global arrays from this process's slice of a batch, NumPy arrays. The copy is asynchronous."""
         return jax.make_array_from_process_local_data(self.sharded, local_batch)
 
     def replicate(self, tree: Any) -> Any:

@@ -78,11 +78,7 @@ def blend(image: jax.Array, operation: PixelOperation) -> jax.Array:
 
 
 def blended(pixels: jax.Array, degenerate: jax.Array, factor: jax.Array) -> jax.Array:
-    """Return degenerate + factor * (pixels - degenerate), rounded and clipped to 0..255, int32.
-
-    Args:
-        factor: in units of 1/`ONE`.
-    """
+    """Return degenerate + factor / ONE * (pixels - degenerate), rounded and clipped to 0..255, int32."""
     return jnp.clip(degenerate + (factor * (pixels - degenerate) + ONE // 2) // ONE, 0, 255)
 
 
@@ -252,11 +248,7 @@ def drawn(table: np.ndarray, index: jax.Array) -> PixelOperation:
 
 
 def operate_all(planes: jax.Array, parameters: PixelOperation) -> jax.Array:
-    """Apply operations one after the other to uint8[C, H, W].
-
-    Args:
-        parameters: int32[n] each.
-    """
+    """Apply n operations one after the other to uint8[C, H, W]. Their parameters are int32[n] each."""
     # The operations run in a loop, so the compile time does not grow with their number.
     return jax.lax.scan(lambda image, one: (operate(image, one), None), planes, parameters)[0]
 
@@ -375,11 +367,7 @@ def box_weights(radius: float) -> tuple[int, int, int]:
 
 
 def blur(planes: jax.Array, weights: jax.Array) -> jax.Array:
-    """Blur uint8[C, H, W]. Pixels outside the image have the value of the nearest border.
-
-    Args:
-        weights: uint32[3]; see `box_weights`.
-    """
+    """Blur uint8[C, H, W] with the result of `box_weights`. Pixels outside the image equal the nearest border."""
     for axis in (2, 1):
         for _ in range(BLUR_PASSES):
             planes = _box_blur(planes, weights, axis)

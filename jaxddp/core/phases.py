@@ -80,11 +80,7 @@ def _whole(seconds: float) -> str:
 
 
 def longest(timeout: float) -> float:
-    """Return the maximum time without progress in any phase, in seconds.
-
-    Args:
-        timeout: `parallel.stall_timeout`, seconds.
-    """
+    """Return the longest time without progress in any phase, in seconds, for a `parallel.stall_timeout`."""
     return max(_PATIENCE.values()) * timeout
 
 

@@ -102,16 +102,12 @@ def network_of_weights(
     shape = (data.image_size, data.image_size, data.channels) if source is None else source.image_shape(data)
     dtype = np.dtype(f"uint{data.bits}") if source is None else np.dtype(image_dtype(source, data))
     check_normalization(data, shape)
-    path = stored = None
     weights = config.model.weights or ""
     is_published = has_library(weights)
     if needs_head and is_published and find_published(weights).top1 is None:
         advice = "train one, or take `jaxddp features` of images"
         raise InputError(Key("model.weights", weights), ": these weights have no head for classes", advice=advice)
-    if config.model.weights is not None:
-        with doing(f"reading weights from {weights}"):
-            path = local_weights(weights, offline=config.model.offline)
-            stored = None if os.path.isdir(path) else read(path)
+    path, stored = _stored_weights(config)
     own = ClassList.of(source) if source is not None and measures else None
     stated = None if path is None else signature_of_weights(path)
     known = imagenet_classes() if is_published else stated and ClassList.of(stated)
@@ -132,10 +128,7 @@ def network_of_weights(
     init = make_init(target.model, NO_OPTIMIZER, shape, topology, transform=change)
     state = init(topology.replicate(jax.random.key(config.seed)), topology.replicate(arrays))
     if own and topology.peers.is_first:
-        classes = f"those of the data, in their order: {some(known.ids)}"
-        if own.ids != known.ids or known is imagenet_classes():
-            classes = f"{len(known.ids):,}, {some(known.ids)}, among them the {len(own.ids):,} of the data"
-        _log.info(f"{config.model.weights or file.path}: the classes are {classes}")
+        _log.info(f"{config.model.weights or file.path}: the classes are {_described(known, own)}")
     form: LabelForm = "one label"
     if stated is not None:
         form = stated.label_form
@@ -144,6 +137,22 @@ def network_of_weights(
     in_memory = source is not None and source.pixel_shape is not None
     signature = Signature(*known, shape, dtype.name, in_memory, form)
     return TrainedRun(path or file.path, 0, config, target.model, state, Preprocess.of(config), signature, topology)
+
+
+def _stored_weights(config: Config) -> tuple[Path | None, Mapping[str, np.ndarray] | None]:
+    """Return the path of `model.weights`, and the arrays of a file there; None for a run, and without weights."""
+    if config.model.weights is None:
+        return None, None
+    with doing(f"reading weights from {config.model.weights}"):
+        path = local_weights(config.model.weights, offline=config.model.offline)
+        return path, None if os.path.isdir(path) else read(path)
+
+
+def _described(known: ClassList, own: ClassList) -> str:
+    """Describe the classes of a network, `known`, and those of the data among them."""
+    if own.ids == known.ids and known is not imagenet_classes():
+        return f"those of the data, in their order: {some(known.ids)}"
+    return f"{len(known.ids):,}, {some(known.ids)}, among them the {len(own.ids):,} of the data"
 
 
 def _with_classes(

@@ -375,28 +375,15 @@ def _read_rows(
     raw = [tuple(row) for row in listing.rows([columns.image, *columns.labels, *others], refuse)]
     if values is not None:
         raw = [row[:-1] for row in raw if row[-1].strip() in values]
-    separator, rows = _separator(listing, columns, data, raw), list[Row]()
-
-    @functools.cache
-    def parsed(*cells: str) -> tuple[tuple[Any, ...], str]:
-        """Return the labels of a row's cells, and what is wrong with them."""
-        if data.targets is not None:
-            return _floats(cells, data.targets)
-        if columns.form != "one label":
-            bits = [_BITS.get(cell.strip().lower()) for cell in cells]
-            fault = f"{show(cells[bits.index(None)])} in a column of classes; write 0 or 1" if None in bits else ""
-            return tuple(itertools.compress(columns.labels, bits)), fault
-        labels = tuple(name.strip() for cell in cells for name in cell.split(separator))
-        if "" not in labels and len({*labels}) == len(labels):
-            return labels, ""
-        fault = f"label {show(cells[0])} has an empty name or one name twice"
-        several = f", or 'cat{separator or ' '}dog'" if (separator or " ").isprintable() else ""
-        return labels, f"{fault}; write one label{several}"
-
+    separator = _separator(listing, columns, data, raw)
+    # Most rows have the same labels as another row.
+    labels_of_cells = functools.cache(functools.partial(_labels_of_cells, columns, data, separator))
+    rows = list[Row]()
     for number, text, *cells in raw:
         (weight,), unweighted = _floats([cells.pop()], "shares") if columns.weight else ((1.0,), "")
-        group, image = cells.pop().strip() if columns.group else "", _clean(text)
-        labels, fault = parsed(*cells)
+        group = cells.pop().strip() if columns.group else ""
+        image = _clean(text)
+        labels, fault = labels_of_cells(*cells)
         if image is None:
             fault = f"path {show(text)} names no file below a folder; write it like cats/1.png"
         if columns.group and not group:
@@ -410,6 +397,24 @@ def _read_rows(
     if not rows:
         raise InputError(f"{listing.file}: no rows below the header; give each image a row")
     return rows
+
+
+def _labels_of_cells(
+    columns: Columns, data: DataConfig, separator: str | None, *cells: str
+) -> tuple[tuple[Any, ...], str]:
+    """Return the labels of a row's cells, and what is wrong with them."""
+    if data.targets is not None:
+        return _floats(cells, data.targets)
+    if columns.form != "one label":
+        bits = [_BITS.get(cell.strip().lower()) for cell in cells]
+        fault = f"{show(cells[bits.index(None)])} in a column of classes; write 0 or 1" if None in bits else ""
+        return tuple(itertools.compress(columns.labels, bits)), fault
+    labels = tuple(name.strip() for cell in cells for name in cell.split(separator))
+    if "" not in labels and len({*labels}) == len(labels):
+        return labels, ""
+    fault = f"label {show(cells[0])} has an empty name or one name twice"
+    several = f", or 'cat{separator or ' '}dog'" if (separator or " ").isprintable() else ""
+    return labels, f"{fault}; write one label{several}"
 
 
 def _floats(cells: Sequence[str], form: str) -> tuple[tuple[float, ...], str]:
