@@ -73,7 +73,6 @@ class Phases:
         """Return the next state, and the sums of the step over the global batch.
 
         Args:
-            contribution: the result of `gradient`.
             is_finite: returns whether the gradients are finite, bool[].
 
         Raises: InputError if the optimizer, the model or a part changes the names, shapes or dtypes of the state.

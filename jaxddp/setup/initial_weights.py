@@ -217,8 +217,11 @@ def _trained(config: Config, shapes: Shapes, kernels: Kernels) -> list[str]:
     for key, layers in (*others.items(), *of_trained.items()):
         Layers(tuple(layers)).check(names, key)
     trained = [name for name in names if name not in config.frozen]
-    freezing_key = Key("model.lora", model.lora) if model.lora else Key("optimizer.groups")
-    freezing_key = Key.plain("model.freeze", model.freeze) if model.freeze else freezing_key
+    freezing_key = Key("optimizer.groups")
+    if model.freeze:
+        freezing_key = Key.plain("model.freeze", model.freeze)
+    elif model.lora:
+        freezing_key = Key("model.lora", model.lora)
     if not trained:
         raise InputError(freezing_key, ": no layer is left to train", advice="leave one out")
     for key, layers in of_trained.items():

@@ -362,8 +362,9 @@ class ClassFolders:
             return Match.PARTLY
         if any(place.local / name in splits.values() for name in (place.data.train, place.data.val) if name):
             return Match.NAMED
-        is_sure = splits.get("train", place.local).name == "train"
-        return Match.NONE if not splits else Match.WHOLE if is_sure else Match.PARTLY
+        if not splits:
+            return Match.NONE
+        return Match.WHOLE if splits.get("train", place.local).name == "train" else Match.PARTLY
 
     def divided(self, place: Place) -> bool:
         return place.local is not None and "val" in _layout_of(place).splits

@@ -66,7 +66,9 @@ class GradientNorm(Part):
 
         def trained(path: Any, grad: jax.Array) -> jax.Array | None:
             first = firsts.get(path_of(path), 0)
-            return grad if first == 0 else None if first is None else jnp.where(step < first, 0, grad)
+            if first is None:
+                return None
+            return grad if first == 0 else jnp.where(step < first, 0, grad)
 
         return optax.tree.norm(jax.tree_util.tree_map_with_path(trained, grads) if firsts else grads)
 
