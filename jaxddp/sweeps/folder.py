@@ -191,8 +191,8 @@ def folds_of(trials: Sequence[Trial]) -> dict[str, list[Trial]]:
         others = {key: value for key, value in trial.values.items() if key not in (FOLD, VAL_FOLD)}
         together[f"-{trial_name(others)}" if others else ""].append(trial)
     folds = {name: [trial.values.get(FOLD) for trial in group] for name, group in together.items()}
-    complete = {name: (all_folds(len(group)), [None] * len(group)) for name, group in together.items()}
-    return {name: group for name, group in together.items() if folds[name] in complete[name]}
+    complete = [name for name, found in folds.items() if found == all_folds(len(found)) or not any(found)]
+    return {name: together[name] for name in complete}
 
 
 def table(results: Sequence[TrialResult]) -> tuple[list[str], list[list[str]]]:

@@ -212,10 +212,7 @@ def check_token(place: HubFile) -> None:
 def upload(folder: Path, place: HubFile, *, private: bool, message: str) -> str:
     """Upload the files of a folder as one commit, and return the address of the commit.
 
-    The repository is created if it does not exist.
-
-    Args:
-        private: whether a new repository is private.
+    The repository is created if it does not exist, as a private one with `private`.
 
     Raises:
         InputError: the token may not write, or the hub refuses the files.

@@ -146,7 +146,7 @@ def compare(directory: Path, claimed: Claim, peers: Peers = ALONE) -> tuple[dict
         key = min(changed, key=lambda key: (key not in first, key not in needed, key.startswith("objects."), key))
         continuation = f"; jaxddp train {path.parent} continues with its own settings" if "model" in saved else ""
         if key.startswith("fingerprint."):  # With its own settings the run does not continue either.
-            continuation = "; the images, labels or classes of the data have changed" * ("teacher" not in key)
+            continuation = "" if "teacher" in key else "; the images, labels or classes of the data have changed"
         raise InputError(f"{path}: ", Key(key), changes[key], advice=(_RECIPE_ADVICE, continuation))
     # Checkpoints hold a digest of the settings, so a key that is now written in another way keeps its saved value.
     for section in [name for name, values in claimed.settings.items() if isinstance(values, Mapping)]:

@@ -305,15 +305,16 @@ def choose_columns(listing: Listing, data: DataConfig, divider: str | None = Non
 
 def _classes(listing: Listing, names: Sequence[str]) -> list[str]:
     """Return the columns of 0 and 1, if there are two. Raises: InputError if another one has an empty cell or -1."""
-    rows_of = {name: dict[str | None, Any]() for name in names}  # The first row of each text; None for other texts.
+    # The number of the first row with each text; None stands for the texts of other columns.
+    first_rows = {name: dict[str | None, Any]() for name in names}
     for number, *cells in listing.rows(names, lambda fault: None):
         for name, cell in zip(names, cells, strict=True):
             bit = cell.strip().lower()
-            rows_of[name].setdefault(bit if bit in _BITS or bit in _UNSURE else None, number)
-    classes = [name for name, found in rows_of.items() if found.keys() <= _BITS.keys()]
-    for name, found in rows_of.items() if classes else ():
+            first_rows[name].setdefault(bit if bit in _BITS or bit in _UNSURE else None, number)
+    classes = [name for name, found in first_rows.items() if found.keys() <= _BITS.keys()]
+    for name, found in first_rows.items():
         unsure = found.keys() - _BITS.keys()
-        if None not in found and unsure and unsure < found.keys():
+        if classes and None not in found and unsure and unsure < found.keys():
             number, cell = min((found[cell], str(cell)) for cell in unsure)
             fault = f"{listing.place(number)}: {show(cell)} in column {show(name)} of 0 and 1; write 0 or 1, or name "
             raise InputError(fault, "the columns of labels by ", Key("data.columns"), " label=NAME")

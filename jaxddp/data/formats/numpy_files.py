@@ -95,11 +95,11 @@ def _array_place(path: Path, name: str) -> str:
 
 def _read_array(path: Path, name: str, names_in_file: list[str]) -> np.ndarray:
     if name not in names_in_file:
-        # A validation set cannot be held out of arrays.
-        also = "save the validation images and labels too; " if name.startswith("val_") else ""
-        advice = (
-            also + choices(name, names_in_file) if names_in_file else "give an .npz file, or a folder of .npy files"
-        )
+        advice = "give an .npz file, or a folder of .npy files"
+        if names_in_file:
+            # A validation set cannot be held out of arrays.
+            also = "save the validation images and labels too; " if name.startswith("val_") else ""
+            advice = also + choices(name, names_in_file)
         raise InputError(f"{path}: no array {name!r}; {advice}")
     with array_files.as_input_errors(_array_place(path, name)):
         if path.is_file():
