@@ -55,7 +55,12 @@ NETS = {
 
 def compiled(net: str, remat, devices: int, gradients: Gradients):
     objective, topology, optimizer = objective_of(NETS[net]), topology_of(devices), sgd(1.0)
-    phases = Phases(dataclasses.replace(objective, remat=remat), optimizer)
+    once = dataclasses.replace(objective, remat=remat)
+
+    def twice(params, state, *batch, **more):  # The second pass gets the state of the first, as in SimSiam.
+        return once(params, once(params, state, *batch, **more)[1], *batch, **more)
+
+    phases = Phases(twice if devices == 1 else once, optimizer)
     state, batch = fresh_state(objective, optimizer, topology), topology.place(random_batch(24, masked=5))
     return Way(topology, gradients).step(phases).lower(state, batch).compile(), state, batch
 

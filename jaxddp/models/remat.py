@@ -39,7 +39,9 @@ def rematerialized(model: Model, remat: Remat) -> Callable[..., Any]:
     names = ("psum", "custom_vmap_call") if remat == "dots" else "psum"
     kept = policies.save_from_both_policies(kept, lambda operation, *_, **__: operation.name.startswith(names))
 
-    def call(params: Any, *arguments: Any, **keywords: Any) -> Any:
+    def call(params: Any, model_state: Any, *more: Any, **keywords: Any) -> Any:
+        # Flax's derivative of a block takes no gradient of the state, which an earlier pass may have updated.
+        arguments = jax.lax.stop_gradient(model_state), *more
         entered, blocks = set[str](), set(block_names(params) if isinstance(params, Mapping) else ())
 
         def checkpoint(function: Callable[..., Any], args: Any, kwargs: Any, context: Any) -> Any:
