@@ -46,10 +46,7 @@ def test_schedule_free_cannot_be_combined_with_another_average():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (
-            {},
-            "optimizer.schedule='cosine': schedule_free averages its steps instead of lowering the learning rate; set",
-        ),
+        ({}, "optimizer.schedule='cosine': schedule_free averages its steps instead of lowering the learning rate"),
         ({"schedule": "constant", "momentum": 0.0}, "optimizer.momentum=0.0: schedule_free divides by the momentum;"),
     ],
 )

@@ -17,6 +17,7 @@ from jaxddp.cli import main
 from jaxddp.config import AugmentConfig
 from jaxddp.engine.ways.way import Way
 from jaxddp.metrics import vote_of_neighbours
+from jaxddp.models.adapt import Adapted
 from jaxddp.models.projection import Projection
 from jaxddp.objectives.choices import SimSiamSettings
 from jaxddp.objectives.simsiam import OUTPUT_STD, SimSiam, _folded, _unit
@@ -32,7 +33,8 @@ def made(net, axis_name=None):
     """Return SimSiam's objective for a network in float64, and the supervised one."""
     simsiam = SimSiam(Projection(SETTINGS), axis_name)
     supervised = objective_of(net, augment=AugmentConfig(pad=1))
-    network = simsiam.network(supervised.model, (6, 6, 3))
+    # The wrapper of LoRA's adapters, here of none, does not hide the head.
+    network = Adapted(simsiam.network(supervised.model, (6, 6, 3)), {}, 1, 1.0)
     supervised = type(supervised)(network, supervised.loss, supervised.preprocess)
     return simsiam(supervised), supervised
 

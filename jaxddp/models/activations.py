@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxddp.core.errors import InputError, nearest, show
-from jaxddp.models.adapt import LinenModel
+from jaxddp.models.adapt import Adapted, LinenModel
 from jaxddp.models.interface import PARAMS, Model, Tree, by_path, name_of, trees_of
 
 _COLLECTION, _NAME = "jaxddp_activations", "jaxddp_activation"
@@ -73,7 +73,7 @@ def without_head(model: Model, image_shape: tuple[int, int, int]) -> Any:
 
     Raises: see `find_layer`.
     """
-    head = find_layer(model, image_shape)
+    head = find_layer(model.base if isinstance(model, Adapted) else model, image_shape)
 
     def call(function: Callable[..., Any], args: Any, kwargs: Any, context: nn.module.InterceptorContext) -> Any:
         is_head = context.method_name == "__call__" and "/".join(context.module.path) == head.path
