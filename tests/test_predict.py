@@ -126,9 +126,8 @@ def test_an_interrupted_prediction_continues(run, pictures, val_predictions, sto
     with pytest.raises(KeyboardInterrupt):
         write_to(out, run, open_inputs([pictures / "val"]), progress=stop)
     assert not out.exists()
-    partial = out.with_name("out.csv.partial")
     # A process that is killed while it writes a batch leaves such a file.
-    partial.write_bytes(partial.read_bytes()[:-7])
+    (partial := tmp_path / "out.csv.partial").write_bytes(partial.read_bytes()[:-7])
     content = predict_to_file(run, [pictures / "val"], out, progress=lambda done, errors: progress.append(done))
     assert content == val_predictions
     assert progress == [done for done in (64, 128, 150) if done > (stop_after - 1) // 64 * 64]
@@ -151,10 +150,12 @@ def test_the_probabilities_of_several_runs_are_averaged_by_weight(run, workdir, 
     other = replace(run, state=run.state.replace(params=jax.tree.map(lambda leaf: -3 * leaf, run.state.params)))
     files = [*(pictures / "val").rglob("*.jpg")][:20]
     first, second = (each.predict(files).probabilities.astype(np.float64) for each in (run, other))
-    mean = Ensemble.of([run, other]).predict(files).probabilities
-    assert np.abs(first - second).max() > 0.1 and np.abs(mean - (first + second) / 2).max() < 1e-7
-    mean = Ensemble.of([run, other], [1, 3]).predict(files).probabilities
-    assert np.abs(mean - (first + 3 * second) / 4).max() < 1e-7
+    assert np.abs(first - second).max() > 0.1
+    for weights, mean in (((), (first + second) / 2), ((1, 3), (first + 3 * second) / 4)):
+        assert np.abs(Ensemble.of([run, other], weights).predict(files).probabilities - mean).max() < 1e-7
+    out, mirrored = tmp_path / "a.csv", replace(run, config=run.config.replace(eval={"views": "mirror"}))
+    assert main(["predict", str(workdir), *map(str, files), "--out", str(out), "--eval.views", "mirror"]) == 0
+    assert out.read_bytes() == predict_to_file(mirrored, files, tmp_path / "b.csv") != predict_to_file(run, files, out)
     for classes, fault in (("bacde", "has the same classes in another order"), ("abcdz", "has other classes")):
         changed = replace(run, directory=Path("B"), signature=replace(run.signature, class_ids=tuple(classes)))
         with pytest.raises(InputError, match=rf"B: {fault} \({classes[0]}, .*give runs with the classes of {workdir}"):
@@ -181,8 +182,7 @@ def test_the_mean_of_parameters_has_batch_statistics_of_its_own(run, workdir, pi
 
     assert moved(soup.state.model_state) < 0.3 * moved(run.state.model_state)
     # Frozen layers keep theirs.
-    file = recipe_of_run(workdir)
-    frozen = replace(file, config=file.config.replace(model={"freeze": "all but fc"}))
+    frozen = replace(file := recipe_of_run(workdir), config=file.config.replace(model={"freeze": "all but fc"}))
     monkeypatch.setattr("jaxddp.inference.exports.recipe_of_run", lambda _: frozen)
     assert largest_difference(averaged([workdir, workdir], "best").state.model_state, run.state.model_state) == 0
     plain = ["export", str(workdir), str(workdir), "--out", "a.onnx"]

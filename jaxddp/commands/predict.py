@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,6 +11,7 @@ import tyro
 from jaxddp.command_line.parse import OfRun, images_of, parse_network
 from jaxddp.command_line.terminal import IMPORTING
 from jaxddp.config import ParallelConfig
+from jaxddp.config.tree import Views
 from jaxddp.core.errors import InputError, counted
 from jaxddp.core.phases import counting_images, doing
 from jaxddp.core.ranges import CpuDevices, Devices, Factor, HeldOut, Range, Share
@@ -79,6 +80,8 @@ class PredictImages(_PredictOptions, OfRun):
 
     data_path: Annotated[str | None, tyro.conf.arg(name="data.path", aliases=["--data"])] = None
     """The images, in place of IMAGES."""
+    eval_views: Annotated[Views | None, tyro.conf.arg(name="eval.views")] = None
+    """Test-time augmentation, in place of that of each run."""
 
 
 def run(arguments: list[str]) -> None:
@@ -117,6 +120,8 @@ def run(arguments: list[str]) -> None:
         table = open_inputs(images, recipe.config.data)
     step = getattr(options, "step", "")
     members = [trained_network(each, step, topology, table) for each in places]
+    if (views := getattr(options, "eval_views", None)) is not None:
+        members = [replace(each, config=each.config.replace(eval={"views": views})) for each in members]
     trained = Ensemble.of(members, options.weights)
     if is_one_run and not options.raw:
         trained = calibrated(trained)
