@@ -68,10 +68,10 @@ def test_a_table_holds_numbers_or_shares_and_weights(folder):
     assert [len(splits["train"]), len(splits["val"])] == [18, 6]
     other = opened(folder, targets="numbers")
     assert other["train"].weights is None and other["train"].fingerprint != splits["train"].fingerprint
-    age = opened(folder, targets="numbers", columns=("label=age",))["val"]
-    assert age.reading.endswith("image=path, 1 column of numbers (age)")
+    assert opened(folder, targets="numbers", columns="label=age")["val"].reading.endswith("1 column of numbers (age)")
     shares = labels_of(opened(folder, targets="shares", columns=("label=grade", "label=age"))["val"])
     assert shares.form == "shares" and shares.values.sum(1) == pytest.approx(np.ones(6))
+    assert shares.counts == pytest.approx(shares.values.sum(0))
     batch = columns(splits["train"], SampleOrder(18, 6, 0), 0)
     np.testing.assert_array_equal(batch.weight, splits["train"].weights[batch.row])
     np.testing.assert_array_equal(batch.label, splits["train"].labels[batch.row])

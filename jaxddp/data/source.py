@@ -73,8 +73,10 @@ class Labels:
     def counts(self) -> np.ndarray:
         """The number of examples of each class, int64[K]; an example of several classes counts once in each.
 
-        For numbers, it is the number of examples.
+        For numbers, it is the number of examples; for shares, their sums, float64[K].
         """
+        if self.form == "shares":
+            return self.values.sum(0, dtype=np.float64)
         if self.has_rows:
             return ((self.values > 0) | (self.form == "numbers")).sum(0, dtype=np.int64)
         return np.bincount(self.values[self.values >= 0], minlength=len(self.ids))

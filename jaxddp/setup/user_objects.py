@@ -112,8 +112,8 @@ _KEY = "loss.class_weights"
 def class_weights(config: Config, class_counts: np.ndarray, num_examples: int) -> np.ndarray | None:
     """Return the class weights, float64[K], or None. Balanced weights are N / (K n_k) for n_k of N examples in class k.
 
-    With several labels for each example, the sum of the n_k is above N. Raises: InputError if there are not K weights,
-    or weights are balanced and a class has no examples.
+    With several labels for each example, the sum of the n_k is above N. With shares, n_k is their sum. Raises:
+    InputError if there are not K weights, or weights are balanced and a class has no examples.
     """
     weights = config.loss.weights
     if weights is None:
