@@ -216,12 +216,12 @@ def test_unlabelled_images_are_in_the_columns_of_the_config(root: Path):
         assert table.path.tolist() == [b"a.png", b"b/2.png"]
 
 
-def test_a_test_file_without_labels_is_no_validation_split(root: Path):
+def test_a_test_file_without_labels_is_no_validation_split(root: Path, caplog):
     (root / "train.csv").write_text("id,label\na.png,x\nb/2.png,x\nc.png,x\n")
     (root / "test.csv").write_text("id\nd.png\n")
     assert [len(table) for table in open_splits(data(root, val_share=0.5)).values()] == [1, 2]
-    (root / "test.csv").write_text("id,label\nd.png,x\n")
-    assert [len(table) for table in open_splits(data(root)).values()] == [3, 1]
+    (root / "test.csv").write_text("id,label\nd.png,x\na.png,x\n")
+    assert [*map(len, open_splits(data(root)).values())] == [3, 2] and "1 image (a.png) in both splits" in caplog.text
     (root / "test.csv").rename(root / "val.csv")
     (root / "train.csv").unlink()
     assert refusal(data(root)).startswith(f"{root}/train.csv: no such file")

@@ -176,8 +176,15 @@ def _loss(left: np.ndarray, group: _Group, total: np.ndarray) -> float:
 
 
 def check_groups(splits: Mapping[str, SourceTable], where: str) -> None:
-    """Check that no group is in both splits. Raises: InputError, which names those that are."""
-    columns = [table.group for table in splits.values() if isinstance(table, ExampleTable) and table.group is not None]
+    """Check that no group is in both splits, and warn of images that are. Raises: InputError, which names groups."""
+    tables = [table for table in splits.values() if isinstance(table, ExampleTable)]
+    roots = {table.store.root if table.offset is None else None for table in tables}
+    if len(tables) == 2 and len(roots) == 1 and None not in roots:
+        few, many = sorted((table.path.tolist() for table in tables), key=len)
+        if both := sorted({*few}.intersection(many)):
+            names = some([os.fsdecode(path) for path in both])
+            _log.warning(f"{where}: {counted(len(both), 'image')} ({names}) in both splits; validations are too good")
+    columns = [table.group for table in tables if table.group is not None]
     if len(columns) == 2 and len(both := np.intersect1d(columns[0], columns[1])):
         names = some([name.decode() for name in both])
         fault = f"{where}: {counted(len(both), 'group')} ({names}) with images in both splits"
