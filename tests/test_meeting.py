@@ -35,13 +35,11 @@ def server() -> Iterator[tuple[LauncherServer, SimpleQueue[Event], Job]]:
     launcher_server.close()
 
 
-def client(
-    job: Job, machine: int = 1, *, seconds: float = 20, **changes: object
-) -> tuple[LauncherClient, SimpleQueue[Event]]:
+def client(job: Job, machine: int = 1, **changes: object) -> tuple[LauncherClient, SimpleQueue[Event]]:
     events = SimpleQueue[Event]()
     facts = changes.pop("facts", {"--nodes": "3"})
     launcher = LauncherClient(Job(**{**vars(job), "process_id": machine, **changes}), facts, events.put)
-    launcher.reach(seconds)
+    launcher.reach(20)
     return launcher, events
 
 
@@ -85,13 +83,15 @@ def test_connections_of_other_programs_do_not_disturb_launchers(server):
     ],
     ids=str,
 )
-def test_a_launcher_with_another_key_run_or_option_is_rejected(changes, message, server):
+def test_a_launcher_with_another_key_run_or_option_is_rejected(changes, message, server, capsys):
     _, events, job = server
     launcher, received_events = client(job, **changes)
     event = next_event(received_events).content
     assert isinstance(event, InputError) and f"--coordinator {job.coordinator}: {message}" in str(event)
     launcher.close()
     assert events.empty()
+    # Machine 0 prints why a machine of its own job is missing.
+    assert (f"refused: {message}" in capsys.readouterr().err) == (changes.keys() <= {"facts", "machine"})
 
 
 def test_a_restarted_machine_is_admitted_once_its_earlier_launcher_is_lost(server, monkeypatch):

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from jaxddp.core.errors import InputError, JaxddpError, Unreachable, about
+from jaxddp.core.log import say
 from jaxddp.job.connection import Admission, Client, Connection, NetworkThread
 from jaxddp.job.environment import Job
 from jaxddp.job.messages import Hello, Message, Refusal, make_welcome
@@ -17,8 +18,7 @@ SILENCE_SECONDS = 10.0
 """A launcher counts as lost after this time without a message."""
 _TAKEOVER_SECONDS = SILENCE_SECONDS + 1
 """The time in which the server must detect the loss of an earlier launcher of the same machine."""
-_FLUSH_SECONDS, _POLL_SECONDS = 2.0, 0.1
-_JOIN_SECONDS = 2 * SILENCE_SECONDS + 10
+_FLUSH_SECONDS, _POLL_SECONDS, _JOIN_SECONDS = 2.0, 0.1, 2 * SILENCE_SECONDS + 10
 
 
 class Arrived(NamedTuple):
@@ -107,8 +107,8 @@ class LauncherServer(Network):
     async def _serve(self, connection: Connection, hello: Hello) -> None:
         reason = self._admission.difference(hello) or await self._conflict(hello.process, hello.host)
         if reason is not None:
-            connection.send(Refusal(reason))
-            return
+            say(f"jaxddp launch: refused: {reason}")
+            return connection.send(Refusal(reason))
         connection.send(make_welcome(hello, self._job.key))
         await self._listen(hello.process, hello.host, connection)
 
