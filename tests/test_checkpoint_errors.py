@@ -72,9 +72,8 @@ def test_files_on_an_unreachable_server_are_not_damaged(tmp_path, monkeypatch):
 
         monkeypatch.setattr(files, "read", fail)
         if damage is None:
-            with pytest.raises(
-                Unreachable, match=f"^{tmp_path / '4'}: cannot be read \\(Stale file handle\\); check the disk"
-            ):
+            line = f"^{tmp_path / '4'}: cannot be read \\(Stale file handle\\); check the disk"
+            with pytest.raises(Unreachable, match=line):
                 manifests.check(4)
         else:
             assert manifests.check(4) == f"manifest.json {damage}"

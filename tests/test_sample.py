@@ -65,12 +65,13 @@ def test_existing_files_are_not_changed(digits, tmp_path, capfd):
         jaxddp.write_sample("digits", 5)
 
 
-def test_a_full_disk_leaves_no_file(tmp_path, capfd, monkeypatch):
-    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_a_full_disk_leaves_no_file(tmp_path, capfd, monkeypatch, number):
+    full = OSError(number, os.strerror(number))
     monkeypatch.setattr(Path, "write_bytes", mock.Mock(side_effect=[1] * 99 + [full]))
     out = tmp_path / "digits"
     line = fails(["data", "sample", "digits", "--out", str(out)], capfd)
-    assert line == f"jaxddp: {out}: cannot be written (No space left on device); free some space there"
+    assert line == f"jaxddp: {out}: cannot be written ({full.strerror}); free some space there"
     assert not [*tmp_path.iterdir()]
 
 

@@ -46,7 +46,7 @@ def readable_errors(path: Path) -> Iterator[None]:
         if error.errno in _AWAY or error.errno == errno.EIO:
             raise Unreachable(f"{path}: cannot be written ({error.strerror}); {_SERVER_ADVICE}") from error
         reason = error.strerror or type(error).__name__
-        advice = "free some space there" if reason == os.strerror(errno.ENOSPC) else "choose another place"
+        advice = "free some space there" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "choose another place"
         raise InputError(f"{path}: cannot be written ({reason}); {advice}") from error
 
 
