@@ -67,9 +67,8 @@ def lines_of(**changes) -> str:
 def test_the_same_command_prints_what_the_run_reached_and_how_to_go_on(ended, capsys):
     assert main(words()) == 0
     reached, advice = capsys.readouterr().out.splitlines()
-    when = "on 2026-01-02 03:04"
     result = "result: val loss 0.5000 top-1 75.00%; best: top1 80.00% at step 8"
-    assert reached == f"{ended}: done at step 12 {when}: nothing to train; {result}"
+    assert reached == f"{ended}: done at step 12 on 2026-01-02 03:04: nothing to train; {result}"
     assert re.search(rf"--epochs; .* --workdir; .*: jaxddp eval {ended}$", advice)
 
 
@@ -162,3 +161,4 @@ def test_a_resume_knows_whether_the_length_has_changed(ended):
     assert claim(ended, claimed, resuming=True)[1] is True
     longer = config.replace(train={"duration": "9 epochs"})
     assert claim(ended, Claim(longer.to_dict(), claimed.fingerprints, recipe), resuming=True)[1] is False
+    assert lines_of(train={"duration": "9 epochs"}) == ""  # As if the longer run had been killed before its first step.

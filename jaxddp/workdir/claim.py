@@ -99,6 +99,9 @@ def claim(directory: Path, claimed: Claim, peers: Peers = ALONE, *, resuming: bo
                 files.replace_json(directory / REFERENCE_FILE, plain(reference))
             elif not claimed.recipe.is_run:
                 (directory / REFERENCE_FILE).unlink(missing_ok=True)
+        if resuming and not same:
+            # If this start is killed, the next one must not take the run for ended.
+            files.remove(directory / RESULT)
         files.replace_json(directory / CONFIG_FILE, record)
     return record, same
 
