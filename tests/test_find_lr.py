@@ -134,7 +134,6 @@ def test_a_loss_that_is_not_finite_ends_the_range_test_with_the_results_so_far(f
     (folder / "bad.py").write_text(f"{DENSE}\n\ndef get_loss(config):\n    return {loss}\n")
     code, _, err = run_find_lr(folder, monkeypatch, capfd, "bad.py", "--out", "bad.png", "--train.batch-size", "160")
     assert code == 1 and "jaxddp: the loss of the first step is not finite; check the " in err.splitlines()[-1], err
-    # The log has no learning rate of an optimizer that does not use the schedule, and a test of it finds nothing.
     (folder / "own.py").write_text(DENSE + HOOK.replace("(learning_rate)\n", "(0.1)\n"))
     code, _, err = run_find_lr(folder, monkeypatch, capfd, "own.py")
     assert code == 2 and "get_optimizer does not use its argument learning_rate" in err.splitlines()[-1], err

@@ -171,7 +171,6 @@ def _show(arguments: list[str]) -> None:
 
 def _pack(arguments: list[str]) -> None:
     options = parse(PackData, PackData(), "jaxddp data pack", arguments)
-
     tables = _open(options)
     with counting_images("packing images", sum(map(len, tables.values()))) as progress:
         manifest = pack(tables, options.out, options, progress)
