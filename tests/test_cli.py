@@ -433,6 +433,7 @@ def test_help_names_commands_and_configs(capfd):
     assert main(["--help"]) == 0
     text = capfd.readouterr().out
     assert "jaxddp train CONFIG" in text and "imagenet_resnet50" in text
+    assert main(["train", "digits", "--help"]) == 0 and "(default: adamw; there" in capfd.readouterr().out
     assert main([]) == 2
     capfd.readouterr()
     # Versions are on one line.

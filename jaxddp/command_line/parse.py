@@ -315,6 +315,10 @@ def _first_options(values: Mapping[str, Any]) -> type:
     return make_dataclass("FirstOptions", options, frozen=True)
 
 
+_LISTED = {each.key: each for each in (registry.MODELS, registry.OPTIMIZERS, registry.SCHEDULES, registry.METRICS)}
+_LISTED |= {each.key: each for each in (registry.AUGMENTATIONS, registry.POLICIES)}
+
+
 def _shown(section: Any, of_choices: Collection[str], hidden: Collection[str], prefix: str = "") -> Any:
     """Return a copy of a section or a config without hidden keys, and with the descriptions of keys of choices."""
     shown = []
@@ -324,6 +328,10 @@ def _shown(section: Any, of_choices: Collection[str], hidden: Collection[str], p
             hint = tyro.conf.Suppress[hint]
         elif key in of_choices:
             hint = Annotated[hint, tyro.conf.arg(help=registry.description(key))]
+        elif kind := _LISTED.get(key):
+            default = " ".join(value) if isinstance(value, tuple) else value
+            names = f"(default: {default}; there are: {', '.join(kind.names())})"
+            hint = Annotated[hint, tyro.conf.arg(help_behavior_hint=names)]
         elif is_tree(hint):
             value = _shown(value, of_choices, hidden, f"{key}.")
             hint = type(value)
