@@ -211,7 +211,7 @@ def decode(
         _log.warning("data.bits=8: some images have 16 bits, of which the upper 8 are used; set data.bits 16 for all")
     image = decoded
     if header.kind == "jpeg" and decoded is None:
-        image = _decode_jpeg(data if rows is None else first_rows(data, rows), scale, exact)
+        image = _decode_jpeg(data if rows in (None, header.height) else first_rows(data, rows), scale, exact)
     elif header.kind == "png" and header.bits == pixels.bits == 16:
         image = _decode_png16(_without_metadata(data, pixels))
     elif header.kind == "ppm":
