@@ -20,9 +20,9 @@ from support.ilsvrc import write_tree
 from support.peers import Second
 
 import jaxddp.core.libraries as libraries
+from jaxddp.cli import main
 from jaxddp.core.files import CACHE_VARIABLE
-from jaxddp.engine import compilation as compilation_cache
-from jaxddp.engine.compilation import PROGRAMS, keep_compiled_programs
+from jaxddp.engine.compilation import PROGRAMS, _warn_once, keep_compiled_programs
 
 DEFAULTS = {
     "jax_compilation_cache_dir": None,
@@ -45,7 +45,7 @@ def programs_folder(monkeypatch, tmp_path):
         monkeypatch.delenv(name.upper(), raising=False)
         jax.config.update(name, value)
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "kept"))
-    compilation_cache._warn_once.cache_clear()
+    _warn_once.cache_clear()
     yield tmp_path / "kept" / PROGRAMS
     for name, value in before.items():
         jax.config.update(name, value)
@@ -66,7 +66,7 @@ def test_programs_are_kept_in_their_own_folder(programs_folder, variables, place
         monkeypatch.delenv(name, raising=False)
     for name, value in {"HOME": "home", **variables}.items():
         monkeypatch.setenv(name, str(tmp_path / value))
-    keep_compiled_programs()
+    assert main(["export", str(tmp_path), "--out", "net.onnx"]) == 2  # There is no run.
     folder = tmp_path / place
     assert jax_settings() == DEFAULTS | {
         "jax_compilation_cache_dir": str(folder),
@@ -164,7 +164,7 @@ def test_without_jaxs_functions_one_log_line_names_the_consequence(second_proces
 
 
 def test_the_least_recently_used_programs_are_removed_unless_jax_limits_the_folder(programs_folder, monkeypatch):
-    monkeypatch.setattr(compilation_cache, "MOST_BYTES", 10)
+    monkeypatch.setattr("jaxddp.engine.compilation.MOST_BYTES", 10)
     programs_folder.mkdir(parents=True, mode=0o700)
     # The times of reading and writing: a file system may be mounted without access times.
     for number, times in enumerate([(9, 0), (0, 1), (2, 2), (0, 3)]):

@@ -49,10 +49,12 @@ def run(arguments: list[str]) -> None:
     if options.precision != "float32" and form not in ("onnx", "tflite"):
         raise InputError(f"--precision {options.precision}: needs --format onnx or tflite; leave it out")
     with doing(IMPORTING):
+        from jaxddp.engine.compilation import keep_compiled_programs
         from jaxddp.inference import exports
         from jaxddp.inference.pretrained import trained_network
         from jaxddp.mesh import Topology
 
+    keep_compiled_programs()  # The import of jax2onnx alone compiles 70 programs.
     step, network = getattr(options, "step", ""), None
     # On a CPU, onnxruntime and TFLite support few operations in bfloat16.
     precision = None if form in ("stablehlo", "hub") else "float32"
