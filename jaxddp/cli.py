@@ -106,8 +106,7 @@ def main(arguments: list[str] | None = None) -> int:
     if is_program and code == INTERRUPTED:
         exit_at_once(code)
     if is_program:
-        # At its exit Python would search all objects for garbage, for 0.3 s after JAX was imported.
-        gc.freeze()
+        gc.freeze()  # At its exit Python would search all objects for garbage, for 0.3 s after JAX was imported.
     return code
 
 

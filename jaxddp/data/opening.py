@@ -466,8 +466,7 @@ def _images(place: str, *, alone: bool) -> Iterator[tuple[str, str]]:
     if not below:
         problem = f"no such file or folder{files.nearest_beside(path.absolute())}"
         raise InputError(f"{place}: {'no image below this folder' if path.is_dir() else problem}; check the path")
-    for name, image in below:
-        yield name if alone else os.path.join(place, name), image
+    yield from ((name if alone else os.path.join(place, name), image) for name, image in below)
 
 
 def _below(top: Path, folder: str, above: tuple[str, ...]) -> Iterator[tuple[str, str]]:
