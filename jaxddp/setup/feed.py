@@ -163,14 +163,16 @@ class Feed:
     def resident_chunks(self, chunks: Iterable[range], key: jax.Array | None = None) -> Iterator[Chunk]:
         """Iterate over the arguments of `make_resident_steps`: images, columns and the run's key, for each chunk.
 
-        The columns of a chunk are computed and placed in a thread while the devices compute the chunk before it.
-        Raises: see `place`.
+        A thread computes and places a chunk's columns while the devices compute the one before. Raises: see `place`.
         """
         self.place()
         images: ResidentImages = self.resident[TRAINING].images
         if self.unlabelled is not None:
             images = images, self.resident[UNLABELLED].images
-        placed = lambda steps: Chunk(len(steps), (images, self.topology.place(self._stacked(steps)), key))  # noqa: E731
+
+        def placed(steps: range) -> Chunk:
+            return Chunk(len(steps), (images, self.topology.place(self._stacked(steps)), key))
+
         yield from map_in_threads(placed, chunks, ahead=1)
 
     def resident_eval(self, source: Source, batch_size: int, longest: int) -> Iterator[tuple[jax.Array, Batch]]:
