@@ -97,10 +97,8 @@ def parse_recipe(
 ) -> tuple[Command, RecipeFile]:
     """Parse the arguments of a command whose first argument is a config, a recipe file or a run.
 
-    Args:
-        measures: whether the command evaluates a run, with the settings in the run's work directory.
-        of_weights: whether the first argument is weights, as in `model.weights`. The config has their settings, as far
-            as they are known.
+    With `measures`, the command evaluates a run with the settings in its work directory. With `of_weights`, the first
+    argument is weights, as in `model.weights`, and the config has their settings, as far as they are known.
 
     Return the command, and the recipe file with the overridden config. Raises: InputError if the recipe cannot be read,
     or an unused key is set; see also `parse`.
@@ -143,8 +141,7 @@ def _overridden(
     own = {"config": file.config} | ({"workdir": workdir or Path()} if "workdir" in options else {})
     default: Any = command(**own)
     if {*HELP} & {*rest}:
-        named = {key: option(rest, format_option(key)) for key in registry.NAMES}
-        chosen = {key: name for key, name in named.items() if name}
+        chosen = {key: name for key in registry.NAMES if (name := option(rest, format_option(key)))}
         parse(*page_of_config(replace(default, config=file.config.replace(**chosen)), file.hooks), prog, rest)
     parsed: Any = parse(command, default, prog, rest)
     registry.check_names(parsed.config, file.hooks)
@@ -315,10 +312,6 @@ def _first_options(values: Mapping[str, Any]) -> type:
     return make_dataclass("FirstOptions", options, frozen=True)
 
 
-_LISTED = {each.key: each for each in (registry.MODELS, registry.OPTIMIZERS, registry.SCHEDULES, registry.METRICS)}
-_LISTED |= {each.key: each for each in (registry.AUGMENTATIONS, registry.POLICIES)}
-
-
 def _shown(section: Any, of_choices: Collection[str], hidden: Collection[str], prefix: str = "") -> Any:
     """Return a copy of a section or a config without hidden keys, and with the descriptions of keys of choices."""
     shown = []
@@ -328,7 +321,7 @@ def _shown(section: Any, of_choices: Collection[str], hidden: Collection[str], p
             hint = tyro.conf.Suppress[hint]
         elif key in of_choices:
             hint = Annotated[hint, tyro.conf.arg(help=registry.description(key))]
-        elif kind := _LISTED.get(key):
+        elif kind := registry.LISTED.get(key):
             default = " ".join(value) if isinstance(value, tuple) else value
             names = f"(default: {default}; there are: {', '.join(kind.names())})"
             hint = Annotated[hint, tyro.conf.arg(help_behavior_hint=names)]

@@ -36,8 +36,7 @@ _NARROWEST = 10
 def print_table(columns: Sequence[str], rows: Iterable[TableRow]) -> None:
     """Print a table on standard output, with the width of the terminal or COLUMNS; one line a row in a file or a pipe.
 
-    If the table is too wide, cells are folded, or if their longest words are too wide, each cell gets its own line. No
-    text is left out.
+    If the table is too wide, cells are folded, or if their longest words are too wide, each cell gets its own line.
     """
     from rich import box
     from rich.console import Console

@@ -98,8 +98,7 @@ class DataConfig:
     """Name of a data set in the file that JAXDDP_DATASETS names, or in datasets.toml in the working directory."""
     placement: Literal["shared", "local"] = "shared"
     """"shared" needs the same data on every process; "local" trains on the union of the data of all processes, each of
-    which reads only its own. With "local", {process} in `path`, `train`, `val`, `data_dir` and `manifest` stands for
-    the number of the process."""
+    which reads its own, with its number in place of {process} in `path`, `train`, `val`, `data_dir`, `manifest`."""
     image_size: Pixels = 224
     """Side of the square input of the network, in pixels."""
     resize: Pixels = 256
@@ -139,8 +138,7 @@ class DataConfig:
     epoch keeps its length, so it visits only one example of every `repeats`."""
     train: str | None = None
     """The training split: its folder, its solution file or table, its Parquet or .tar files as a pattern, or its name
-    for hf: and tfds:. If None, the value in datasets.toml, else LOC_train_solution.csv, or what has the name of the
-    split."""
+    for hf: and tfds:. If None, the value in datasets.toml, else LOC_train_solution.csv, or what is called train."""
     val: str | None = None
     """The validation split, as for `train`; the solution file is LOC_val_solution.csv."""
     columns: Names = ()
@@ -160,8 +158,7 @@ class DataConfig:
     split_column: str | None = None
     """Column of a table that names the split or the fold of each image."""
     val_fold: Annotated[str, Requires("data.split_column")] | None = None
-    """Value of `split_column` with which an image is for validation. If None, val, valid, validation, dev or, without
-    these, test."""
+    """Value of `split_column` of validation images. If None, val, valid, validation, dev or, without these, test."""
     group_column: str | None = None
     """Column of a table that names the group of each image, such as a patient, or the name of a function of the path
     that a recipe adds to `jaxddp.data.division.GROUPS`. All images of a group are in one split."""
@@ -172,16 +169,15 @@ class DataConfig:
     channels: Literal[1, 3, 4] = 3
     """Number of channels of decoded files: 1 (gray), 3 (RGB) or 4 (RGBA). Arrays keep their channels."""
     bits: Literal[8, 16] = 8
-    """Bits per channel of decoded files. With 8, files of 16 bits lose the lower 8 bits, and the run logs this once.
-    Arrays keep their type."""
+    """Bits per channel of decoded files. With 8, files of 16 bits lose the lower 8; this is logged once. Arrays keep
+    their type."""
     verify: Literal["first", "manifest", "never"] = "first"
     """"first" decodes each file completely before its first use, unless an earlier run or `jaxddp data check` decoded
     it. "manifest" also compares the SHA-256 of each file with `manifest` on every read. "never" skips both checks."""
     manifest: Annotated[str, Requires("data.verify", ("manifest",))] | None = None
     """Manifest that `jaxddp data check` wrote. If None, the default name in the working directory or at the data."""
     workers: Annotated[int, Range(0, 1024)] = 0
-    """Number of processes that read and decode images. If 0, the threads of this process do so, up to about 5,000
-    images per second."""
+    """Number of processes that decode images. If 0, threads of this process do, up to about 5,000 images per second."""
     bad_images: Literal["fail", "substitute"] = "fail"
     """What to do with an unusable training image: "fail" ends the run; "substitute" replaces it by one of its class."""
     max_bad_images: Annotated[Share, Requires("data.bad_images", ("substitute",))] = 0.001

@@ -184,6 +184,8 @@ CHOICES = (MODELS, LOSSES, OBJECTIVES, OPTIMIZERS, SCHEDULES)
 """The kinds whose choices can have settings."""
 NAMES = tuple(kind.key for kind in CHOICES)
 """The keys that name a choice."""
+LISTED = {kind.key: kind for kind in (MODELS, OPTIMIZERS, SCHEDULES, METRICS, AUGMENTATIONS, POLICIES)}
+"""The kinds by the keys whose choices `--help` lists, because the docstrings of the keys do not."""
 
 
 def check_names(config: Any, hooks: Collection[str] = ()) -> None:

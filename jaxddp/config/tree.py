@@ -239,8 +239,8 @@ class EvalConfig:
     limit: ranges.Count | None = None
     """Validate on at most this many examples, with the same proportions of classes. If None, all."""
     metrics: Names = ("top1", "top5")
-    """Metrics in addition to the loss, in training and validation. A top-k metric is left out if the data have no more
-    than k classes."""
+    """Metrics besides the loss, in training and validation. A top-k metric needs more than k classes in the data; it is
+    left out otherwise."""
     views: Views = "one"
     """Test-time augmentation: average the logits of an image and its mirror image ("mirror"), or also of copies shifted
     by one pixel ("mirror_translate"). The cost is two or six times the cost of "one"."""
@@ -283,8 +283,7 @@ class LogConfig:
     """Loggers by name. "jsonl" writes metrics.jsonl and result.json, "curves" draws curves.png from metrics.jsonl,
     "parameters" lists the network's parameters in parameters.txt, "tensorboard" writes event files, "confusion" writes
     the last validation's confusion matrix to confusion.csv, and "wandb" and "mlflow" log to Weights & Biases and
-    MLflow, which need the extra of the same name. If a logger other than "jsonl" fails, the run logs this and
-    continues."""
+    MLflow, which need the extra of the same name. If another logger than "jsonl" fails, the run continues."""
     project: Annotated[str, _OfTracker] | None = None
     """Project for "wandb", experiment for "mlflow". If None, the tracker's environment variable, else "jaxddp"."""
     name: Annotated[str, _OfTracker] | None = None

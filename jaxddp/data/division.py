@@ -176,7 +176,7 @@ def _loss(left: np.ndarray, group: _Group, total: np.ndarray) -> float:
 
 
 def check_groups(splits: Mapping[str, SourceTable], where: str) -> None:
-    """Check that no group is in both splits, and warn of images that are. Raises: InputError, which names groups."""
+    """Check that no group is in both splits, and warn of images that are. Raises: InputError about such a group."""
     tables = [table for table in splits.values() if isinstance(table, ExampleTable)]
     roots = {table.store.root if table.offset is None else None for table in tables}
     if len(tables) == 2 and len(roots) == 1 and None not in roots:

@@ -232,8 +232,7 @@ class RecipeFile:
 
     def digest(self) -> str | None:
         """Return the digest of `files`; None if there are no files."""
-        contents = self.files()
-        return _digest(contents) if contents else None
+        return _digest(contents) if (contents := self.files()) else None
 
 
 _readings: ContextVar[Sequence[RecipeFile]] = ContextVar("readings", default=())

@@ -25,8 +25,7 @@ from jaxddp.training.plan import cut, full_length, max_substituted
 from jaxddp.training.run import Chunk, ImageGrowth
 
 LONGEST_CHUNK = 32
-"""The largest number of steps in one dispatch: large enough to hide the cost of a dispatch, and small enough for a fast
-reaction to SIGTERM."""
+"""The most steps in a dispatch: enough to hide the cost of a dispatch, and few enough to react to SIGTERM soon."""
 
 TRAINING, VALIDATION, UNLABELLED = "training", "validation", "unlabelled"
 """The uses of images that are kept on the devices."""

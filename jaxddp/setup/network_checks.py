@@ -115,8 +115,7 @@ def brings_weights(model: Model) -> bool:
 def check_outputs(model: Model, image_shape: ImageShape, classes: int, precision: str = "float32") -> tuple[Any, Any]:
     """Check that a network returns one logit per class for each image [H, W, C], in evaluation and in training.
 
-    Return the jaxprs of both; None for training if the network does not accept so few images. Raises: InputError if the
-    network returns something else.
+    Return the jaxprs of both; None for training if the network does not accept so few images. Raises: InputError.
     """
     evaluation = _trace(model, image_shape, precision, train=False, classes=classes)
     training = _trace(model, image_shape, precision, train=True, classes=classes)

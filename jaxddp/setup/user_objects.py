@@ -55,8 +55,7 @@ class UserObject:
     def function(self, description: str, arguments: str) -> Callable[..., Any]:
         """Return the object as a function. An error in the function of a hook names the file and the line.
 
-        Raises: InputError, with a description of the function's arguments, if the object is not a function, or takes
-        other positional arguments.
+        Raises: InputError, which describes the arguments, if it is no function or takes other positional arguments.
         """
         if isinstance(self.value, type) or not callable(self.value):
             advice = f"give a function of {description}"

@@ -270,8 +270,7 @@ def describe_end(directory: Path, step: int | None, peers: Peers, *, is_same: bo
 def nothing_to_train(file: RecipeFile, directory: Path) -> str:
     """Return lines about the end of a run; "" if the run may continue, or if its data must be opened to decide that.
 
-    The settings are compared as on a resume. The data are not opened. Raises: InputError if a setting of the run has
-    changed.
+    The settings are compared as on a resume. No data are opened. Raises: InputError if a setting has changed.
     """
     directory = directory.absolute()
     place = directory / integrity.CHECKPOINTS

@@ -20,8 +20,7 @@ _RETRY_SECONDS = 0.1
 def locked(directory: Path) -> Iterator[None]:
     """Lock a work directory during the block. Without a lock, a second run would delete files that this run writes.
 
-    The lock ends with the process. On a file system without locks, nothing is locked. Raises: InputError if another run
-    holds the lock.
+    The lock ends with the process. A file system may have no locks. Raises: InputError if another run holds the lock.
     """
     # A lock of the directory itself would not reach the server of a network file system.
     with files.readable_errors(directory / LOCK_FILE):

@@ -298,9 +298,8 @@ def _identity(place: Path) -> tuple[int, int]:
 def watch_workdir(directory: Path, peers: Peers = ALONE) -> Iterator[Presence]:
     """Watch a work directory during the block. The training thread calls `check` of the `Presence` that is yielded.
 
-    After a removal, any error in the block becomes an InputError about the removal. The process exits if the block does
-    not end within 10 seconds, because the block may wait for another process. Raises: InputError if the directory was
-    removed, moved or replaced.
+    If the directory is removed, moved or replaced, any error in the block becomes an InputError about this. The process
+    exits if the block does not end within 10 seconds, because the block may wait for another process.
     """
     presence, finished = Presence(directory), threading.Event()
 

@@ -131,8 +131,7 @@ _OF_WEIGHTS = ("image_size", "resize", "eval_crop", "interpolation", "mean", "st
 def recognized_file(file: RecipeFile, weights: str) -> RecipeFile:
     """Return a recipe file with the network that has the arrays of a file of weights, if there is one.
 
-    The settings of images are those in which the published weights of this network agree. Raises: InputError if several
-    networks have these arrays.
+    The settings of images are those in which its published weights agree. Raises: InputError if several networks fit.
     """
     path = places.file_of_folder(files.expanded(weights))
     if not places.is_local(weights) or not os.path.isfile(path) or os.path.isfile(path.parent / CONFIG_FILE):
