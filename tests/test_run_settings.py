@@ -173,8 +173,7 @@ def test_eval_of_a_run_from_python_needs_a_config(run):
     (run / "config.json").write_text(json.dumps(content))
     _, file = parse_command("digits", "--workdir", str(run), command=Eval, measures=True)
     assert file.config == load("digits") and not file.notice
-    line = "config.json: the run came from Python and its config does not name the network; evaluate"
-    with pytest.raises(InputError, match=line):
+    with pytest.raises(InputError, match="config.json: the run came from Python and its .* name the network; evaluate"):
         jaxddp.evaluate_run(run)
 
 
