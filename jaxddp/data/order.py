@@ -14,6 +14,7 @@ import numpy as np
 
 from jaxddp.config.values import check_values
 from jaxddp.core.errors import InputError, Key, counted
+from jaxddp.core.peers import Peers
 from jaxddp.core.ranges import Count, Seed
 from jaxddp.data.batch import Batch
 
@@ -43,6 +44,11 @@ class Shard(NamedTuple):
     sizes: tuple[int, ...] = ()
     shares: int = 1
     microbatches: int = 1
+
+    @classmethod
+    def of_process(cls, peers: Peers) -> "Shard":
+        """Return this process's part of batches that are divided equally."""
+        return cls(peers.process_index, peers.process_count)
 
     def of(self, values: np.ndarray, padding: int = -1) -> np.ndarray:
         """Return this part of the values of a global batch; the empty places of slots hold `padding`.

@@ -146,7 +146,7 @@ def output_batches(
 def _batches(source: Source, order: EvalOrder, run: "TrainedRun", omissions: Substitutes) -> Iterator[Batch]:
     """Return this process's batches; none if no image can be used. The images that cannot be go into `omissions`."""
     data, peers = run.data_of(source), run.topology.peers
-    shard = Shard(peers.process_index, peers.process_count)
+    shard = Shard.of_process(peers)
     verified = getattr(source, "verified", None)
     if verified is None:
         return source.eval_batches(order, data, shard)

@@ -72,10 +72,6 @@ class Feed:
         """The part of every training batch that this process loads."""
         return self.whole._replace(index=self.topology.peers.process_index, count=self.topology.peers.process_count)
 
-    @property
-    def _equal_shard(self) -> Shard:
-        return Shard(self.topology.peers.process_index, self.topology.peers.process_count)
-
     def batches(self, start: int, stop: int) -> Iterator[Batch]:
         """Iterate over the batches of steps `start` to `stop - 1`, on the devices. Earlier batches are not read."""
         return _placed(self.read(range(start, stop)), self.topology)
@@ -178,8 +174,9 @@ class Feed:
         """Yield the arguments of `make_resident_eval` for a source, at most `longest` batches at once; see `place`."""
         self.place(source)
         images, order = self.resident[VALIDATION].images, EvalOrder(len(source), batch_size)
+        shard = Shard.of_process(self.topology.peers)
         for numbers in cut(range(order.num_batches), full_length(order.num_batches, longest)):
-            yield images, self.topology.place(stacked_columns(source, order, numbers, self._equal_shard))
+            yield images, self.topology.place(stacked_columns(source, order, numbers, shard))
 
     def read(self, steps: range) -> Iterator[Batch]:
         """Iterate over this process's parts of the batches of some steps."""
@@ -223,7 +220,7 @@ class Feed:
 
     def _decoded(self, use: str) -> jax.Array:
         """Decode the images of the source, without random crops, and copy them to the devices."""
-        order, shard, substituted = self._load_order, self._equal_shard, list[int]()
+        order, shard, substituted = self._load_order, Shard.of_process(self.topology.peers), list[int]()
         if use == VALIDATION:
             batches = self.source.eval_batches(order, self.data, shard)
         else:
@@ -249,7 +246,7 @@ def _bytes_of(feeds: Mapping[str, Feed]) -> dict[str, int]:
 
 def eval_batches(source: Source, data: DataConfig, order: EvalOrder, topology: Topology) -> Iterator[Batch]:
     """Iterate over a source on the devices, each example once. The last batch is padded and masked."""
-    shard = Shard(topology.peers.process_index, topology.peers.process_count)
+    shard = Shard.of_process(topology.peers)
     return _placed(source.eval_batches(order, data.of_evaluation, shard), topology)
 
 

@@ -217,7 +217,7 @@ class ImagePredictor:
 
     def __call__(self, state: TrainState) -> PredictedImages:
         """Return the predictions of a state. Raises: see `batches`."""
-        shard = Shard(self.topology.peers.process_index, self.topology.peers.process_count)
+        shard = Shard.of_process(self.topology.peers)
         placed = (self.topology.place(jax.tree.map(shard.of, batch)) for batch in self.batches)
         outputs = [self.program(state, batch)[0] for batch in placed]
 
