@@ -26,7 +26,7 @@ from jaxddp.data.order import EvalOrder, Shard, UnitedOrder, columns
 from jaxddp.data.source import labels_of
 from jaxddp.data.united import VALIDATION, class_counts, own_part, unite
 from jaxddp.setup.resources import check_placement
-from jaxddp.setup.run_training import describe_non_finite
+from jaxddp.setup.run_training import make_run
 
 LOCAL = DataConfig(placement="local", augment=AugmentConfig(pad=1))
 SIZES = (31, 12)
@@ -233,7 +233,7 @@ def test_examples_without_a_finite_loss_are_named_without_padding():
     setup = setup_with(order, model=linear_model())
     assert str(setup).endswith("rows 0:12")
     state = setup.state.replace(params=jax.tree.map(lambda leaf: leaf * np.nan, setup.state.params))
-    text = describe_non_finite(state, 3, setup.supervised, setup.feed, setup.key)
+    text = make_run(setup).suspects(state, 3)
     rows = [row for row in order.rows(2).tolist() if row >= 0]
     assert text == f"The loss is not finite for rows {', '.join(map(str, rows))} of the training data"
 
