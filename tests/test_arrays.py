@@ -42,8 +42,7 @@ def test_evaluation_counts_every_example_once(batch_size: int, count: int):
     shards = [list(table.eval_batches(order, DATA, Shard(i, count))) for i in range(count)]
     assert {len(batches) for batches in shards} == {order.num_batches}
     batches = [batch for shard in shards for batch in shard]
-    rows = np.concatenate([batch.row[batch.mask == 1] for batch in batches])
-    assert sorted(rows) == list(range(11))
+    assert sorted(np.concatenate([batch.row[batch.mask == 1] for batch in batches])) == list(range(11))
     for batch in batches:
         np.testing.assert_array_equal(batch.image[:, 0, 0, 0], np.where(batch.mask == 1, batch.row + 1, 0))
         assert not batch.label[batch.mask == 0].any() and not batch.row[batch.mask == 0].any()
@@ -187,8 +186,7 @@ def test_examples_without_labels_are_refused_where_labels_are_needed():
     assert batches[0].label.tolist() == partly_labelled.labels.tolist() and batches[0].mask.all()
     check_labelled(partly_labelled.select("cat"), "training data")
     assert len(partly_labelled.select("cat")) == 2
-    unlabelled = ArrayTable(IMAGES, np.full(4, -1), ())
-    assert unlabelled.num_classes == 0
+    assert ArrayTable(IMAGES, np.full(4, -1), ()).num_classes == 0
 
 
 def test_an_order_that_does_not_fit_is_refused_before_the_first_batch():

@@ -72,8 +72,7 @@ def lowered(setup, gradients: Gradients):
 def test_accumulation_uses_one_all_reduce(unrolled):
     """Collectives are counted in the lowered program, before XLA merges all-reduces."""
     setup = setup_of(SmallNet(batch_norm=True), sgd(0.1), devices=2, batch_size=12, data=NO_AUGMENTATION)
-    text = lowered(setup, Gradients(accumulate=3, for_cpu=unrolled)).as_text()
-    assert text.count("stablehlo.all_reduce") == 1
+    assert lowered(setup, Gradients(accumulate=3, for_cpu=unrolled)).as_text().count("stablehlo.all_reduce") == 1
 
 
 @pytest.mark.parametrize("unrolled", [False, True])

@@ -96,8 +96,7 @@ def test_heat_maps_do_not_depend_on_devices_and_batches():
     probabilities, maps, images = explained(1, 16)
     assert maps.shape == (70, 8, 8) and maps.min() >= 0 and maps.max() > 0
     assert np.array_equal(images, TABLE.images)
-    run = random_run(NET, 8)
-    assert np.allclose(probabilities, run.predict(TABLE.images).probabilities, atol=1e-6)
+    assert np.allclose(probabilities, random_run(NET, 8).predict(TABLE.images).probabilities, atol=1e-6)
     for devices, at_once in ((4, 16), (2, 8)):
         others = explained(devices, at_once)
         assert all(

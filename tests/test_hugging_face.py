@@ -62,8 +62,7 @@ def test_rows_are_those_of_the_split_and_the_fingerprint_changes_with_an_image(s
     assert [train.read(row) for row in range(len(train))] == [TRUTH["train"].encoded(row) for row in range(10)]
     assert val.labels.tolist() == TRUTH["val"].labels.tolist()
     assert (train.id[3], train.name(3)) == (b"train__3", f"{saved}, train, row 3")
-    prefixed = open_both(f"hf:{saved}")
-    assert [table.fingerprint for table in prefixed] == [train.fingerprint, val.fingerprint]
+    assert [table.fingerprint for table in open_both(f"hf:{saved}")] == [train.fingerprint, val.fingerprint]
     changed = Pictures(TRUTH["train"].images.copy(), TRUTH["train"].labels)
     changed.images[4] = 0
     after = open_both(save(tmp_path / "set", train=make(changed), validation=make(TRUTH["val"])))
@@ -117,8 +116,7 @@ def test_faults_of_columns_and_labels_are_one_line(tmp_path: Path):
         f"{where}, train, row 9: no label; give each row one, or leave the row out"
     )
     faults: list[str] = []
-    kept = open_splits(config_of(where), faults.append)["train"]
-    assert len(kept) == 9 and len(faults) == 1
+    assert len(open_splits(config_of(where), faults.append)["train"]) == 9 and len(faults) == 1
     unknown = make(TRUTH["train"], [-1] * 10)
     assert open_both(save(tmp_path / "unknown", train=unknown, test=good))[0].labels.tolist() == [-1] * 10
     empty = datasets.Dataset.from_dict({"image": [None] * 3, "label": [0, 1, 2]}, features=datasets.Features(FEATURES))

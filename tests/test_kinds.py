@@ -14,9 +14,10 @@ from support.errors import error_line
 import jaxddp.config.registry as registry
 from jaxddp.augment.preprocess import Preprocess
 from jaxddp.config import AugmentConfig, Config
-from jaxddp.config.registry import AUGMENTATIONS, MODELS, SCHEDULES, Registry, check_read
+from jaxddp.config.registry import AUGMENTATIONS, LOSSES, MODELS, SCHEDULES, Registry, check_read
 from jaxddp.core.errors import InputError
 from jaxddp.models.adapt import adapt
+from jaxddp.recipe.file import read_recipe
 from jaxddp.schedules import Steps, make_schedule
 
 BUILT_IN = {
@@ -125,9 +126,15 @@ def test_an_augmentation_is_added(add):
     assert (np.ptp(changes, 1) == 0).all() and {*changes[:, 0]} <= {*range(9)} and len({*changes[:, 0]}) > 3
 
 
-def test_a_name_added_twice_is_refused():
+def test_a_name_added_twice_is_refused_and_a_recipe_that_adds_one_may_run_twice(add, tmp_path):
     kind = Registry("model.name", "", {})
-    kind.add("mine")(min)
     kind.add("mine")(min)
     with pytest.raises(ValueError, match="model.name: 'mine' is added twice, by .*min.* and .*max"):
         kind.add("mine")(max)
+    add(LOSSES, min)
+    text = "from jaxddp.config import Config as get_config\nfrom jaxddp.config.registry import LOSSES\n"
+    (tmp_path / "own.py").write_text(f"{text}@LOSSES.add('own')\ndef own(config):\n    pass\n")
+    # The run keeps a copy of such a recipe.
+    assert [*read_recipe(tmp_path / "own.py").files()] == [*read_recipe(tmp_path / "own.py").files()] == ["own.py"]
+    with pytest.raises(InputError, match="^other: loss.flip is no key of a config; make it a constant"):
+        LOSSES.add("other")(AugmentConfig)

@@ -146,8 +146,7 @@ def test_classes_that_cannot_be_put_into_one_order_are_an_error():
     ],
 )
 def test_images_and_labels_of_different_kinds_are_an_error(other, fact):
-    message = message_of(TABLES[0], other)
-    assert message.startswith(f"{fact} of the training data differs: process 0 has ")
+    assert message_of(TABLES[0], other).startswith(f"{fact} of the training data differs: process 0 has ")
 
 
 def test_the_batches_of_the_processes_are_those_of_the_whole_data_in_the_same_order():

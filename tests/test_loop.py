@@ -235,8 +235,7 @@ def test_a_run_that_turns_non_finite_leaves_only_finite_checkpoints(tmp_path, ba
     saved = checkpoints.steps()
     assert saved == list(range(2, bad, 2))
     for step in saved:
-        params = jax.device_get(checkpoints.restore(step, template)[0].params)
-        assert np.isfinite(params["weight"]).all()
+        assert np.isfinite(jax.device_get(checkpoints.restore(step, template)[0].params)["weight"]).all()
 
 
 def test_a_failed_run_names_the_first_step_that_is_not_finite_or_the_step_of_the_failed_listener():

@@ -57,8 +57,7 @@ def test_a_table_of_arrays_keeps_label_rows():
         TABLE.rows(np.flatnonzero(TABLE.labels[:, 1] == 0)[:1]).select("b")
     subset = TABLE.take(20)
     assert len(subset) == 20 and subset.fingerprint != TABLE.fingerprint
-    flipped = jaxddp.ArrayTable(TABLE.images, 1 - TABLE.labels, NAMES)
-    assert flipped.fingerprint != TABLE.fingerprint
+    assert jaxddp.ArrayTable(TABLE.images, 1 - TABLE.labels, NAMES).fingerprint != TABLE.fingerprint
     assert jaxddp.ArrayTable(TABLE.images, TABLE.labels.astype(bool), NAMES).fingerprint == TABLE.fingerprint
 
 

@@ -82,8 +82,7 @@ def test_the_shorter_side_has_the_requested_size():
 
 def test_a_copy_of_several_files_is_read_completely(tables, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("jaxddp.curate.SHARD_BYTES", 3000)
-    manifest = pack(tables, tmp_path / "copy", PackOptions(short_side=48))
-    assert len(manifest["splits"]["train"]["files"]) > 2
+    assert len(pack(tables, tmp_path / "copy", PackOptions(short_side=48))["splits"]["train"]["files"]) > 2
     table = read_packed(tmp_path / "copy", "train")
     assert [table.read(row) for row in range(15)] == [tables["train"].read(row) for row in range(15)]
 

@@ -166,8 +166,7 @@ def _advice(keys: Sequence[str], entries: Sequence[tuple[str, list[str]]], begin
     in_recipe = [key for key in keys if key not in on_command_line]
     words = [word for key, words in entries if key not in keys for word in words]
     advice = [f"leave {', '.join(in_recipe)} out of {path}"] if in_recipe else []
-    advice += [f"{shlex.join([*begin.split(), *words])} would do"] if on_command_line else []
-    return "; ".join(advice)
+    return "; ".join([*advice, f"{shlex.join([*begin.split(), *words])} would do"] if on_command_line else advice)
 
 
 def _measured(name: str, workdir: Path) -> RecipeFile:

@@ -13,18 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from jaxddp.config.data_section import AugmentConfig, DataConfig
-    from jaxddp.config.tree import (
-        CheckpointConfig,
-        Config,
-        EvalConfig,
-        LogConfig,
-        LossConfig,
-        ModelConfig,
-        ObjectiveConfig,
-        OptimizerConfig,
-        ParallelConfig,
-        TrainConfig,
-    )
+    from jaxddp.config.tree import *  # noqa: F403
     from jaxddp.recipe.file import Reference, load
 
 

@@ -19,8 +19,6 @@ Spread = Annotated[float, Range(1e-6, 1)]
 UNLABELLED_RATIO = 7
 """The default number of unlabelled images for each labelled one, for all objectives that read unlabelled images."""
 PROCESS = "{process}"
-PLACE_KEYS = ("path", "train", "val", "data_dir", "manifest", "images")
-"""The keys of `data` in which `PROCESS` is replaced."""
 TABLE_KEYS = ("columns", "images", "suffix", "targets", "weight_column", "label_separator", "split_column", "val_fold")
 TABLE_KEYS += ("group_column",)
 """The keys of `data` that say how a table of images is read."""
@@ -239,8 +237,8 @@ class DataConfig:
     @property
     def keys_of_process(self) -> tuple[str, ...]:
         """The keys whose values contain {process}, if each process has its own data."""
-        is_local = self.placement == "local"
-        return tuple(key for key in PLACE_KEYS if is_local and PROCESS in (getattr(self, key) or ""))
+        places = ("path", "train", "val", "data_dir", "manifest", "images") if self.placement == "local" else ()
+        return tuple(key for key in places if PROCESS in (getattr(self, key) or ""))
 
     @property
     def of_evaluation(self) -> "DataConfig":

@@ -109,7 +109,7 @@ def longest_match(values: Mapping[str, T], name: str, default: T) -> T:
 
 def has_prefix(prefix: str, name: str) -> bool:
     """Return whether a name begins with the words of a prefix."""
-    words, first = _words(prefix), _words(name)
+    words, first = _SEPARATOR.split(prefix), _SEPARATOR.split(name)
     if prefix == THE_HEAD:
         return first[0] in HEADS
     return len(words) <= len(first) and all(word in ("*", other) for word, other in zip(words, first, strict=False))
@@ -122,16 +122,12 @@ def assignments(pairs: Iterable[str], key: str, kind: Any = str, form: str = "LA
         layer, equals, value = (part.strip() for part in pair.partition("="))
         if not layer or not equals or not value:
             raise InputError(Key(key), f": {show(pair)}: expected {form}")
-        if repeated := [other for other in values if _words(other) == _words(layer)]:
+        if repeated := [other for other in values if _SEPARATOR.split(other) == _SEPARATOR.split(layer)]:
             problem = f": {show(layer)} has two values, {values[repeated[0]]} and {value}; give only one"
             raise InputError(Key(key), problem)
         values[layer] = value
     with about(Key(key)):
         return {layer: read(value, kind, layer) for layer, value in values.items()}
-
-
-def _words(name: str) -> list[str]:
-    return _SEPARATOR.split(name)
 
 
 @dataclass(frozen=True)

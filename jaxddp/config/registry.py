@@ -63,15 +63,22 @@ class Registry:
         """Create a kind from the module of each choice in a package, or from one module that adds all choices."""
         self.key, self.section, self.hook, self.also_read = key, key.partition(".")[0], hook, also_read
         self._package, self._modules = package, modules
-        self._added: dict[str, Any] = {}
+        self._added, self._keys = dict[str, Any](), dict[str, Any]()
 
     def add(self, *names: str) -> Callable[[T], T]:
         """Return a decorator that adds a choice under these names. Raises: ValueError if a name is taken."""
 
         def added(choice: T) -> T:
             for name in names:
-                if self._added.setdefault(name, choice) is not choice:
-                    raise ValueError(f"{self.key}: {name!r} is added twice, by {self._added[name]} and {choice}")
+                before = self._added.setdefault(name, choice)
+                # A recipe file may run several times.
+                if _origin(before) != _origin(choice):
+                    raise ValueError(f"{self.key}: {name!r} is added twice, by {before} and {choice}")
+                self._added[name] = choice
+            for field in _settings(choice) if self._keys else ():
+                if field.name not in self._keys:
+                    key = Key(f"{self.section}.{field.name}")
+                    raise InputError(f"{names[0]}: ", key, " is no key of a config", advice="make it a constant")
             return choice
 
         return added
@@ -120,8 +127,7 @@ class Registry:
         if name not in self._added:
             # It imports the module of a kind with settings, which adds all choices.
             self.names()
-        choice = self._added.get(name)
-        return {f"{self.section}.{field.name}": field for field in fields(choice)} if is_dataclass(choice) else {}
+        return {f"{self.section}.{field.name}": field for field in _settings(self._added.get(name))}
 
     def readers(self) -> dict[str, list[str]]:
         """Return the keys that only some choices read, such as "optimizer.beta2", with the names of these choices."""
@@ -139,7 +145,17 @@ class Registry:
                 if key not in section.__annotations__:
                     section.__annotations__[key] = hint | None
                     setattr(section, key, None)
+        self._keys = section.__annotations__
         return section
+
+
+def _settings(choice: Any) -> tuple[Field[Any], ...]:
+    return fields(choice) if is_dataclass(choice) else ()
+
+
+def _origin(choice: Any) -> tuple[Any, Any]:
+    """Return the module and the name of a function or a class; for another object, itself."""
+    return getattr(choice, "__module__", None), getattr(choice, "__qualname__", choice)
 
 
 MODELS = Registry("model.name", "jaxddp.models.families", {}, "get_model")

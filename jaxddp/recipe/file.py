@@ -26,7 +26,7 @@ from typing import Any
 
 import jaxddp.core.files as files
 import jaxddp.recipe.text as text
-from jaxddp.config.registry import CHOICES, SCHEDULES, keys_of_choices, with_defaults
+from jaxddp.config.registry import CHOICES, SCHEDULES, Registry, keys_of_choices, with_defaults
 from jaxddp.config.tree import Config
 from jaxddp.config.values import check_values, differing, observed
 from jaxddp.core.errors import InputError, about, choices, show, with_keys_of_file
@@ -102,8 +102,11 @@ def hooks_of(path: Path, module: ModuleType) -> dict[str, Hook]:
     """
     hooks = {}
     for name, value in vars(module).items():
-        # A module may import another function of this name, such as os.rename. A copy is kept for its `GROUPS`, too.
-        if name in (RENAME, "GROUPS") and (isinstance(value, Mapping) or inspect.isfunction(value)):
+        # A copy is also kept of a module that may add a choice, or a function of `GROUPS`.
+        if isinstance(value, Registry):
+            hooks[name] = Hook(path, value.get)
+        # A module may import another function of this name, such as os.rename.
+        elif name in (RENAME, "GROUPS") and (isinstance(value, Mapping) or inspect.isfunction(value)):
             hooks[name] = Hook(path, _by_table(value) if isinstance(value, Mapping) else value)
             check_parameters(hooks[name].function, str(path), name, "name")
         elif name in HOOKS:

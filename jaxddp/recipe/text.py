@@ -111,8 +111,7 @@ def _composed(path: Path) -> Any:
 
 def _as_yaml(text: str) -> str:
     """Return valid JSON as valid YAML, which does not allow tabs between tokens, and folds characters in strings."""
-    spaced = text.replace("\t", " ")
-    return "".join(c if c.isprintable() or c in "\n\r" else f"\\U{ord(c):08x}" for c in spaced)
+    return "".join(c if c.isprintable() or c in "\n\r" else f"\\U{ord(c):08x}" for c in text.replace("\t", " "))
 
 
 def _entries(node: Any, path: Path, seen: set[int], prefix: str = "") -> Iterator[tuple[str, Entry]]:
