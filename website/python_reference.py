@@ -1,6 +1,7 @@
 """Makes the pages about the Python API. mkdocstrings inserts the signatures and docstrings."""
 
 import ast
+import dataclasses
 import importlib
 import inspect
 import json
@@ -10,7 +11,8 @@ from types import ModuleType
 from typing import TypeVar
 
 import jaxddp
-import jaxddp.config as config
+import jaxddp.config.data_section as data_section
+import jaxddp.config.tree as tree
 from website.documents import ROOT
 
 GROUPS = {
@@ -71,8 +73,9 @@ def config_page() -> str:
 
 def names_of_config() -> list[str]:
     """Return the names of `jaxddp.config`, which it imports from its modules on first use."""
-    imports = [node for node in ast.walk(ast.parse(inspect.getsource(config))) if isinstance(node, ast.ImportFrom)]
-    return [alias.name for node in imports if (node.module or "").startswith("jaxddp") for alias in node.names]
+    kinds = vars(tree) | vars(data_section)
+    sections = [name for name, kind in kinds.items() if name.endswith("Config") and dataclasses.is_dataclass(kind)]
+    return [*sections, "Reference", "load"]
 
 
 def directive(name: str, **options: object) -> str:

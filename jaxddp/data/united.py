@@ -171,7 +171,7 @@ def own_part(source: Source) -> Source:
 
 
 def class_counts(source: Source) -> np.ndarray:
-    """Return the number of examples of each class on all processes, int64[K]."""
+    """Return the number of examples of each class on all processes, or the sums of shares; see `Labels.counts`."""
     return source.class_counts if isinstance(source, UnitedSource) else labels_of(source).counts
 
 
@@ -194,7 +194,7 @@ def in_classes(source: Source, ids: tuple[str, ...], names: tuple[str, ...]) -> 
         return source
     places = np.array([ids.index(class_id) for class_id in own], np.int32)
     if isinstance(source, UnitedSource):
-        counts = np.zeros(len(ids), np.int64)
+        counts = np.zeros(len(ids), source.class_counts.dtype)
         counts[places] = source.class_counts
         new_labels = places[source.new_labels]
         return replace(source, class_ids=ids, class_names=names, class_counts=counts, new_labels=new_labels)
