@@ -105,8 +105,6 @@ def main(arguments: list[str] | None = None) -> int:
         return _end(*_stopped(error, words), error, is_program=is_program)
     if is_program and code == INTERRUPTED:
         exit_at_once(code)
-    if is_program:
-        gc.freeze()  # At its exit Python would search all objects for garbage, for 0.3 s after JAX was imported.
     return code
 
 

@@ -124,12 +124,14 @@ def find_rate(setup: RunSetup, rates: RateRange) -> RateTest:
 
 def config_of_test(config: Config, rates: RateRange) -> Config:
     """Return the config for a range test."""
+    # A period of Lookahead that is longer than the test has no effect.
+    lookahead = config.train.lookahead if rates.steps >= (config.train.lookahead or 0) else None
     return config.replace(
         # All images have one size. Validation is disabled, so the schedule and early stopping must not depend on it.
         data={"grow_from": None},
         optimizer={"schedule": "constant"},
         # The first loss that is not finite ends the test.
-        train={"duration": f"{rates.steps} steps", "max_bad_steps": 0, "stop_after": None},
+        train={"duration": f"{rates.steps} steps", "max_bad_steps": 0, "stop_after": None, "lookahead": lookahead},
         log={"every": "1 step", "profile": None},
         eval={"every": "0 steps"},
         checkpoint={"every": "0 steps"},

@@ -128,7 +128,7 @@ SHARE = {"val_share": 0.5}
         (SPREAD.replace("cat", "dog"), SHARE, "a b/2", "c d", "image=id_code, label=diagnosis, suffix .png"),
         (SPREAD, {"split_column": "Fold", "val_fold": "2"}, "a b/2", "c d", "label=diagnosis, split=fold, suffix .png"),
         (SPREAD, {**SHARE, "group_column": "patient"}, "b/2 c", "a d", "image=id_code, label=diagnosis, suffix .png"),
-        (BITS.replace(",0,3", ",,3"), SHARE, "", "", "train.csv:2: '' in column 'dog' of 0 and 1; write 0 or 1, or"),
+        ("id,x,y,z\na,1,,0\nc,1,1,0\n", SHARE, "", "", "train.csv:2: '' in column 'y' of 0 and 1; write 0 or 1, or"),
         (HALVES, {}, "a.png b/2.png", "c.png", "image=path, label=label, split=Split"),
         (HALVES, {"split_column": "split", "val_fold": "VAL"}, "a.png b/2.png", "c.png", "split=Split"),
         (HALVES.replace("cat", "dog"), {"split_column": "split", "val_fold": "train"}, "b/2.png", "a.png", ""),

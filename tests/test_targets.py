@@ -71,7 +71,7 @@ def test_a_table_holds_numbers_or_shares_and_weights(folder):
     assert opened(folder, targets="numbers", columns="label=age")["val"].reading.endswith("1 column of numbers (age)")
     shares = labels_of(opened(folder, targets="shares", columns=("label=grade", "label=age"))["val"])
     assert shares.form == "shares" and shares.values.sum(1) == pytest.approx(np.ones(6))
-    assert shares.counts == pytest.approx(shares.values.sum(0))
+    assert shares.amounts == pytest.approx(shares.values.sum(0))
     batch = columns(splits["train"], SampleOrder(18, 6, 0), 0)
     np.testing.assert_array_equal(batch.weight, splits["train"].weights[batch.row])
     np.testing.assert_array_equal(batch.label, splits["train"].labels[batch.row])

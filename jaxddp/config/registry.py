@@ -69,16 +69,16 @@ class Registry:
         """Return a decorator that adds a choice under these names. Raises: ValueError if a name is taken."""
 
         def added(choice: T) -> T:
+            for field in _settings(choice) if self._keys else ():
+                if field.name not in self._keys:
+                    key = Key(f"{self.section}.{field.name}")
+                    raise InputError(f"{names[0]}: ", key, " is no key of a config", advice="make it a constant")
             for name in names:
                 before = self._added.setdefault(name, choice)
                 # A recipe file may run several times.
                 if _origin(before) != _origin(choice):
                     raise ValueError(f"{self.key}: {name!r} is added twice, by {before} and {choice}")
                 self._added[name] = choice
-            for field in _settings(choice) if self._keys else ():
-                if field.name not in self._keys:
-                    key = Key(f"{self.section}.{field.name}")
-                    raise InputError(f"{names[0]}: ", key, " is no key of a config", advice="make it a constant")
             return choice
 
         return added
@@ -154,8 +154,8 @@ def _settings(choice: Any) -> tuple[Field[Any], ...]:
 
 
 def _origin(choice: Any) -> tuple[Any, Any]:
-    """Return the module and the name of a function or a class; for another object, itself."""
-    return getattr(choice, "__module__", None), getattr(choice, "__qualname__", choice)
+    """Return the module and the name of a function or a class, or of an object's class."""
+    return choice.__module__, getattr(choice, "__qualname__", type(choice).__qualname__)
 
 
 MODELS = Registry("model.name", "jaxddp.models.families", {}, "get_model")

@@ -73,13 +73,16 @@ class Labels:
     def counts(self) -> np.ndarray:
         """The number of examples of each class, int64[K]; an example of several classes counts once in each.
 
-        For numbers, it is the number of examples; for shares, their sums, float64[K].
+        For numbers, it is the number of examples.
         """
-        if self.form == "shares":
-            return self.values.sum(0, dtype=np.float64)
         if self.has_rows:
             return ((self.values > 0) | (self.form == "numbers")).sum(0, dtype=np.int64)
         return np.bincount(self.values[self.values >= 0], minlength=len(self.ids))
+
+    @property
+    def amounts(self) -> np.ndarray:
+        """The numbers of `counts`, or for shares their sums, float64[K]."""
+        return self.values.sum(0, dtype=np.float64) if self.form == "shares" else self.counts
 
     @property
     def single(self) -> np.ndarray:

@@ -37,7 +37,7 @@ class UnitedSource:
         host: the number of this process.
         lengths: the number of examples of each process.
         class_ids, class_names: the classes of all processes.
-        class_counts: int64[K], the number of examples of each class, on all processes.
+        class_counts: the amounts of all processes; see `Labels.amounts`.
         digest: a digest of the fingerprints of all processes, in their order.
         new_labels: int32[k], the index in `class_ids` of each of the k classes of `own`.
     """
@@ -171,8 +171,8 @@ def own_part(source: Source) -> Source:
 
 
 def class_counts(source: Source) -> np.ndarray:
-    """Return the number of examples of each class on all processes, or the sums of shares; see `Labels.counts`."""
-    return source.class_counts if isinstance(source, UnitedSource) else labels_of(source).counts
+    """Return the amount of each class on all processes; see `Labels.amounts`."""
+    return source.class_counts if isinstance(source, UnitedSource) else labels_of(source).amounts
 
 
 def warn_of_validation(source: Source, trained: Source, data: DataConfig) -> None:
@@ -183,7 +183,7 @@ def warn_of_validation(source: Source, trained: Source, data: DataConfig) -> Non
     counts, trained_counts = class_counts(source), class_counts(trained)
     if len(unseen := np.flatnonzero((counts > 0) & (trained_counts == 0))):
         names = some([repr(source.class_names[label]) for label in unseen])
-        shares = f"{counts[unseen].sum():,} of {counted(len(source), 'example')}"
+        shares = f"{counts[unseen].sum():,.0f} of {counted(len(source), 'example')}"
         _log.warning(f"{VALIDATION}: {shares} are of classes without any training examples: {names}")
 
 
@@ -238,7 +238,7 @@ def unite(source: Source, data: DataConfig, peers: Peers, what: str) -> Source:
     }
     peers.agree({f"{fact} of the {what}": str(value) for fact, value in facts.items()})
     classes = [*zip(source.class_ids, source.class_names, strict=True)]
-    counts = dict(zip(source.class_ids, labels_of(source).counts.tolist(), strict=True))
+    counts = dict(zip(source.class_ids, labels_of(source).amounts.tolist(), strict=True))
     own = json.dumps([len(source), source.fingerprint, classes, counts])
     lengths, digest, twins, classes, counts = json.loads(peers.decide(f"the {what}", own, partial(_combined, what)))
     if len(twins) == peers.process_count and what == VALIDATION:

@@ -192,7 +192,8 @@ def _write_atomically() -> None:
             for file in Path(folder).glob(f"{temporary_key}*"):
                 file.replace(file.with_name(file.name.replace(temporary_key, key)))
         except OSError as error:  # JAX would warn of each program.
-            _warn_once(f"compiled programs are not kept ({error.strerror}); set {CACHE_VARIABLE} to a folder for them")
+            reason = error.strerror or type(error).__name__
+            _warn_once(f"compiled programs are not kept ({reason}); set {CACHE_VARIABLE} to a folder for them")
         finally:
             for file in Path(folder).glob(f"{temporary_key}*"):
                 file.unlink()

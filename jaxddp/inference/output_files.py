@@ -316,14 +316,15 @@ def write_out_of_fold(runs: Sequence[Path], out: Path) -> tuple[dict[str, float]
     splits = [open_full_splits(member.config.data) for member in members]
     for fold, (member, split) in enumerate(zip(members, splits, strict=True)):
         config, val = member.config, split["val"]
+        shown = config.data.val_fold or fold
         of_run = check_evaluation(member.directory, config)
         if of_run.has_changed(config.data, split["train"], val.take(config.eval.limit or len(val))):
-            fault = f"{member.directory}: the data have changed since, so it may have trained on images of fold {fold}"
+            fault = f"{member.directory}: the data have changed since, so it may have trained on images of fold {shown}"
             raise InputError(fault, advice="restore the data, or remove this folder and sweep again")
-        with doing(f"predicting the images of fold {fold}"):
+        with doing(f"predicting the images of fold {shown}"):
             found, labels, logits = member.predict(val), labels_of(val), member.logits(val)
         for row, cells in enumerate(found.rows(_MOST_CLASSES)):
-            known = {"label": labels.text(row), "fold": config.data.val_fold or fold}
+            known = {"label": labels.text(row), "fold": shown}
             rows.append(cells | {f"known_{name}" if name in cells else name: known[name] for name in known})
         usable = np.isfinite(logits).all(1)
         parts.append((logits[usable], labels.values[usable]))

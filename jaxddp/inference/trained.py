@@ -144,7 +144,7 @@ def output_batches(
 
 
 def _batches(source: Source, order: EvalOrder, run: "TrainedRun", omissions: Substitutes) -> Iterator[Batch]:
-    """Return this process's batches; none if no image can be used. The images that cannot be go into `omissions`."""
+    """Return this process's batches; none if no image can be used. Images that cannot be used go into `omissions`."""
     data, peers = run.data_of(source), run.topology.peers
     shard = Shard.of_process(peers)
     verified = getattr(source, "verified", None)

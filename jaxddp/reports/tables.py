@@ -398,6 +398,7 @@ def seed_groups(runs: Sequence[RunFiles]) -> list[tuple[int, ...]]:
     group.
     """
     defaults, groups, seeds = Config().flat(), dict[Any, list[int]](), Counter[Any]()
+    data_of_fold = dict[Any, Any]()
     for number, run in enumerate(runs):
         flat = run.config
         fold, _, folds = str(flat.get("data.fold") or flat.get("data.val_fold") or "").partition("/")
@@ -408,6 +409,9 @@ def seed_groups(runs: Sequence[RunFiles]) -> list[tuple[int, ...]]:
         if flat.get("train.sync_every") is not None and flat.get("parallel.groups") is None:
             # Each process is a group of devices.
             recipe = recipe, run.result.get("processes")
+        # A fold of other data may have the same name.
+        data = [(key, value) for key, value in flat.items() if key.startswith("fingerprint.")]
+        recipe = recipe if data_of_fold.setdefault((recipe, fold), data) == data else (recipe, str(data))
         seed = recipe, flat.get("seed"), fold
         groups.setdefault((recipe, seeds[seed]), []).append(number)
         seeds[seed] += 1

@@ -35,7 +35,7 @@ class TrainingData:
     """Properties of the training data that the objects of a recipe depend on.
 
     Attributes:
-        class_counts: int64[K], the number of examples of each class.
+        class_counts: the amount of each class; see `Labels.amounts`.
         images: a function (count) that returns that many training images, [count, H, W, C], or all if there are fewer.
             If each process has data of its own, these images are of this process.
         image_shape: the largest shape of the network's input in training.

@@ -81,7 +81,7 @@ def train(
                 problem = f": ends at step {total:,}, and {directory} was trained for {done:,} steps"
                 advice = "give more, or start in another ", Option("workdir")
                 raise InputError(Key("train.duration", str(config.train.duration)), problem, advice=advice)
-        record, is_same = claim(directory, claimed, peers, resuming=resumes)
+        record, is_same = claim(directory, claimed, peers, resuming=resumes, ended=done == total)
         if not resumes:
             opened.checkpoints.integrity.run = RunIdentity.of(record)
         if ended := describe_end(directory, done, peers, is_same=is_same and recipe.file is not None):

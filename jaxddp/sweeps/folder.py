@@ -186,11 +186,12 @@ def folds_of(trials: Sequence[Trial]) -> dict[str, list[Trial]]:
     """
     together = defaultdict[str, list[Trial]](list)
     # `--data.fold None` has no fold.
-    of_folds = [trial for trial in trials if VAL_FOLD in trial.values or "/" in trial.values.get(FOLD, "")]
-    for trial in sorted(of_folds, key=lambda trial: int(trial.values.get(FOLD, "0").partition("/")[0])):
+    fold = lambda trial: None if trial.values.get(FOLD) == "None" else trial.values.get(FOLD)  # noqa: E731
+    of_folds = [trial for trial in trials if fold(trial) or trial.values.get(VAL_FOLD, "None") != "None"]
+    for trial in sorted(of_folds, key=lambda trial: int((fold(trial) or "0").partition("/")[0])):
         others = {key: value for key, value in trial.values.items() if key not in (FOLD, VAL_FOLD)}
         together[f"-{trial_name(others)}" if others else ""].append(trial)
-    folds = {name: [trial.values.get(FOLD) for trial in group] for name, group in together.items()}
+    folds = {name: [*map(fold, group)] for name, group in together.items()}
     complete = [name for name, found in folds.items() if found == all_folds(len(found)) or not any(found)]
     return {name: together[name] for name in complete}
 

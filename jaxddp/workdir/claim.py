@@ -72,12 +72,14 @@ class Claim:
         return json.loads(json.dumps(record, default=lambda value: value.tolist()))
 
 
-def claim(directory: Path, claimed: Claim, peers: Peers = ALONE, *, resuming: bool) -> tuple[dict[str, Any], bool]:
+def claim(
+    directory: Path, claimed: Claim, peers: Peers = ALONE, *, resuming: bool, ended: bool = False
+) -> tuple[dict[str, Any], bool]:
     """Write config.json, a copy of the recipe's files, and its reference. On resume, first compare the first two.
 
     A new run gets an id, which it keeps. The paths of the data may change. A change is logged, because the fingerprints
-    of the data cover the names and labels of image files but not the images. Return the content of config.json, and
-    whether the run is resumed with the same length.
+    of the data cover the names and labels of image files but not the images. `ended` is whether no step is left. Return
+    the content of config.json, and whether the run is resumed with the same length.
 
     Raises: InputError if a key of the recipe differs, or a file cannot be read or written.
     """
@@ -99,7 +101,7 @@ def claim(directory: Path, claimed: Claim, peers: Peers = ALONE, *, resuming: bo
                 files.replace_json(directory / REFERENCE_FILE, plain(reference))
             elif not claimed.recipe.is_run:
                 (directory / REFERENCE_FILE).unlink(missing_ok=True)
-        if resuming and not same:
+        if resuming and not same and not ended:
             # If this start is killed, the next one must not take the run for ended.
             files.remove(directory / RESULT)
         files.replace_json(directory / CONFIG_FILE, record)

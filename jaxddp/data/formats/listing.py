@@ -314,7 +314,7 @@ def _classes(listing: Listing, names: Sequence[str]) -> list[str]:
     classes = [name for name, found in first_rows.items() if found.keys() <= _BITS.keys()]
     for name, found in first_rows.items():
         unsure = found.keys() - _BITS.keys()
-        if classes and None not in found and unsure and unsure < found.keys():
+        if len(classes) > 1 and None not in found and unsure and unsure < found.keys():
             number, cell = min((found[cell], str(cell)) for cell in unsure)
             fault = f"{listing.place(number)}: {show(cell)} in column {show(name)} of 0 and 1; write 0 or 1, or name "
             raise InputError(fault, "the columns of labels by ", Key("data.columns"), " label=NAME")
@@ -390,7 +390,7 @@ def _read_rows(
         if columns.group and not group:
             fault = f"no {columns.group}, by which the images are divided; write the name of its group"
         if unweighted:
-            fault = f"{columns.weight} is no weight above 0: {unweighted.partition(': ')[0]}; write it like 0.5"
+            fault = f"{columns.weight} is no weight above 0: {unweighted.rpartition(': ')[0]}; write it like 0.5"
         if image is None or fault:
             refuse(f"{listing.place(number)}: {fault}")
         else:
