@@ -98,9 +98,9 @@ def test_a_tab_in_a_terminal_completes_the_line(shell, quiet, capsys, folder):
     terminal.close(force=True)
 
 
-def test_a_script_is_printed_without_jax_and_the_program_ends_without_a_search_for_garbage():
-    program = "import gc, sys, jaxddp.cli as cli; cli.main(); assert gc.get_freeze_count() and 'jax' not in sys.modules"
-    done = subprocess.run([sys.executable, "-c", program, "completion", "bash"], capture_output=True, text=True)
+def test_a_script_is_printed_without_jax():
+    program = "import sys; from jaxddp.cli import main; main(['completion', 'bash']); assert 'jax' not in sys.modules"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     # Every option of `train` with a list of values has its words.
     assert re.search(r"\*' --data\.crop'\) printf '%s\\n' random_area whole ;;", done.stdout)
