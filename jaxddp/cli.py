@@ -45,7 +45,7 @@ from jaxddp.command_line.terminal import StatusLine, make_usable
 from jaxddp.command_line.words import config_first, format_error
 from jaxddp.config.values import HELP
 from jaxddp.core.errors import HelpPrinted, InputError, JaxddpError, Preempted, choices, on_screen, with_notes
-from jaxddp.core.files import reading
+from jaxddp.core.files import current_directory
 from jaxddp.core.peers import ALONE, joined
 from jaxddp.core.phases import show_on
 from jaxddp.core.process_exit import (
@@ -162,8 +162,7 @@ def _run(arguments: list[str]) -> int:
     command, rest = arguments[0], config_first(arguments[1:])
     if command not in COMMANDS:
         raise InputError(f"unknown command {command!r}; {choices(command, COMMANDS)}")
-    with reading("the current directory", "go to another one"):
-        os.getcwd()
+    current_directory()  # Many commands resolve relative paths.
     try:
         return command_named(command)(rest) or 0
     except HelpPrinted:

@@ -65,6 +65,12 @@ def reading(where: Path | str, advice: Words, *, missing: Words | None = None) -
         raise InputError(f"{where}: cannot be read ({error.strerror})", advice=advice) from None
 
 
+def current_directory() -> Path:
+    """Return the current directory. Raises: InputError if it was removed."""
+    with reading("the current directory", "go to another one"):
+        return Path.cwd()
+
+
 def check_server(where: Path | str, error: OSError) -> None:
     """Raise `Unreachable` if a read error comes from the file server, and not from the file."""
     if error.errno in _AWAY:

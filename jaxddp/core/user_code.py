@@ -109,8 +109,7 @@ def errors_name_line(path: Path, subject: str) -> Iterator[None]:
 
     A change of the working directory is undone, so that relative paths of the command line stay valid.
     """
-    with files.reading("the current directory", "go to another one"):
-        here = Path.cwd()
+    here = files.current_directory()
     try:
         with contextlib.chdir(here):
             yield
