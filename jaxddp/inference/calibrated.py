@@ -9,9 +9,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from jaxddp.calibration import fitted_temperature, negative_log_likelihood, set_threshold
+from jaxddp.config import Config
 from jaxddp.config.values import checked
 from jaxddp.core import errors, files, phases, ranges
 from jaxddp.data.opening import open_evaluated
+from jaxddp.data.source import SourceTable
 from jaxddp.inference.trained import TrainedRun, restore_run
 from jaxddp.recipe.file import RecipeFile
 from jaxddp.setup.resources import join_and_resolve
@@ -56,11 +58,9 @@ def calibrate(file: RecipeFile, directory: Path, which: str) -> Calibration:
             `jaxddp.inference.trained.evaluate_checkpoint`.
     """
     topology, config = join_and_resolve(file)
-    of_run = check_evaluation(directory, config)
     run = restore_run(directory, which, topology)
     with phases.doing("classifying the validation images"):
-        classes = run.class_ids, run.class_names
-        before = run.outcome(open_evaluated(config.data, config.eval.limit, of_run, classes)[1])
+        before = run.outcome(open_validation_of(run, config))
     logits, labels = before.logits[before.known], before.labels[before.known]
     temperature = fitted_temperature(logits, labels)
     nll = negative_log_likelihood(logits, labels), negative_log_likelihood(logits, labels, temperature)
@@ -69,6 +69,12 @@ def calibrate(file: RecipeFile, directory: Path, which: str) -> Calibration:
     if topology.peers.is_first:
         files.replace_json(directory / CALIBRATION_FILE, asdict(found))
     return found
+
+
+def open_validation_of(run: TrainedRun, config: Config) -> SourceTable:
+    """Return the validation data of a config for a run. Raises: see `check_evaluation` and `open_evaluated`."""
+    of_run, classes = check_evaluation(run.directory, config), (run.class_ids, run.class_names)
+    return open_evaluated(config.data, config.eval.limit, of_run, classes)[1]
 
 
 def calibrated(run: TrainedRun) -> TrainedRun:
@@ -86,9 +92,7 @@ def threshold_of(run: TrainedRun, coverage: float) -> float:
     Raises: InputError if these data cannot be read, have several labels for an image, or have too few images.
     """
     with phases.doing("classifying the validation images"):
-        of_run = check_evaluation(run.directory, run.config)
-        _, val = open_evaluated(run.config.data, run.config.eval.limit, of_run)
-        return set_threshold(run.label_probabilities(val), coverage)
+        return set_threshold(run.label_probabilities(open_validation_of(run, run.config)), coverage)
 
 
 def _digest(run: TrainedRun) -> str:

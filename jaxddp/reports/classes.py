@@ -19,11 +19,11 @@ from PIL import Image
 import jaxddp.inference.pretrained as pretrained
 from jaxddp.config import DataConfig
 from jaxddp.core.errors import InputError, counted
-from jaxddp.data.opening import chosen_images, open_evaluated
+from jaxddp.data.opening import chosen_images
 from jaxddp.data.order import permutation
 from jaxddp.data.source import Source, SourceTable
 from jaxddp.engine.compilation import keep_compiled_programs
-from jaxddp.inference.calibrated import calibrated
+from jaxddp.inference.calibrated import calibrated, open_validation_of
 from jaxddp.inference.predictions import Outcome
 from jaxddp.inference.trained import TrainedRun, restore_run
 from jaxddp.mesh import Topology
@@ -31,7 +31,6 @@ from jaxddp.recipe.file import RecipeFile
 from jaxddp.reports.charts import COLOURS, Chart, numbers
 from jaxddp.reports.tables import NOTHING, Cell, TextTable
 from jaxddp.training.events import short_class_name, to_drawable
-from jaxddp.workdir.claim import check_evaluation
 
 MOST_MISTAKES, MOST_CONFUSIONS, _MOST_IN_SIGHT = 24, 20, 10
 """The maximum number of mistakes, of confusions, and of confusions in a table that does not scroll."""
@@ -70,8 +69,7 @@ def predict_validation_images(directory: Path, which: str, data_path: str | None
     run = calibrated(restore_run(directory, which, Topology.create()))
     config = run.config if data_path is None else run.config.replace(data={"path": data_path, "name": None})
     # Of the run's own data, the same images as in its validations, in the same order.
-    of_run, classes = check_evaluation(run.directory, config), (run.class_ids, run.class_names)
-    _, source = open_evaluated(config.data, config.eval.limit, of_run, classes)
+    source = open_validation_of(run, config)
     return ValidationImages(run.outcome(source), source, run.data_of(source), run)
 
 
