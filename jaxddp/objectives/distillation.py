@@ -51,6 +51,10 @@ class Distillation:
         with about(_KEY):
             return self.restore()
 
+    @cached_property
+    def _checksum(self) -> str:
+        return checksum((self.teacher.state.params, self.teacher.state.model_state))
+
     reads_unlabelled = False
     """Whether a batch must contain images of `data.unlabelled`."""
 
@@ -81,7 +85,7 @@ class Distillation:
             devices = counted(teacher.topology.num_devices, "device")
             problem = f"is loaded on {devices}, and this run uses {topology.num_devices}"
             raise self._unfit(problem, "load it with the same devices=")
-        return {"teacher": checksum(trees)}
+        return {"teacher": self._checksum}
 
     def _unfit(self, problem: str, advice: str) -> InputError:
         return InputError(_KEY, f": {self.teacher.directory} {problem}", advice=advice)
