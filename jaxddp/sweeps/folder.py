@@ -179,19 +179,23 @@ def runs_of(directory: Path) -> list[Path]:
     return [directory / trial.name for trial in trials]
 
 
+def _given(trial: Trial, key: str) -> str:
+    """Return the value of a trial for a key; "" if it is absent, or the text of `--data.fold None`."""
+    value = trial.values.get(key, "")
+    return "" if value == "None" else value
+
+
 def folds_of(trials: Sequence[Trial]) -> dict[str, list[Trial]]:
     """Return the trials of all folds, in their order, by "-NAME" of their other values, or "" if there are none.
 
     Values with which a fold of `data.fold` has no trial are left out. The folds of `data.val_fold` are those given.
     """
     together = defaultdict[str, list[Trial]](list)
-    # `--data.fold None` has no fold.
-    fold = lambda trial: None if trial.values.get(FOLD) == "None" else trial.values.get(FOLD)  # noqa: E731
-    of_folds = [trial for trial in trials if fold(trial) or trial.values.get(VAL_FOLD, "None") != "None"]
-    for trial in sorted(of_folds, key=lambda trial: int((fold(trial) or "0").partition("/")[0])):
+    of_folds = [trial for trial in trials if _given(trial, FOLD) or _given(trial, VAL_FOLD)]
+    for trial in sorted(of_folds, key=lambda trial: int(_given(trial, FOLD).partition("/")[0] or 0)):
         others = {key: value for key, value in trial.values.items() if key not in (FOLD, VAL_FOLD)}
         together[f"-{trial_name(others)}" if others else ""].append(trial)
-    folds = {name: [*map(fold, group)] for name, group in together.items()}
+    folds = {name: [_given(trial, FOLD) for trial in group] for name, group in together.items()}
     complete = [name for name, found in folds.items() if found == all_folds(len(found)) or not any(found)]
     return {name: together[name] for name in complete}
 
