@@ -98,8 +98,8 @@ class RateTest:
 def find_rate(setup: RunSetup, rates: RateRange) -> RateTest:
     """Train a setup until its loss diverges; consumes its state and writes no files.
 
-    The config of the setup must be a result of `config_of_test`.
-    All processes of a job must call this function with the same rates; only the result of process 0 has the losses.
+    The config of the setup must be a result of `config_of_test`. All processes of a job must call this function with
+    the same rates; only the result of process 0 has the losses.
 
     Raises: InputError if the rates differ between processes, or the optimizer does not use them; see also `fit`.
     """

@@ -175,7 +175,7 @@ def _loss(left: np.ndarray, group: _Group, total: np.ndarray) -> float:
     return float(((before - group.counts / total[group.classes]) ** 2 - before**2).sum())
 
 
-def check_groups(splits: Mapping[str, SourceTable], where: str) -> None:
+def check_disjoint(splits: Mapping[str, SourceTable], where: str) -> None:
     """Check that no group is in both splits, and warn of images that are. Raises: InputError about such a group."""
     tables = [table for table in splits.values() if isinstance(table, ExampleTable)]
     roots = {table.store.root if table.offset is None else None for table in tables}

@@ -20,7 +20,7 @@ from jaxddp.config.data_section import TABLE_KEYS
 from jaxddp.config.registry import FORMATS
 from jaxddp.core.errors import InputError, Key, Option, about, counted, show, some
 from jaxddp.core.phases import doing
-from jaxddp.data.division import GROUPS, check_groups, digest64, grouped, held_out, one_fold
+from jaxddp.data.division import GROUPS, check_disjoint, digest64, grouped, held_out, one_fold
 from jaxddp.data.faults import Refuse, find_repeats, pass_faults_to, raise_fault
 from jaxddp.data.format import Format, Match, Place, check_unset
 from jaxddp.data.formats.csv_listing import has_labels, is_csv, read_paths
@@ -231,7 +231,7 @@ def open_splits(data: DataConfig, refuse: Refuse = raise_fault, *, undivided: bo
                 opened[split] = grouped(_open(data_format, place, split), data.group_column)
         if not opened:
             raise InputError(f"{where}: no split can be read; correct the faults that are listed above")
-        check_groups(opened, str(where))
+        check_disjoint(opened, str(where))
     elif data.held_out is None and undivided:
         return {"all": _open(data_format, place, "train")}
     elif data.held_out is None:
