@@ -24,7 +24,7 @@ from jaxddp.cli import main
 from jaxddp.config import AugmentConfig
 from jaxddp.data.batch import Batch
 from jaxddp.data.opening import few_labels
-from jaxddp.engine import replicas
+from jaxddp.engine import self_test
 from jaxddp.engine.gradients import Gradients
 from jaxddp.engine.ways.reproducible import OrderedGradients, Reproducible
 from jaxddp.engine.ways.way import Way
@@ -235,7 +235,7 @@ def test_images_on_the_devices_give_the_same_steps(whole_run):
 
 @pytest.mark.slow
 def test_the_self_test_masks_labelled_and_unlabelled_images(whole_run, monkeypatch):
-    monkeypatch.setattr(replicas, "MOST_DEVICES", 3)
+    monkeypatch.setattr(self_test, "MOST_DEVICES", 3)
     test = make_run(changed(make_setup(devices=8), {"parallel": {"self_test": "always"}}, VAL))
     assert test.self_test is not None
     # Larger weights give pseudo-labels without training.

@@ -21,9 +21,9 @@ from support.shared import sgd
 from jaxddp.api import prepare_training, softmax_cross_entropy, train
 from jaxddp.config import Config
 from jaxddp.core.errors import GradientError
-from jaxddp.engine import replicas
+from jaxddp.engine import self_test
 from jaxddp.engine.gradients import Averaging
-from jaxddp.engine.replicas import SelfTest
+from jaxddp.engine.self_test import SelfTest
 from jaxddp.mesh import AXIS
 from jaxddp.setup.run_training import make_run
 from jaxddp.training.checkpoints.manager import Checkpoints
@@ -72,14 +72,14 @@ def test_right_gradients_pass(model, devices):
 @pytest.mark.slow
 def test_gradients_in_bfloat16_pass():
     config = Config().replace(train={"gradient_precision": "bfloat16"})
-    assert run_self_test(LINEAR, config=config)._tolerance == replicas._TOLERANCE["bfloat16"]
-    assert run_self_test(LINEAR)._tolerance == replicas._TOLERANCE["float32"]
+    assert run_self_test(LINEAR, config=config)._tolerance == self_test._TOLERANCE["bfloat16"]
+    assert run_self_test(LINEAR)._tolerance == self_test._TOLERANCE["float32"]
 
 
 @pytest.mark.parametrize(("platform", "dtype"), [("cpu", "float32"), ("gpu", "float16"), ("tpu", "bfloat16")])
 def test_the_tolerance_for_float32_is_that_of_the_platforms_products(platform, dtype):
     operations = jax.make_jaxpr(lambda x: x @ x)(np.ones((2, 2), np.float32)).jaxpr.eqns
-    assert list(replicas._tolerances(operations, platform)) == [replicas._TOLERANCE[dtype]]
+    assert list(self_test._tolerances(operations, platform)) == [self_test._TOLERANCE[dtype]]
 
 
 def test_images_on_the_devices_pass():
@@ -94,7 +94,7 @@ def test_other_ways_to_compute_the_gradient_pass(changes, devices):
 
 
 def test_more_devices_than_are_counted_pass(monkeypatch):
-    monkeypatch.setattr(replicas, "MOST_DEVICES", 3)
+    monkeypatch.setattr(self_test, "MOST_DEVICES", 3)
     test = run_self_test(LINEAR, 8)
     assert list(test._unmasked_devices) == [0, 3, 6]
 
@@ -222,7 +222,7 @@ def test_a_gradient_that_cannot_be_judged_is_logged(caplog, factor, norm):
 @pytest.mark.slow
 @pytest.mark.parametrize("limit", ["MOST_PARAMETERS", "MOST_OPERATIONS"])
 def test_auto_skips_networks_that_take_long_to_compile(without_cast, monkeypatch, limit):
-    monkeypatch.setattr(replicas, limit, 0)
+    monkeypatch.setattr(self_test, limit, 0)
     for _ in range(2):
         assert not has_compared(run_self_test(LINEAR, changes=AUTO))
     assert "4 times" in self_test_error(changes=ALWAYS)

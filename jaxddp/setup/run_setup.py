@@ -22,7 +22,7 @@ from jaxddp.data.batch import Batch
 from jaxddp.data.order import ChosenOrder, EvalOrder
 from jaxddp.data.source import VALIDATION, Source, check_comparable, check_labelled, labels_of
 from jaxddp.data.united import UnitedSource, own_part, unite
-from jaxddp.engine import predictions, replicas, statistics
+from jaxddp.engine import predictions, statistics
 from jaxddp.engine.initial_state import NO_OPTIMIZER, make_init
 from jaxddp.engine.objective import Loss, Objective, TrainObjective, example_loss
 from jaxddp.engine.parts.averages import with_average
@@ -35,6 +35,7 @@ from jaxddp.engine.programs import (
     loops_are_slow,
     make_eval_step,
 )
+from jaxddp.engine.self_test import SelfTest
 from jaxddp.engine.state import EVAL_MODEL_STATE, TrainState, first_difference
 from jaxddp.engine.step import Phases
 from jaxddp.engine.ways.way import Way
@@ -193,13 +194,13 @@ class RunSetup(Recipe):
         shape = self.layout.training_data.image_shape
         return 1 if loops_are_slow(self.supervised, self.like, shape, self.topology) else LONGEST_CHUNK
 
-    def self_test(self) -> replicas.SelfTest | None:
+    def self_test(self) -> SelfTest | None:
         """Return the self-test of the gradient; None with one device, or if the config disables it. See `SelfTest`."""
         mode = self.config.parallel.self_test
         if self.topology.num_devices == 1 or mode == "never":
             return None
         # The self-test compares gradients, and metrics have none.
-        return self.programs(replicas.SelfTest, self.unmeasured, self.way, _first_batch, mode)
+        return self.programs(SelfTest, self.unmeasured, self.way, _first_batch, mode)
 
     def evaluator(self, source: Source, batch_size: int | None = None, *, resident: bool = False) -> Evaluator:
         """Return an evaluator that measures a state on a source.

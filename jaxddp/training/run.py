@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 from jaxddp.data.batch import Division
 from jaxddp.engine.parts.part import Follow, Part
 from jaxddp.engine.programs import Program
-from jaxddp.engine.replicas import Replicas, SelfTest
+from jaxddp.engine.replicas import Replicas
+from jaxddp.engine.self_test import SelfTest
 from jaxddp.engine.state import TrainState, shapes_of_one
 from jaxddp.engine.ways.way import Way
 from jaxddp.measure.cost import Cost
