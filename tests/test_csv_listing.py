@@ -187,7 +187,7 @@ TABLES = {
         ("labels.csv", "images/a images/b", "labels.csv: image=id, label=breed, images in images/, suffix .png"),
         ("labels.csv", "one/a two/b train/c", "labels.csv: image=id, label=breed, images in one/, two/"),
         ("a.csv b.csv", "images/a images/b", "images: images, but no class folders; put the images of each class into"),
-        ("train.csv", "train/b test/a test/b", "train.csv: image=id, label=breed, images in train/, suffix .png"),
+        ("train.csv", "train/b test/a test/b old/b", "train.csv: image=id, label=breed, images in train/, "),
         ("train.txt", "jpg/a jpg/b", "train.txt: image=path, label=label, images in jpg/"),
         ("labels.jsonl", "x/x/a x/y/b", "labels.jsonl: image=id, label=breed, images in x/x/, x/y/, suffix .png"),
         ("train/metadata.csv", "train/a train/b", "metadata.csv: image=id, label=breed, suffix .png"),
