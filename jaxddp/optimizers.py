@@ -172,9 +172,9 @@ class Muon(AdamW):
 class ScheduleFree(AdamW):
     """Schedule-free AdamW (Defazio et al. 2024, arXiv:2405.15682), like `optax.contrib.schedule_free_adamw`.
 
-    It averages the iterates of training instead of lowering the learning rate. The optimizer updates the iterates z,
-    and x is their average. Gradients are computed at y, a point between z and x; `momentum`, the paper's beta 1, is the
-    weight of x in y. Evaluation uses x; see `jaxddp.engine.parts.averages`.
+    The optimizer updates the iterates z, and x is their average, in which a step has the weight of its squared rate.
+    Gradients are computed at y, a point between z and x; `momentum`, the paper's beta 1, is the weight of x in y.
+    Evaluation uses x; see `jaxddp.engine.parts.averages`.
     """
 
     def make(self, config: "Config", learning_rate: "Schedule", kernels: Kernels = BY_NAME) -> "GradientTransformation":
@@ -191,4 +191,4 @@ class ScheduleFree(AdamW):
             add_decay(config, kernels),
             optax.scale_by_learning_rate(learning_rate),
         )
-        return optax.contrib.schedule_free(step, learning_rate, b1=self.momentum)
+        return optax.contrib.schedule_free(step, lambda n: learning_rate(n - 1), b1=self.momentum)  # The first n is 1.

@@ -109,9 +109,9 @@ def muon(steps: int) -> dict:
 
 
 def schedule_free(steps: int) -> dict:
-    """Optax's schedule-free AdamW, with weight decay of kernels."""
+    """Optax's schedule-free AdamW, with the rate of a step as its weight, and weight decay of kernels."""
     step = optax.adamw(rate, b1=0.0, b2=0.98, weight_decay=0.05, mask=BY_NAME.mask)
-    return by_optax(contrib.schedule_free(step, rate, b1=0.85), steps)
+    return by_optax(contrib.schedule_free(step, lambda count: rate(count - 1), b1=0.85), steps)
 
 
 ADAM_SETTINGS = {"momentum": 0.85, "beta2": 0.98, "weight_decay": 0.05}

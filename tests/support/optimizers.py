@@ -50,7 +50,7 @@ def gradients(step: int) -> dict:
 
 
 def rate(step):
-    return 0.3 / (1 + step)
+    return 0.3 / (1 + abs(step - 1))
 
 
 def updated(config: Config, steps: int) -> dict:
