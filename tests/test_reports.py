@@ -24,6 +24,7 @@ from jaxddp.reports.classes import accuracy_tables, predict_validation_images, r
 from jaxddp.reports.compose import Page, render
 from jaxddp.reports.tables import (
     Cell,
+    Estimate,
     RunFiles,
     TextTable,
     changes,
@@ -131,14 +132,12 @@ def test_mean_and_spread_over_seeds_are_those_of_numpy(tmp_path):
             mean, std = values.mean(), values.std(ddof=1)
             measured = f"{number(metric, mean).removesuffix('%')} ± {number(metric, std / 2)}"
             rest = (number(metric, value) for value in (std, values.min(), values.max()))
-            expected = ["all runs", metric, moment, "4", measured, *rest]
-            assert expected in texts(page.seed_table)
+            assert ["all runs", metric, moment, "4", measured, *rest] in texts(page.seed_table)
     assert len(page.seed_table.rows) == 4
     least, most, mean = chart(page.seed_charts, "loss of validation").data
     values = np.array([[row["loss"] for row in rows] for rows in validated])
-    assert mean["y"] == pytest.approx(values.mean(0), rel=1e-6)
-    assert least["y"] == pytest.approx(values.min(0), rel=1e-6)
-    assert most["y"] == pytest.approx(values.max(0), rel=1e-6)
+    for curve, of_runs in ((mean, values.mean(0)), (least, values.min(0)), (most, values.max(0))):
+        assert curve["y"] == pytest.approx(of_runs, rel=1e-6)
     assert page.positions[mean["meta"]["where"]]["step"] == [10, 20, 30, 40]
 
 
@@ -189,6 +188,7 @@ def test_the_two_best_recipes_are_compared(tmp_path):
     assert two in sentence and sentence.endswith("30.00 ± 1.41 points, more than two standard errors.")
     change_json(workdirs[2] / "result.json", status="failed")
     assert "0.2 with 82.00 ± 3.84% (1 run, 100 images)" in Page(read_runs(workdirs)).comparisons[0]
+    assert str(Estimate("val_ema mean_class_accuracy", 0.9, images=100)) == "90.00%"
     assert not Page(read_runs(workdirs[:2])).comparisons
     for workdir in workdirs[2:]:
         change_json(workdir / "config.json", fingerprint={"val": "c" * 64})

@@ -261,8 +261,7 @@ def _series(directory: Path, validations: ValidationFile | None) -> tuple[Series
 
 
 NOTHING = "-"
-_SHARES = ("data_wait_fraction", "flops_utilization")
-"""Logged values of a step that are shares from 0 to 1."""
+_SHARES = ("data_wait_fraction", "flops_utilization")  # Logged values of a step that are shares from 0 to 1.
 _FORMATS: dict[str, Callable[[float], str]] = dict.fromkeys(_SHARES, "{:.1%}".format)
 _FORMATS |= {"peak_memory": wording.size, "images_per_second": wording.speed}
 _DEEPEST, UNKNOWN = 5, "unknown"
@@ -475,7 +474,8 @@ class Estimate(NamedTuple):
     @property
     def error(self) -> float:
         """The standard error of the mean: over the runs, or of a share of the images for a single run; else NaN."""
-        if math.isnan(self.deviation) and self.images and is_share(self.metric) and 0 <= self.mean <= 1:
+        is_of_images = is_share(self.metric) and "mean_class" not in self.metric  # That is a mean of shares of classes.
+        if self.runs == 1 and self.images and is_of_images and 0 <= self.mean <= 1:
             return math.sqrt(self.mean * (1 - self.mean) / self.images)
         return self.deviation / math.sqrt(self.runs)
 
