@@ -151,19 +151,19 @@ def test_the_mixed_loss_is_the_weighted_sum_of_the_losses_of_both_labels(mode, m
     with jax.enable_x64(True):
         objective = objective_of(linear_model(), mode, loss)
         batch = random_batch(SIZE, masked=masked)
-        # The loss must not depend on padding, even if the label of padding is invalid.
-        batch.label[SIZE - masked :] = -1
+        batch.label[SIZE - masked :] = -1  # Padding, whose label may be invalid, must not change the loss.
+        batch = batch._replace(weight=np.linspace(1, 3, SIZE) * batch.mask)
         params, _ = objective.model.init(jax.random.key(0), jnp.zeros((1, 6, 6, 3)))
         sums, _ = jax.jit(lambda batch: objective(params, {}, batch, train=True))(batch)
         images, mixing = jax.device_get(preprocessed(batch, objective.preprocess))
         logits = images.reshape(SIZE, -1) @ np.array(params["weight"])
-        is_real, weight = batch.mask > 0, mixing.weight.astype(np.float64)
-        predicted = logits.argmax(-1)
-        losses = weight * numpy_losses(logits, batch.label) + (1 - weight) * numpy_losses(logits, mixing.label)
+        is_real, weight, predicted = batch.mask > 0, mixing.weight.astype(np.float64), logits.argmax(-1)
+        own, other = weight * batch.weight, (1 - weight) * batch.weight[NEIGHBOUR]
+        losses = own * numpy_losses(logits, batch.label) + other * numpy_losses(logits, mixing.label)
         hits = weight * (predicted == batch.label) + (1 - weight) * (predicted == mixing.label)
         assert abs(float(sums.values[0, 0]) - losses[is_real].sum()) < 1e-9
         assert abs(float(sums.values[1, 0]) - hits[is_real].sum()) < 1e-5
-        assert float(sums.values[0, 1]) == SIZE - masked
+        assert sums.values[:2, 1] == pytest.approx([(own + other)[is_real].sum(), SIZE - masked])
         assert 0 < hits[is_real].sum() != (predicted == batch.label)[is_real].sum()
 
 

@@ -61,18 +61,18 @@ def mix(
     if mixup and cutmix:
         bit = jax.vmap(jax.random.bernoulli)(choice)
         # The exclusive or of the two bits is the same for both examples of a pair.
-        take_box = bit ^ _partners(bit)
+        take_box = bit ^ partners(bit)
         boxed, blended = _boxed(draw, images, cutmix), _blended(draw, mixup)
         weight = jnp.where(take_box, boxed[0], blended[0])
         kept = jnp.where(take_box[:, None, None], boxed[1], blended[1])
     else:
         weight, kept = _blended(draw, mixup) if mixup else _boxed(draw, images, cutmix)
-    is_paired = (mask > 0) & (_partners(mask) > 0)
+    is_paired = (mask > 0) & (partners(mask) > 0)
     weight, kept = jnp.where(is_paired, weight, 1), jnp.where(is_paired[:, None, None], kept, 1)
     kept = kept[..., None].astype(images.dtype)
-    mixed = kept * images + (1 - kept) * _partners(images)
+    mixed = kept * images + (1 - kept) * partners(images)
     is_paired = is_paired if labels.ndim == 1 else is_paired[:, None]
-    return mixed, Mixing(jnp.where(is_paired, _partners(labels), labels), weight)
+    return mixed, Mixing(jnp.where(is_paired, partners(labels), labels), weight)
 
 
 def mixup_weight(key: jax.Array, alpha: float) -> jax.Array:
@@ -107,6 +107,6 @@ def _boxed(keys: jax.Array, images: jax.Array, alpha: float) -> tuple[jax.Array,
     return kept.mean((1, 2)), kept
 
 
-def _partners(column: jax.Array) -> jax.Array:
+def partners(column: jax.Array) -> jax.Array:
     """Swap the two examples of each pair."""
     return column.reshape(-1, 2, *column.shape[1:])[:, ::-1].reshape(column.shape)

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxddp.augment.mixing import Mixing, partners
 from jaxddp.core.errors import InputError, Words, counted, kind_of, shaped
 from jaxddp.core.user_code import errors_name_call
 from jaxddp.data.batch import Batch
@@ -23,7 +24,6 @@ from jaxddp.models.interface import Model, takes_example_keys
 from jaxddp.models.remat import Remat, rematerialized
 
 if TYPE_CHECKING:
-    from jaxddp.augment.mixing import Mixing
     from jaxddp.augment.preprocess import Preprocess
     from jaxddp.config.tree import Views
 
@@ -351,11 +351,14 @@ class Objective:
             return rematerialized(self.model, self.remat)(params, model_state, images, key=key, **keys)
         return self.predict(params, model_state, images), model_state
 
-    def columns(self, logits: jax.Array, batch: Batch, mixing: "Mixing | None") -> list[tuple[jax.Array, jax.Array]]:
+    def columns(self, logits: jax.Array, batch: Batch, mixing: Mixing | None) -> list[tuple[jax.Array, jax.Array]]:
         """Return the value and the weight of each example, float[B] each, for the loss and then for each metric."""
         columns = self._columns(logits, batch.label)
         if mixing is not None:
             mixed_columns, share = self._columns(logits, mixing.label), mixing.weight.astype(logits.dtype)
+            if batch.weight is not None:  # Each label has the weight of its own image. `sums` multiplies by the first.
+                ratio = partners(batch.weight) / jnp.where(batch.mask > 0, batch.weight, 1)
+                mixed_columns[0] = jax.tree.map(lambda column: column * ratio, mixed_columns[0])
             columns = jax.tree.map(lambda one, other: share * one + (1 - share) * other, columns, mixed_columns)
         return columns
 
@@ -373,8 +376,7 @@ class Objective:
             # The value of a padded example may be NaN, and 0 * NaN is NaN. So the value is replaced by 0.
             return jnp.where(batch.mask > 0, column * batch.mask, 0).sum()
 
-        rows = [jnp.stack([total(values), total(weights)]) for values, weights in columns]
-        return MetricSums(jnp.stack(rows), names)
+        return MetricSums(jnp.stack([jnp.stack([*map(total, pair)]) for pair in columns]), names)
 
     def predict(self, params: Any, model_state: Any, images: jax.Array) -> jax.Array:
         """Return the logits, float[B, K], of normalized images [B, H, W, C] in evaluation."""
@@ -443,8 +445,6 @@ def compute_contributions(
 ) -> dict[str, Any]:
     """Return the contribution of a slice of a batch to each metric over a set. Other metrics are ignored."""
     set_metrics = {name: metric for name, metric in metrics.items() if is_set_metric(metric)}
-    if not set_metrics:
-        return {}
     # The logits of padded examples may have any value, including NaN.
     unpadded = jnp.where(mask[:, None] > 0, logits, 0)
     return {name: _of_slice(metric, unpadded, labels, mask) for name, metric in set_metrics.items()}
