@@ -74,15 +74,16 @@ def padded_crop(key: jax.Array, image: jax.Array, settings: AugmentConfig) -> ja
 def area_crop(key: jax.Array, image: jax.Array) -> jax.Array:
     """Resize a random area of an image [H, W, C], 20% to 100% of its own, to its size, bilinearly.
 
-    The aspect ratio, relative to the image's, is log-uniform from 3/4 to 4/3 (as in SimSiam, arXiv:2011.10566).
+    The aspect ratio, relative to the image's, is log-uniform from 3/4 to 4/3 (as in SimSiam, arXiv:2011.10566). The
+    first of `TRIES` draws that fits the image is used, as in torchvision.
     """
-    area, aspect, *place = jax.random.uniform(key, (4,), jnp.float32)
-    ratio = (3 / 4) ** (2 * aspect - 1)
-    sides = jnp.minimum(jnp.sqrt((0.2 + 0.8 * area) * jnp.stack([ratio, 1 / ratio])), 1)
-    starts = jnp.stack(place) * (1 - sides) * jnp.array(image.shape[:2])
+    area, aspect, *place = jax.random.uniform(key, (4, TRIES), jnp.float32)
+    sides = jnp.sqrt((0.2 + 0.8 * area) * (3 / 4) ** jnp.stack([2 * aspect - 1, 1 - 2 * aspect]))
+    first = jnp.argmax((sides <= 1).all(0))
+    sides = jnp.minimum(sides[:, first], 1)
+    starts = jnp.stack(place)[:, first] * (1 - sides) * jnp.array(image.shape[:2])
     arguments = image.astype(jnp.float32), image.shape, (0, 1), 1 / sides, -starts / sides
-    means = jax.image.scale_and_translate(*arguments, "linear", antialias=False)
-    return _levels(means, image.dtype)
+    return _levels(jax.image.scale_and_translate(*arguments, "linear", antialias=False), image.dtype)
 
 
 AUGMENTATIONS.add("area_crop")(lambda settings: area_crop)
@@ -132,8 +133,7 @@ def erasing_box(key: jax.Array, image_height: int, image_width: int, bounds: tup
     area = (bounds[0] + area * (bounds[1] - bounds[0])) * (image_height * image_width)
     low, high = jnp.log(jnp.array(ASPECT, jnp.float32))
     aspect = jnp.exp(low + aspect * (high - low))
-    height = jnp.round(jnp.sqrt(area * aspect)).astype(jnp.int32)
-    width = jnp.round(jnp.sqrt(area / aspect)).astype(jnp.int32)
+    height, width = (jnp.round(jnp.sqrt(each)).astype(jnp.int32) for each in (area * aspect, area / aspect))
     fits = (height >= 1) & (height <= image_height) & (width >= 1) & (width <= image_width)
     # The product can be rounded up to one more than the last position.
     top = jnp.minimum((top * (image_height - height + 1)).astype(jnp.int32), image_height - height)
