@@ -25,7 +25,7 @@ import safetensors.numpy
 import jaxddp.core.files as files
 from jaxddp.core.errors import InputError, first_line
 
-PICKLED = (".pth", ".pt", ".bin", ".ckpt")
+PICKLED = (".pth", ".pt", ".bin", ".ckpt", ".tar")
 FORMS = "a .safetensors file, a .pth file of PyTorch's, or the work directory of a run"
 _DTYPES = {"F64": "f8", "F32": "f4", "F16": "f2", "BF16": ml_dtypes.bfloat16, "BOOL": "?"}
 _DTYPES |= {f"F8_{kind}": f"float8_{name}" for kind, name in (("E4M3", "e4m3fn"), ("E5M2", "e5m2"))}
@@ -33,10 +33,10 @@ _DTYPES |= {f"{kind}{bits}": f"{kind.lower()}{bits // 8}" for kind in "IU" for b
 _OF_STORAGE = {"DoubleStorage": "<f8", "FloatStorage": "<f4", "BFloat16Storage": ml_dtypes.bfloat16}
 _OF_STORAGE |= {"HalfStorage": "<f2", "LongStorage": "<i8", "IntStorage": "<i4", "ShortStorage": "<i2"}
 _OF_STORAGE |= {"CharStorage": "i1", "ByteStorage": "u1", "BoolStorage": "?"}
-# Arrays that PyTorch stores and no network reads: the number of batches, and indices that follow from the window side.
-_UNREAD = ("num_batches_tracked", "relative_position_index")
-# Keys under which training scripts store a state dict.
-_NESTING_KEYS = ("state_dict", "model", "model_state_dict")
+# Arrays that PyTorch stores and no network reads: numbers of batches and of averages, and Swin's indices.
+_UNREAD = ("num_batches_tracked", "n_averaged", "relative_position_index")
+# Keys under which training scripts store a state dict. Averaged weights come first, as in timm.
+_NESTING_KEYS = ("state_dict_ema", "model_ema", "state_dict", "model", "model_state_dict")
 # Prefixes that module wrappers add to each name. Wrappers may be nested.
 _WRAPPERS = ("module.", "_orig_mod.")
 _ZIP_BEGIN = b"PK\x03\x04"
@@ -47,10 +47,10 @@ _SMALL = 1 << 20
 
 
 def read(path: Path) -> dict[str, np.ndarray]:
-    """Read the arrays of a file, by name, without PyTorch's batch counters and Swin's indices.
+    """Read the arrays of a file, by name, without PyTorch's counters and Swin's indices.
 
-    A state dict may be nested under "state_dict", "model" or "model_state_dict". Prefixes "module." and
-    "_orig_mod." that all names share are removed.
+    A state dict may be nested: averaged weights under "state_dict_ema" or "model_ema", others under "state_dict",
+    "model" or "model_state_dict". Prefixes "module." and "_orig_mod." that all names share are removed.
 
     Raises: InputError if the file is missing, damaged or of another kind; see also `read_state_dict`.
     """
@@ -58,9 +58,10 @@ def read(path: Path) -> dict[str, np.ndarray]:
         raise InputError(f"{path}: weights cannot be read from this kind of file; give {FORMS}")
     with files.reading(path, "give a readable file", missing=f"no such file; give {FORMS}"):
         arrays = read_state_dict(path) if path.suffix in PICKLED else _read_safetensors(path)
+    arrays = {name: array for name, array in arrays.items() if not name.endswith(_UNREAD)}
     while wrapper := next((each for each in _WRAPPERS if arrays and all(name.startswith(each) for name in arrays)), ""):
         arrays = {name.removeprefix(wrapper): array for name, array in arrays.items()}
-    return {name: array for name, array in arrays.items() if not name.endswith(_UNREAD)}
+    return arrays
 
 
 def write(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
@@ -94,7 +95,7 @@ class _Refused(Exception):
 
 
 def read_state_dict(path: Path) -> dict[str, np.ndarray]:
-    """Return the tensors of a state dict by name. It may be nested under "state_dict", "model" or "model_state_dict".
+    """Return the tensors of a state dict by name, which may be nested; see `read`.
 
     bfloat16 tensors have the dtype of ml_dtypes.
 
@@ -123,8 +124,7 @@ def read_state_dict(path: Path) -> dict[str, np.ndarray]:
     entries = content.items() if isinstance(content, Mapping) else ()
     arrays = {str(name): value for name, value in entries if isinstance(value, np.ndarray)}
     if not arrays:
-        kind = type(content).__name__
-        raise InputError(f"{path}: contains a {kind} and no state dict of named tensors; {advice}")
+        raise InputError(f"{path}: contains a {type(content).__name__} and no state dict of named tensors; {advice}")
     return arrays
 
 
@@ -214,6 +214,7 @@ class _Unpickler(_IN_PYTHON):
             return name
         known: dict[tuple[str, str], Any] = {
             ("collections", "OrderedDict"): _ordered_dict,
+            ("collections", "Counter"): lambda counts: counts,  # The milestones of a schedule.
             ("torch", "Size"): tuple,
             ("torch._utils", "_rebuild_tensor_v2"): self.tensor,
             ("torch._utils", "_rebuild_parameter"): lambda tensor, *_: tensor,
@@ -224,8 +225,7 @@ class _Unpickler(_IN_PYTHON):
 
     def persistent_load(self, pid: Any) -> np.ndarray:
         _, kind, key, _, elements = pid[:5]
-        _check_key(kind)
-        _check_key(key)
+        _check_key((kind, key))
         if kind not in _OF_STORAGE:
             raise _Refused(f"a storage of kind {kind}")
         if key not in self.storages:

@@ -1,8 +1,6 @@
 """Small .pth files of `torch.save`, in `torch_files.json`, because CI has no PyTorch.
 
-    python tests/support/torch_files.py
-
-This writes the file on a machine with PyTorch.
+On a machine with PyTorch, `python tests/support/torch_files.py` writes the file.
 """
 
 import base64
@@ -33,10 +31,13 @@ def make() -> None:
     }
     module = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
     optimizer = torch.optim.SGD(module.parameters(), 0.1, momentum=0.9)
+    states = {"optimizer": optimizer, "scheduler": torch.optim.lr_scheduler.MultiStepLR(optimizer, [3])}
+    averaged = {f"module.{name}": value + 5 for name, value in module.state_dict().items()}
     objects = {
         "zip": tensors,
         "old": tensors,
-        "checkpoint": {"epoch": 3, "state_dict": module.state_dict(), "optimizer": optimizer.state_dict()},
+        "checkpoint": {name: value.state_dict() for name, value in states.items()}
+        | {"epoch": 3, "state_dict": module.state_dict(), "state_dict_ema": {"n_averaged": grid[0, 1], **averaged}},
         "module": module,
         "sparse": {"weight": torch.ones(2, 2).to_sparse()},
         "number": 3,
