@@ -126,8 +126,7 @@ def test_the_indices_of_swin_are_exported_and_not_read(tmp_path):
     arrays = {path: np.zeros(shape, np.float32) for path, shape in shapes_of(model, (32, 32, 3)).items()}
     assert write_weights(file, model, arrays) == len(arrays) + 3
     stored = safetensors.numpy.load_file(file)
-    blocks = ("features.1.0", "features.3.0", "features.3.1")
-    for block in blocks:
+    for block in ("features.1.0", "features.3.0", "features.3.1"):
         index = stored[f"{block}.attn.relative_position_index"]
         assert index.dtype == np.int64 and index.shape == (49 * 49,)
         down, right = (part.reshape(7, 7, 7, 7) - 6 for part in np.divmod(index, 13))

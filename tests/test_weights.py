@@ -1,5 +1,4 @@
-"""Weights of torchvision's and timm's networks are read and written. The comparison with PyTorch's own logits is in
-`torch_logits.py`, because it needs PyTorch."""
+"""Weights of torchvision's and timm's networks are read and written; `torch_logits.py` compares PyTorch's logits."""
 
 import functools
 
@@ -57,7 +56,6 @@ def test_exported_weights_are_read_back_bit_for_bit(tmp_path, make):
     again = start(weights=tmp_path / "w.safetensors")
     assert largest_difference(again.state.params, setup.state.params) == 0
     assert largest_difference(again.state.model_state, setup.state.model_state) == 0
-    # Without the file, another seed gives other parameters.
     assert largest_difference(start().state.params, setup.state.params) > 0
 
 
@@ -77,6 +75,11 @@ def test_a_new_head_starts_at_zero(tmp_path, caplog):
     write(tmp_path / "own.safetensors", {dotted_path(path): np.ones(shape) for path, shape in target.shapes.items()})
     arrays = initial_weights(tmp_path / "own.safetensors", target, Topology.create(1))
     assert set(target.shapes) - set(arrays) == {"params/Dense_0/kernel", "params/Dense_0/bias"}
+    shapes = {"params/head/kernel": (4, 4), "params/mlp/kernel": (4, 4)}
+    stored = {dotted_path(path): np.ones(shape) for path, shape in shapes.items()}
+    assert match(shapes, stored, (dotted_path,), 4, new_head=True).head == ("params/head/kernel",)
+    with pytest.raises(InputError, match="^the head for other classes is not known; name it in model.new_layers$"):
+        match(shapes, stored, (dotted_path,), 3, new_head=True)
 
 
 @pytest.mark.slow
@@ -116,7 +119,6 @@ def test_weights_that_do_not_fit_are_listed():
         match(shapes_of(model, SHAPE), arrays, namings_of(model), CLASSES)
 
 
-# The two types of float8 that PyTorch's weights have.
 FLOAT8 = [pytest.param(kind, marks=pytest.mark.ci) for kind in (ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2)]
 
 
@@ -158,8 +160,7 @@ EMPTY_OF_HUGE_SHAPE = header('{"w":{"dtype":"F32","shape":[0,4611686018427387904
         ("w.safetensors", OF_FLOAT4, "w.safetensors: conv has dtype F4, which cannot be read; save it as F32 or BF16$"),
         ("w.safetensors", EMPTY_OF_HUGE_SHAPE, r"w.safetensors: not a complete .safetensors file \(array is too big"),
         ("w.npz", b"no", "w.npz: weights cannot be read from this kind of file; give a .safetensors file, a .pth"),
-        ("runs/absent", None, "runs/absent: no such file; give a .safetensors file"),
-        ("absent.pth", None, "absent.pth: no such file; give a .safetensors file"),
+        ("runs/absent.pth", None, "runs/absent.pth: no such file; give a .safetensors file"),
         (".", None, "not the work directory of a run: it has no folder checkpoints/; give a .safetensors"),
     ],
 )

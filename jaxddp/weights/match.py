@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxddp.config.layers import NO_LAYERS, Layers
+from jaxddp.config.layers import HEADS, NO_LAYERS, Layers
 from jaxddp.core.errors import InputError, Key, counted, listed, nearest
 from jaxddp.models.interface import PARAMS, ImageShape, selects
 from jaxddp.models.network import Naming, PositionGrid
@@ -239,12 +239,10 @@ def match(
         new_layers: layers that keep their initialization.
         new_head: whether the head keeps its initialization too.
         needs_head: whether a head for another number of classes is an error.
-        images: the network's arrays that depend on the images, which are converted from those for other images. None
-            if no array is converted.
+        images: the network's arrays that depend on the images, which are then converted from those for other images.
 
-    Raises:
-        InputError: an array outside the new layers and the head is missing or has another shape. The message lists such
-            arrays.
+    Raises: InputError if an array outside the new layers and the head is missing or has another shape (the message
+    lists such arrays), or if there is to be a new head, and no layer is known to be the head.
     """
     naming = max(namings, key=lambda naming: sum(naming(path) in state_dict for path in shapes))
     names = {path: naming(path) for path in shapes}
@@ -267,8 +265,9 @@ def match(
     if needs_head and unmatched:
         faults = _describe_faults(unmatched, names, shapes, state_dict)
         raise InputError(faults, advice="give weights and data with the same classes")
-    used = set(names.values())
-    left_over = tuple(sorted(name for name in state_dict if name not in used))
+    if new_head and not (head or new):
+        raise InputError("the head for other classes is not known", advice=("name it in ", Key("model.new_layers")))
+    left_over = tuple(sorted(state_dict.keys() - {*names.values()}))
     matched = {path: array for path, array in arrays.items() if path not in {*new, *head}}
     return WeightMatch(matched, tuple(path for path in new if path not in head), head, left_over, converted)
 
@@ -276,10 +275,11 @@ def match(
 def _head(shapes: Shapes, paths: Sequence[str], num_classes: int) -> tuple[str, ...]:
     """Return the paths of the head's kernel and bias, if they are among `paths`.
 
-    The head is the only layer with as many outputs as there are classes.
+    The head is the only layer with as many outputs as there are classes, or the only one of them with its name.
     """
     layers = dict.fromkeys(path.rpartition("/")[0] for path in paths)
     heads = [layer for layer in layers if shapes.get(f"{layer}/kernel", ())[1:] == (num_classes,)]
+    heads = [layer for layer in heads if layer.rpartition("/")[2] in HEADS] or heads
     # A head is replaced as a whole: a bias of other weights does not fit a new kernel.
     return tuple(path for path in shapes if path.rpartition("/")[0] == heads[0]) if len(heads) == 1 else ()
 
