@@ -92,7 +92,6 @@ def test_the_list_names_networks_and_each_name_once():
     [
         ("torchvision/ResNet50_Weights.IMAGENET1K_V1", "torchvision/ResNet50_Weights.IMAGENET1K_V1"),
         ("torchvision/ResNet50_Weights.DEFAULT", "torchvision/ResNet50_Weights.IMAGENET1K_V2"),
-        ("torchvision/resnet50", "torchvision/ResNet50_Weights.IMAGENET1K_V2"),
         ("torchvision/vit_b_16", "torchvision/ViT_B_16_Weights.IMAGENET1K_V1"),
         ("timm/resnet50", "timm/resnet50.a1_in1k"),
         ("timm/vit_base_patch16_384", "timm/vit_base_patch16_384.augreg_in21k_ft_in1k"),

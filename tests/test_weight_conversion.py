@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 from support.data import CLASSES, random_table
-from support.networks import state_dict_of
+from support.networks import SmallNet, state_dict_of
 from support.published import golden_positions, positions
 from support.shared import adapted, sgd
 
@@ -135,3 +135,5 @@ def test_the_indices_of_swin_are_exported_and_not_read(tmp_path):
         np.testing.assert_array_equal(right, np.broadcast_to((at[:, None] - at)[None, :, None, :], right.shape))
     matched = match(shapes_of(model, (32, 32, 3)), read(file), namings_of(model), CLASSES)
     assert matched.left_over == () and len(matched.arrays) == len(arrays)
+    assert write_weights(file, model, arrays, library="timm") == len(arrays) and "head.fc.bias" in read(file)
+    assert namings_of(adapted(SmallNet()), "timm") == ()  # It is an error.

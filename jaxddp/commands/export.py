@@ -26,6 +26,8 @@ class _ExportOptions:
     safetensors.torch.load_file. stablehlo: a program for CPU, CUDA and TPU, which jax.export.deserialize reads. onnx: a
     program for onnxruntime. savedmodel: a program for TensorFlow. tflite: a program for phones. hub: a folder with the
     files that `jaxddp push` uploads, which --model.weights reads. By default the extension of FILE names the format."""
+    names: Literal["torchvision", "timm"] | None = None
+    """For safetensors: the library whose names the arrays get. By default it is timm for ViTs, or else torchvision."""
     precision: ProgramPrecision = "float32"
     """For onnx and tflite: float16 halves the size, int8 quarters it. The loss of accuracy is measured on the
     validation images and printed. int8 measures the ranges of activations on 256 training images."""
@@ -48,6 +50,8 @@ def run(arguments: list[str]) -> None:
     form = options.format or format_of(options.out, ExportFormat, ", or give --format")
     if options.precision != "float32" and form not in ("onnx", "tflite"):
         raise InputError(f"--precision {options.precision}: needs --format onnx or tflite; leave it out")
+    if options.names is not None and form != "safetensors":
+        raise InputError(f"--names {options.names}: needs --format safetensors; leave it out")
     with doing(IMPORTING):
         from jaxddp.engine.compilation import keep_compiled_programs
         from jaxddp.inference import exports
@@ -68,15 +72,15 @@ def run(arguments: list[str]) -> None:
     if isinstance(place, Path) and form == "hub":
         print(exports.write_folder(place, step, options.out, network))
         return
-    if isinstance(place, Path) and form == "safetensors" and network is None:
-        print(exports.export_run(place, step, options.out))
-        return
     if form == "hub":
         advice = "write safetensors, stablehlo or onnx, or give the work directory of a run"
         raise InputError(f"--format hub: a folder to publish has the settings and the curves of a run; {advice}")
+    if isinstance(place, Path) and form == "safetensors":
+        print(exports.export_weights_of(network or place, step, options.out, options.names))
+        return
     network = network or trained_network(place, step, Topology.create(1), precision=precision)
     if form == "safetensors":
-        print(exports.export_weights_of(network, options.out))
+        print(exports.export_weights_of(network, step, options.out, options.names))
         return
     with doing(f"making the program {options.out}"):
         summary = exports.export_program(network, options.out, form, options.precision)

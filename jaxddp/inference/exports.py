@@ -49,7 +49,7 @@ from jaxddp.setup import recipe, user_objects
 from jaxddp.training.checkpoints.integrity import CHECKPOINTS, LOCATION_KEYS, Integrity, ValidationFile
 from jaxddp.training.listeners.jsonl import CURVES
 from jaxddp.weights.download import HubFile, upload
-from jaxddp.weights.match import constants_of, has_published_names, namings_of, published
+from jaxddp.weights.match import has_published_names, namings_of, published
 from jaxddp.weights.places import SIGNATURE_FILE, WEIGHTS_FILE, find_published, is_local
 from jaxddp.weights.state_dict import write
 from jaxddp.workdir.saved_state import read_run, recipe_of_run
@@ -63,8 +63,6 @@ Logits = Callable[[Any], jax.Array]
 """A function from pixels [B, H, W, C] to logits float32[B, K]."""
 _TOLERANCE = 1e-4
 """The maximum difference between logits. It is relative to the largest logit if the largest logit is above 1."""
-_ANY_CLASSES = 2
-"""An arbitrary number of classes. The names of a network's arrays do not depend on it."""
 
 
 def export_program(
@@ -317,10 +315,8 @@ def _accept_named_sizes_in_pad() -> Iterator[None]:
         yield
         return
 
-    def with_names(sides: Any) -> Any:
-        return shape([side if isinstance(side, int) else str(side) for side in sides])
-
-    with mock.patch.object(pad, "ir", types.SimpleNamespace(**{**vars(library), "Shape": with_names})):
+    named = {"Shape": lambda sides: shape([side if isinstance(side, int) else str(side) for side in sides])}
+    with mock.patch.object(pad, "ir", types.SimpleNamespace(**vars(library) | named)):
         yield
 
 
@@ -335,23 +331,12 @@ def session(content: bytes) -> Callable[[np.ndarray], np.ndarray]:
 def weights_of_run(directory: Path, which: str) -> tuple[int, Model, dict[str, np.ndarray]]:
     """Return the step of a checkpoint ("latest", "best" or a step), the network, and the arrays by path.
 
-    The network has an arbitrary number of classes. A path is like "params/conv1/kernel".
-
     Raises: InputError if there is no such checkpoint, or the run's config does not name its network.
     """
     file = recipe_of_run(directory)
     file.check_network("write its weights in Python with jaxddp.export_weights(state, setup, FILE)")
     step, arrays = read_run(directory, which, Topology.create(1))
-    return step, recipe.model_of(file.config, _ANY_CLASSES, user_objects.objects_of_hooks(file.hooks)), arrays
-
-
-def export_run(directory: Path, which: str, out: Path) -> str:
-    """Write the weights of a checkpoint as .safetensors, and return a summary line.
-
-    Raises: see `weights_of_run` and `write_weights`.
-    """
-    step, model, arrays = weights_of_run(directory, which)
-    return f"{out}: {counted(write_weights(out, model, arrays), 'array')} of step {step} of {directory}"
+    return step, recipe.model_of(file.config, 2, user_objects.objects_of_hooks(file.hooks)), arrays  # for any classes
 
 
 def averaged(directories: Sequence[Path], which: str, precision: tree.Precision | None = None) -> TrainedRun:
@@ -386,9 +371,17 @@ def averaged(directories: Sequence[Path], which: str, precision: tree.Precision 
     return dataclasses.replace(soup, state=soup.state.replace(params=params, model_state=start))
 
 
-def export_weights_of(network: TrainedRun, out: Path) -> str:
-    """Write the weights of a network without a run as `export_run` does. Raises: see `write_weights`."""
-    return f"{out}: {counted(write_weights(out, network.model, arrays_of(network)), 'array')} of {network.origin}"
+def export_weights_of(place: Path | TrainedRun, which: str, out: Path, library: str | None = None) -> str:
+    """Write the weights of a checkpoint of a run, or of a network, as .safetensors, and return a summary line.
+
+    Raises: see `weights_of_run` and `write_weights`.
+    """
+    if isinstance(place, TrainedRun):
+        model, arrays, origin = place.model, arrays_of(place), place.origin
+    else:
+        step, model, arrays = weights_of_run(place, which)
+        origin = f"step {step} of {place}"
+    return f"{out}: {counted(write_weights(out, model, arrays, library=library), 'array')} of {origin}"
 
 
 def arrays_of(network: TrainedRun) -> dict[str, np.ndarray]:
@@ -397,18 +390,23 @@ def arrays_of(network: TrainedRun) -> dict[str, np.ndarray]:
     return {path: np.asarray(leaf) for path, leaf in arrays.items()}
 
 
-def write_weights(out: Path, model: Model, arrays: dict[str, np.ndarray], peers: Peers = ALONE) -> int:
+def write_weights(
+    out: Path, model: Model, arrays: dict[str, np.ndarray], peers: Peers = ALONE, library: str | None = None
+) -> int:
     """Write arrays under their published names, and return their number. Only the first process writes.
 
     Args:
         arrays: the arrays of the network by path, such as "params/conv1/kernel".
+        library: the library whose names the arrays get; the default is that of the first naming.
 
-    Raises: InputError if the file cannot be written, or its name does not end in .safetensors.
+    Raises: InputError if the file cannot be written, or jaxddp does not know the library's names of this network.
     """
     if out.suffix != ".safetensors":
         raise InputError(f"{out}: its name must end in .safetensors")
-    named = published(arrays, namings_of(model)[0]) | constants_of(model)
-    # If all processes of a job wrote, they would overwrite each other's file.
+    if not (namings := namings_of(model, library)):
+        raise InputError(f"--names {library}: no names of this network in {library} are known; leave it out")
+    constants: Any = getattr(getattr(model, "module", model), "published_constants", dict)
+    named = published(arrays, namings[0]) | ({} if library == "timm" else constants())
     if peers.is_first:
         write(out, named)
     return len(named)

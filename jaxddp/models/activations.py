@@ -170,5 +170,4 @@ def _published_names(model: Model, layers: Iterable[str], image_shape: tuple[int
     own = {path.removeprefix(PARAMS).rpartition("/")[0]: path for path in by_path(*trees_of(model, image_shape))}
     # The published name of a layer is that of one of its arrays without the last component. A layer without arrays of
     # its own is given one.
-    arrays = {path: own.get(path, f"{PARAMS}{path}/kernel") for path in layers}
-    return {path: naming(array).rpartition(".")[0] for path, array in arrays.items()}
+    return {path: naming(own.get(path, f"{PARAMS}{path}/kernel")).rpartition(".")[0] for path in layers}

@@ -11,7 +11,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from jaxddp.models.network import Naming, Network, check_sides, naming, stage_blocks
+from jaxddp.models.network import Naming, Network, check_sides, stage_blocks, timm_naming, torchvision_naming
 from jaxddp.models.ops.layers import Layer, ModuleFactory, add_branch, branch_factors, dense_init, gelu
 
 
@@ -45,7 +45,7 @@ SIZES = {
 _LEAST_SIDE = 32
 _STAGES = range(4)
 
-TORCHVISION = naming(
+TORCHVISION = torchvision_naming(
     ("stem/conv", "features.0.0"),
     ("stem/norm", "features.0.1"),
     *((f"downsample{i}/norm", f"features.{2 * i}.0") for i in _STAGES[1:]),
@@ -59,7 +59,7 @@ TORCHVISION = naming(
     ("^norm", "classifier.0"),
     ("^head", "classifier.2"),
 )
-TIMM = naming(
+TIMM = timm_naming(
     ("stem/conv", "stem.0"),
     ("stem/norm", "stem.1"),
     (r"downsample(\d)/norm", r"stages.\1.downsample.0"),

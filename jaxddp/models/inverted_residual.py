@@ -20,7 +20,7 @@ import flax.linen as nn
 import jax
 
 import jaxddp.models.ops.layers as ops
-from jaxddp.models.network import Naming, Network, head_init, naming
+from jaxddp.models.network import LibraryNaming, Naming, Network, head_init, timm_naming, torchvision_naming
 from jaxddp.models.ops.layers import Activation, ConvNorm, ModuleFactory, SqueezeExcitation, branch_factors
 
 
@@ -200,7 +200,7 @@ def _torchvision(architecture: InvertedResidualSizes) -> Naming:
     )
     last = 1 + max(int(place.split(".")[0]) for place in places.values())
     head = ("classifier.0", "classifier.3") if architecture.hidden else ("", "classifier.1")
-    return naming(*blocks, *_outer_layers(last, *head))
+    return torchvision_naming(*blocks, *_outer_layers(last, *head))
 
 
 def _torchvision_mobilenet_v2(architecture: InvertedResidualSizes) -> Naming:
@@ -211,7 +211,7 @@ def _torchvision_mobilenet_v2(architecture: InvertedResidualSizes) -> Naming:
         last = len(first)
         rules += [(f"^{name}/project/conv/", f"{theirs}.{last}/"), (f"^{name}/project/norm/", f"{theirs}.{last + 1}/")]
         rules += [(f"^{name}/{layer}/", f"{theirs}.{index}/") for index, layer in enumerate(first)]
-    return naming(*rules, *_outer_layers(len(architecture.blocks) + 1, "", "classifier.1"))
+    return torchvision_naming(*rules, *_outer_layers(len(architecture.blocks) + 1, "", "classifier.1"))
 
 
 def _outer_layers(last: int, hidden: str, head: str) -> list[tuple[str, str]]:
@@ -242,7 +242,7 @@ def _timm(architecture: InvertedResidualSizes) -> Naming:
         names |= {f"{name}/se/fc1": f"{theirs}.se.conv_reduce", f"{name}/se/fc2": f"{theirs}.se.conv_expand"}
     if is_universal:
         names |= {"last_conv/conv": f"blocks.{last}.0.conv", "last_conv/norm": f"blocks.{last}.0.bn1"}
-    return naming(*((f"^{ours}/", f"{theirs}/") for ours, theirs in names.items()))
+    return timm_naming(*((f"^{ours}/", f"{theirs}/") for ours, theirs in names.items()))
 
 
 def _efficientnet_pytorch(architecture: InvertedResidualSizes) -> Naming:
@@ -254,7 +254,7 @@ def _efficientnet_pytorch(architecture: InvertedResidualSizes) -> Naming:
         for number, layer in enumerate(("expand", "depthwise", "project")):
             names |= {f"{name}/{layer}/conv": f"{theirs}_{layer}_conv", f"{name}/{layer}/norm": f"{theirs}_bn{number}"}
         names |= {f"{name}/se/fc1": f"{theirs}_se_reduce", f"{name}/se/fc2": f"{theirs}_se_expand"}
-    return naming(*((f"^{ours}/", f"{theirs}/") for ours, theirs in names.items()))
+    return LibraryNaming("efficientnet_pytorch", *((f"^{ours}/", f"{theirs}/") for ours, theirs in names.items()))
 
 
 _TF: dict[str, Any] = {"epsilon": 1e-3, "momentum": 0.99, "same": True, "namings": (_timm, _efficientnet_pytorch)}

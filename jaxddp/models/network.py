@@ -4,7 +4,7 @@ A network with published weights is a `Network`. A user's network may have any o
 is the path of an array within the variables, such as "params/layer1_0/conv1/kernel" or "batch_stats/bn1/mean".
 
 - `published_names() -> tuple[Naming, ...]`: the namings that are accepted when weights are read. Export uses the first
-  naming.
+  naming, or that of a library.
 - `depth_of(path) -> int`: the index of an array's layer, 0 for the stem and `depth - 1` for the head. The network's
   property `depth` is the number of layers.
 - `published_constants() -> dict[str, np.ndarray]`: arrays that the library of the first naming stores, and that the
@@ -48,21 +48,24 @@ class PositionGrid:
     class_tokens: int = 1
 
 
-def naming(*rules: tuple[str, str]) -> Naming:
-    """Return a naming in PyTorch's style: dots between modules, and `weight` for kernels and scales.
+class LibraryNaming:
+    """A naming in PyTorch's style: dots between modules, and `weight` for kernels and scales.
 
-    Args:
-        rules: regular expressions and their replacements, applied in order to the path within the collection, such as
-            "layer1_0/conv1/kernel".
+    `rules` are regular expressions and their replacements, applied in order to the path within the collection, such as
+    "layer1_0/conv1/kernel". `library` has the name of the library, or several names with blanks between them.
     """
 
-    def published_name(path: str) -> str:
+    def __init__(self, library: str, *rules: tuple[str, str]):
+        self.library, self.rules = library, rules
+
+    def __call__(self, path: str) -> str:
         _, _, name = path.partition("/")
-        for pattern, replacement in (*rules, *_ARRAYS):
+        for pattern, replacement in (*self.rules, *_ARRAYS):
             name = re.sub(pattern, replacement, name)
         return name.replace("/", ".")
 
-    return published_name
+
+torchvision_naming, timm_naming = (functools.partial(LibraryNaming, library) for library in ("torchvision", "timm"))
 
 
 class RunNetwork(Layer, kw_only=True):

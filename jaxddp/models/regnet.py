@@ -12,14 +12,14 @@ import flax.linen as nn
 import jax
 import numpy as np
 
-from jaxddp.models.network import Naming, Network, head_init, naming, stage_blocks
+from jaxddp.models.network import Naming, Network, head_init, stage_blocks, torchvision_naming
 from jaxddp.models.ops.layers import ConvNorm, Layer, ModuleFactory, SqueezeExcitation, nearest_multiple
 
 _STEM_FEATURES = 32
 _QUANTUM = 8
 """The widths are multiples of this number."""
 
-TORCHVISION = naming(
+TORCHVISION = torchvision_naming(
     (r"^stage(\d)_(\d+)/", r"trunk_output/block\1/block\1-\2/"),
     ("/conv1/", "/f/a/"),
     ("/conv2/", "/f/b/"),

@@ -24,7 +24,7 @@ from jax.typing import DTypeLike
 import jaxddp.models.ops.layers as ops
 from jaxddp.config import ModelConfig, registry
 from jaxddp.core.errors import InputError, Key, choices
-from jaxddp.models.network import Naming, Network, head_init, naming, stage_blocks
+from jaxddp.models.network import LibraryNaming, Naming, Network, head_init, stage_blocks
 from jaxddp.models.ops.layers import WEIGHT_INITS, Layer, ModuleFactory, SqueezeExcitation
 
 _LEAST_BLURRED_CHANNELS = 16
@@ -224,7 +224,8 @@ _STEM = {"stem_conv1": 0, "stem_bn1": 1, "stem_conv2": 3, "stem_bn2": 4, "stem_c
 
 def _naming(shortcut_conv: int) -> Naming:
     """Return the naming of torchvision and timm; the index of a shortcut's convolution depends on what is before it."""
-    return naming(
+    return LibraryNaming(
+        "torchvision timm",
         (r"(layer\d)_(\d+)", r"\1.\2"),
         ("downsample_conv", f"downsample.{shortcut_conv}"),
         ("downsample_bn", f"downsample.{shortcut_conv + 1}"),

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxddp.models.network import Naming, Network, check_sides, naming, stage_blocks
+from jaxddp.models.network import Naming, Network, check_sides, stage_blocks, timm_naming, torchvision_naming
 from jaxddp.models.ops.layers import Attention, Layer, Mlp, add_branch, branch_factors, dense_init, patch_embedding
 
 _MASKED = -100.0
@@ -87,7 +87,7 @@ _STAGES = range(4)
 _TABLE = "relative_position_bias_table"
 _INDEX = "relative_position_index"
 
-TORCHVISION = naming(
+TORCHVISION = torchvision_naming(
     ("patch_embed", "features.0.0"),
     ("patch_norm", "features.0.2"),
     *((f"stage{i}_(\\d+)", rf"features.{2 * i + 1}.\1") for i in _STAGES),
@@ -96,7 +96,7 @@ TORCHVISION = naming(
     ("mlp/fc1", "mlp.0"),
     ("mlp/fc2", "mlp.3"),
 )
-TIMM = naming(
+TIMM = timm_naming(
     ("patch_embed", "patch_embed.proj"),
     ("patch_norm", "patch_embed.norm"),
     (r"stage(\d)_(\d+)", r"layers.\1.blocks.\2"),

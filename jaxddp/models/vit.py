@@ -19,7 +19,7 @@ import numpy as np
 
 import jaxddp.models.ops.layers as layers
 from jaxddp.core.errors import InputError, Key
-from jaxddp.models.network import Naming, Network, PositionGrid, naming
+from jaxddp.models.network import Naming, Network, PositionGrid, timm_naming, torchvision_naming
 from jaxddp.models.ops.layers import Attention, AttentionPool, Layer, Mlp, add_branch
 
 
@@ -97,9 +97,9 @@ SIZES = {
 }
 
 _TIMM = ("patch_embed", "patch_embed.proj"), (r"blocks_(\d+)", r"blocks.\1"), ("latent_token", "latent")
-TIMM = naming(*_TIMM, (r"gamma_(\d)", r"ls\1.gamma"))
-TIMM_DINOV3 = naming(*_TIMM)
-TORCHVISION = naming(
+TIMM = timm_naming(*_TIMM, (r"gamma_(\d)", r"ls\1.gamma"))
+TIMM_DINOV3 = timm_naming(*_TIMM)
+TORCHVISION = torchvision_naming(
     ("cls_token", "class_token"),
     ("pos_embed", "encoder.pos_embedding"),
     ("patch_embed", "conv_proj"),

@@ -24,19 +24,14 @@ _PUBLISHED_CHANNELS = (1, 3)
 _IMAGE_SHAPED = "layer_scale"
 
 
-def namings_of(model: Any) -> tuple[Naming, ...]:
+def namings_of(model: Any, library: str | None = None) -> tuple[Naming, ...]:
     """Return the namings of a model or an adapted module: those of published libraries, then `dotted_path`.
 
-    `dotted_path` is used to read and write networks without published weights.
+    `dotted_path` is used to read and write networks without published weights. With `library`, only its are returned.
     """
     published: Any = getattr(getattr(model, "module", model), "published_names", tuple)
-    return (*published(), dotted_path)
-
-
-def constants_of(model: Any) -> dict[str, np.ndarray]:
-    """Return the constants that a model's first naming includes, by published name; see `jaxddp.models.network`."""
-    constants: Any = getattr(getattr(model, "module", model), "published_constants", dict)
-    return constants()
+    namings = (*published(), dotted_path)
+    return tuple(each for each in namings if library is None or library in getattr(each, "library", "").split())
 
 
 def unwrapped(names: Mapping[str, str], shapes: Shapes, namings: Sequence[Naming]) -> dict[str, str]:
