@@ -17,7 +17,7 @@ import jaxddp
 from jaxddp.cli import main
 from jaxddp.config import DataConfig
 from jaxddp.core.errors import InputError
-from jaxddp.data.division import GROUPS, folds, held_out_rows, write_folds
+from jaxddp.data.division import GROUPS, folds, grouped, held_out_rows, write_folds
 from jaxddp.data.division import held_out as divide_table
 from jaxddp.data.opening import RunData, few_labels, open_evaluated, open_one_split, open_splits
 from jaxddp.data.storage.store import LocalFiles
@@ -91,11 +91,6 @@ def test_data_that_cannot_be_divided_raise_a_one_line_error(tmp_path: Path):
     write(root, "cow/only.png")
     message = refusal(DataConfig(path=str(root), val_share=0.1))
     assert message.startswith(f"{root}: class 'cow' has only one example, {root}/cow/only.png, but data.val_share=0.1 ")
-    both = write(tmp_path / "both", "train/ant/1.png", "val/ant/2.png")
-    assert refusal(DataConfig(path=str(both), val_share=0.1)) == (
-        f"data.val_share=0.1: {both} has its own validation split; leave data.val_share out, "
-        "which is for data without this split"
-    )
     for fold in ("3/3", "0/1", "1", "-1/3", "0/x"):
         with pytest.raises(InputError, match="data.fold='.*': expected a fold and the number of folds, 0/5 to 4/5"):
             DataConfig(fold=fold)
@@ -202,6 +197,10 @@ def test_a_function_of_the_path_groups_images_of_any_format(tmp_path: Path, monk
     train, val = open_splits(data := DataConfig(path=str(root), val_share=0.4, group_column="pair")).values()
     assert not {name[4] for name in ids(train)} & {name[4] for name in ids(val)} and len(val) == 4
     assert ids(open_one_split([str(root)], data)) == ids(val)
+    in_shard = dataclasses.replace(train, path=np.full(len(train), b"s.tar"), offset=np.arange(len(train)), group=None)
+    assert (grouped(in_shard, "pair").group == train.group).all()
+    with pytest.raises(InputError, match="a table of folds names files; train on each fold with --data.fold 0/2"):
+        write_folds(in_shard, 2, Path("c.csv"), DataConfig())
     monkeypatch.setitem(GROUPS, "pair", lambda path: path[40])
     assert re.fullmatch(r"GROUPS\['pair'\]: .*IndexError: string index out of range", refusal(data))
     assert refusal(dataclasses.replace(data, group_column="other")).endswith("folders; leave data.group_column out")

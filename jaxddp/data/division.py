@@ -17,13 +17,13 @@ import numpy as np
 
 import jaxddp.core.files as files
 from jaxddp.config import DataConfig
-from jaxddp.core.errors import InputError, Key, counted, show, some
+from jaxddp.core.errors import InputError, Key, Option, counted, show, some
 from jaxddp.core.user_code import describe_error
 from jaxddp.data.source import SourceTable, Split, check_labelled, labels_of
 from jaxddp.data.table import ExampleTable
 
 GROUPS: dict[str, Callable[[str], object]] = {}
-"""Functions of an image's path in the data set that return its group, by the names that `data.group_column` gives them.
+"""Functions of an image's path in the data set, or its id in a shard, that return its group, by their names.
 
 A recipe adds its own: `GROUPS["patient"] = lambda path: path.rpartition("/")[2].partition("_")[0]`.
 """
@@ -42,10 +42,9 @@ def held_out(table: ExampleTable, share: float, where: str) -> dict[Split, Examp
     Raises: InputError if a class has only one example, or there is only one group, and each split needs one.
     """
     labels = _strata(table)
-    labelled = labels[labels >= 0]
     if table.group is not None:
         return _divided(table, _held_out_by_group(table, labels, share, where))
-    counts = np.bincount(labelled, minlength=table.num_classes)[: table.num_classes]
+    counts = np.bincount(labels[labels >= 0], minlength=table.num_classes)[: table.num_classes]
     single_classes = np.flatnonzero((counts == 1) & (labels_of(table).counts == 1))
     if len(single_classes):
         example = table.name(int(np.flatnonzero(labels == single_classes[0])[0]))
@@ -54,7 +53,7 @@ def held_out(table: ExampleTable, share: float, where: str) -> dict[Split, Examp
         raise InputError(fault, needs, advice="add examples, or leave the class out")
     # Examples without a label stay in the training split, where `check_labelled` raises an error about them.
     is_held_out = np.zeros(len(table), bool)
-    is_held_out[labels >= 0] = held_out_rows(table.id[labels >= 0], labelled, share)
+    is_held_out[labels >= 0] = held_out_rows(table.id[labels >= 0], labels[labels >= 0], share)
     return _divided(table, is_held_out)
 
 
@@ -144,8 +143,9 @@ def grouped(table: SourceTable, name: str | None) -> SourceTable:
     where = f"GROUPS[{name!r}]"
     if not isinstance(table, ExampleTable):
         raise InputError(f"{where}: the images of {table!r} have no paths; leave ", Key("data.group_column"), " out")
+    paths = table.path if table.offset is None else table.id  # The path of an image in a shard is that of the shard.
     try:
-        group = [str(GROUPS[name](os.fsdecode(path))).encode() for path in table.path.tolist()]
+        group = [str(GROUPS[name](os.fsdecode(path))).encode() for path in paths.tolist()]
     except Exception as error:
         raise InputError(f"{where}: {describe_error(error)}") from error
     return replace(table, group=np.array(group, "S"))
@@ -228,7 +228,7 @@ def write_folds(table: SourceTable, number: int, out: Path, data: DataConfig) ->
     """
     if not isinstance(table, ExampleTable) or table.offset is not None or table.store.root is None:
         fault = f"{table.name(0)}: is one of many images in a file, and a table of folds names files"
-        raise InputError(fault, advice=("hold out images by ", Key("data.val_share")))
+        raise InputError(fault, advice=("train on each fold with ", Option("data.fold", f"0/{number}")))
     check_labelled(table, "data split")
     fold, labels, beside = folds(table, number), labels_of(table), Path(os.path.abspath(out)).parent
     has_columns = labels.has_rows or any({*name} & {*";|"} for name in labels.ids)
