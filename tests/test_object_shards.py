@@ -156,6 +156,8 @@ def test_shards_of_a_web_server_are_named_by_a_pattern(sets, tmp_path: Path, mon
             parquet = open_splits(config_of("Parquet", f"{url}/Parquet/{file}", val_share=0.3))
             local = open_splits(config_of("Parquet", sets["Parquet"] / file, val_share=0.3))
             assert [one.fingerprint for one in parquet.values()] == [one.fingerprint for one in local.values()]
+            with pytest.raises(InputError, match="its rows name images; below a URL, write the images into its rows"):
+                open_splits(config_of("Parquet", f"{url}/Parquet/{file}", val_share=0.3, columns=("image=label",)))
             monkeypatch.setattr(Ranged, "do_GET", SimpleHTTPRequestHandler.do_GET)
             with pytest.raises(InputError, match=r"^http\S+\.tar: '.* not supported .*, answers ranges of bytes$"):
                 open_splits(config_of("WebDataset", f"{url}/WebDataset/val-000001.tar", val_share=0.3))

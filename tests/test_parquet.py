@@ -127,20 +127,16 @@ def test_the_column_label_precedes_a_column_of_class_names(tmp_path: Path):
         ({"val_share": 0.5, "group_column": "patient"}, [2, 3, 4, 5], [0, 1], [2, 0, 1, 2]),
         ({"val_share": 0.3, "columns": "label=words", "label_separator": "|"}, [0, 1, 3, 5], [2, 4], None),
         ({"val_share": 0.3, "columns": "label=tags"}, [0, 1, 3, 5], [2, 4], None),
+        ({"val_share": 0.3, "columns": "label=pair"}, [0, 1, 3, 5], [2, 4], None),
         ({"val_share": 0.3, "columns": "label=fold,label=odd"}, [0, 1, 4, 5], [2, 3], None),
         ({"val_share": 0.5, "columns": "image=path,label=words", "images": "pictures"}, None, None, None)
     ]
 )  # fmt: skip
 def test_the_keys_of_tables_serve_parquet(tmp_path: Path, keys: dict[str, Any], train, val, labels):
     table = pq.read_table(write_file(tmp_path / "a.parquet", range(6)))
-    more = {
-        "fold": [0, 1] * 3,
-        "patient": [*"ppqqrr"],
-        "words": ["a", "a|b"] * 3,
-        "path": [*"012345"],
-        "tags": [["a"], ["a", "b"]] * 3,
-    }
-    for name, cells in {**more, "odd": [False, True] * 3}.items():
+    more = {"fold": [0, 1] * 3, "patient": [*"ppqqrr"], "words": ["a", "a|b"] * 3, "path": [*"012345"]}
+    more |= {"tags": [["a"], ["a", "b"]] * 3, "odd": [False, True] * 3}
+    for name, cells in {**more, "pair": pa.array([["a", "b"], ["a", "c"]] * 3, pa.list_(pa.string(), 2))}.items():
         table = table.append_column(name, pa.array(cells))
     pq.write_table(table, tmp_path / "a.parquet")
     (tmp_path / "pictures").mkdir()
@@ -207,17 +203,21 @@ def message_of(path: Path, **options: Any) -> str:
 def test_wrong_columns_raise_a_one_line_error(tmp_path: Path):
     file, part, share = tmp_path / "a.parquet", tmp_path / "b/train-1.parquet", {"val_share": 0.5}
     write_file(file, range(6), columns=("photo", "kind"), named=False)
-    assert message_of(file, **share) == (
-        f"{file}: no column of labels by a usual name, found 'note', 'photo', 'kind'; "
-        "name one by data.columns label=NAME"
-    )
+    fault = "no column of labels by a usual name, found 'note', 'photo', 'kind'; name one by data.columns label=NAME"
+    assert message_of(file, **share) == f"{file}: {fault}"
     pq.write_table(pa.table({"label": [0, 1]}), file)
-    fault = f"{file}: no column of images by a usual name, found 'label'; name one by"
-    assert message_of(file, **share).startswith(fault)
+    assert message_of(file, **share).startswith(f"{file}: no column of images by a usual name, found 'label'; name")
+    pq.write_table(pa.table({"image": pa.array([b"x"] * 4, pa.binary_view()), "label": [0, 1] * 2}), file)
+    assert len(open_both(file, **share)[0]) == 2
+    pq.write_table(pa.table({"image": [b"x"], "label": [[0, 1, 0]]}), file)
+    assert "row 0: label '0, 1, 0' has an empty name or one name twice; write one label, and" in message_of(
+        file, **share
+    )
     for name in ("train-0", "val"):
         write_file(tmp_path / f"b/{name}.parquet", range(3))
     for changed, fault in (
         ({"columns": ("image", "kind")}, "no column 'label', which the first file has"),
+        ({"columns": ("photo", "label")}, "no column 'image', which the first file has"),
         ({"names": ("dog", "cat", "ant")}, "the names of label are not those of the first file"),
     ):
         write_file(part, range(3), **changed)

@@ -90,6 +90,8 @@ class Listing:
     def table(self, columns: "Columns", rows: Sequence["Row"], data: DataConfig) -> ExampleTable:
         """Return the images of some rows, without labels. Raises: InputError; see `_find_images`."""
         images = [row.image for row in rows]
+        if self.file.folder.root is None:
+            raise InputError(f"{self.file}: its rows name images; below a URL, write the images into its rows")
         root = Path(self.file.folder.name(self.file.path)).parent
         if any(paths := [image for image in images if "\\" in image]) and not (root / paths[0]).exists():
             images = [image.replace("\\", "/") for image in images]
@@ -413,8 +415,9 @@ def _labels_of_cells(
     labels = tuple(name.strip() for cell in cells for name in cell.split(separator))
     if "" not in labels and len({*labels}) == len(labels):
         return labels, ""
-    fault = f"label {show(cells[0])} has an empty name or one name twice"
-    several = f", or 'cat{separator or ' '}dog'" if (separator or " ").isprintable() else ""
+    is_text = (separator or " ").isprintable()
+    fault = f"label {show(cells[0] if is_text else ', '.join(labels))} has an empty name or one name twice"
+    several = f", or 'cat{separator or ' '}dog'" if is_text else ", and lists of 0 and 1 as columns"
     return labels, f"{fault}; write one label{several}"
 
 

@@ -94,7 +94,7 @@ class ParquetRows(listing.Listing):
         self.header, self.images = schema.names, _image_columns(schema)
         with about(self.file):
             self.classes = _class_names(schema)
-        self.lists = [field.name for field in schema if str(field.type).startswith(("list", "large_list"))]
+        self.lists = [field.name for field in schema if "list" in str(field.type).partition("<")[0]]
 
     def place(self, number: tuple[int, int]) -> str:
         return f"{self.files[number[0]]}, row {number[1]}"
@@ -118,10 +118,7 @@ class ParquetRows(listing.Listing):
         names = {name: self.classes.get(name, ()) for name in columns if name not in self.images}
         for index, file in enumerate(self.files):
             with tables.open_parquet(file) as parquet, tables.as_input_errors(file):
-                if missing := {*columns} - {*parquet.schema_arrow.names}:
-                    fault = f"{file}: no column {missing.pop()!r}, which the first file has; {tables.WRITE_AGAIN}"
-                    raise InputError(fault)
-                cells = {name: parquet.read(columns=[name]).column(0).to_pylist() for name in names}
+                cells = {name: _column(parquet, name, file, *columns).to_pylist() for name in names}
                 count = parquet.metadata.num_rows
             for row in range(count):
                 texts = {name: _text(cells[name][row], of_column) for name, of_column in names.items()}
@@ -181,7 +178,7 @@ def _image_columns(schema: Any) -> list[str]:
     import pyarrow
 
     structs = {field.name: field.type for field in schema if pyarrow.types.is_struct(field.type)}
-    binary = (pyarrow.binary(), pyarrow.large_binary())
+    binary = (pyarrow.binary(), pyarrow.large_binary(), pyarrow.binary_view())
     found = [name for name, kind in structs.items() if any(one.name == "bytes" and one.type in binary for one in kind)]
     bare = [field.name for field in schema if field.type in binary]
     return found or [name for name in bare if listing.find_column([name], listing.IMAGES)]
@@ -241,19 +238,19 @@ def _read_cells(
     cells, column = dict[FolderFile, tables.LabelCells](), columns.labels[0]
     for file in files:
         with pass_faults_to(refuse), tables.open_parquet(file) as parquet, tables.as_input_errors(file):
-            values = _column(parquet, column, file)
+            values = _column(parquet, column, file, columns.image)
             if (_class_names(parquet.schema_arrow).get(column) or columns.names) != columns.names:
                 raise InputError(f"{file}: the names of {column} are not those of the first file; {tables.WRITE_AGAIN}")
             cells[file] = tables.label_cells(values, file, column, refuse)
     return cells
 
 
-def _column(parquet: Any, column: str, file: FolderFile) -> Any:
-    """Return the values of a column, as a `pyarrow.Array`. Raises: InputError if the file has no such column."""
+def _column(parquet: Any, column: str, file: FolderFile, *beside: str) -> Any:
+    """Return the values of a column, as a `pyarrow.Array`. Raises: InputError if the file lacks it or `beside`."""
     import pyarrow
 
-    if column not in parquet.schema_arrow.names:
-        raise InputError(f"{file}: no column {column!r}, which the first file has; {tables.WRITE_AGAIN}")
+    if missing := [name for name in (column, *beside) if name not in parquet.schema_arrow.names]:
+        raise InputError(f"{file}: no column {missing[0]!r}, which the first file has; {tables.WRITE_AGAIN}")
     values = parquet.read(columns=[column]).column(0).combine_chunks()
     return values.dictionary_decode() if pyarrow.types.is_dictionary(values.type) else values
 
