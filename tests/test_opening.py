@@ -78,7 +78,7 @@ def test_the_error_for_an_unknown_format_lists_the_formats(tmp_path: Path):
     assert all(name in str(caught.value) for name in formats)
     # A solution file in the config determines the format.
     with pytest.raises(InputError, match="LOC_synset_mapping.txt: no such file"):
-        open_tables(DataConfig(path=str(write_folders(tmp_path / "data")), train="first100.csv"))
+        open_tables(DataConfig(path=str(write_folders(tmp_path / "data")), train="first100.csv", val_share=0.1))
     with pytest.raises(InputError, match="no such directory"):
         open_tables(DataConfig(path=str(tmp_path / "absent")))
 

@@ -73,11 +73,8 @@ def open_tables(data: DataConfig, val_limit: int | None = None) -> tuple[SourceT
 def open_unchecked(data: DataConfig, val_limit: int | None = None) -> tuple[SourceTable, SourceTable]:
     """Open the data like `open_tables`, without checking that the images exist. Raises: see `open_splits`."""
     train, val = open_full_splits(data).values()
-    if data.limit is not None:
-        train = train.take(data.limit)
-    if val_limit is not None:
-        val = val.take(val_limit)
-    return train, val
+    train = train if data.limit is None else train.take(data.limit)
+    return train, val if val_limit is None else val.take(val_limit)
 
 
 class RunData(NamedTuple):
@@ -222,6 +219,7 @@ def open_splits(data: DataConfig, refuse: Refuse = raise_fault, *, undivided: bo
     where = place.local or place.address
     if data_format.divided(place):
         if (key := data.held_out) is not None:
+            _open(data_format, place, "train")  # A URL is recognized without a request, so nothing may be there.
             advice = ("leave ", Key(key.name), " out, which is for data without this split")
             raise InputError(key, f": {where} has its own validation split", advice=advice)
         opened: Splits = {}
