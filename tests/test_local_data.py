@@ -128,6 +128,8 @@ def test_classes_that_cannot_be_put_into_one_order_are_an_error():
         "ids; give all processes the same classes in the same order"
     )
     assert "training data of different processes" in message_of(named([0], ("ant",)), named([0], ("ant\u200b",)))
+    numbers = (*map(str, range(12)),)
+    assert united(named([10], numbers[:11]), named([11], numbers))[0].class_ids == numbers
     # The same classes in the same order are accepted in any order.
     assert united(named([0], ("b", "a")), named([1], ("b", "a")))[0].class_ids == ("b", "a")
     # A class with two names is an error too.

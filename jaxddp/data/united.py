@@ -20,6 +20,7 @@ from jaxddp.core.errors import InputError, Key, counted, show, some
 from jaxddp.core.peers import Peers
 from jaxddp.data.batch import Batch
 from jaxddp.data.faults import check_distinct
+from jaxddp.data.formats.array_files import in_order
 from jaxddp.data.order import WHOLE, EvalOrder, Order, SampleOrder, Shard, UnitedOrder, most_in_batch
 from jaxddp.data.source import VALIDATION, LabelForm, Source, Substitutes, image_dtype, labels_of
 
@@ -268,10 +269,11 @@ def _combined(what: str, texts: list[str]) -> str:
 
 
 def _merged(what: str, classes: Sequence[list[list[str]]]) -> list[list[str]]:
-    """Return (id, name) of the classes of all processes, in the order of their ids. Raises: see `_combined`."""
+    """Return (id, name) of all classes, in the order of ids: if possible, numbers by value. Raises: see `_combined`."""
     names: dict[str, str] = {}
+    order = in_order if all([*dict(one)] == in_order(dict(one)) for one in classes) else sorted
     for process, of_process in enumerate(classes):
-        if of_process != sorted(of_process):
+        if [*dict(of_process)] != order(dict(of_process)):
             fault = f"the processes have different classes, and those of process {process} are not in the order of ids"
             raise InputError(f"{what}: {fault}", advice="give all processes the same classes in the same order")
         for class_id, name in of_process:
@@ -279,4 +281,4 @@ def _merged(what: str, classes: Sequence[list[list[str]]]) -> list[list[str]]:
                 both = f"{show(other)} on one process, and {show(name)} on process {process}"
                 raise InputError(f"{what}: class {show(class_id)} is called {both}; give a class one name")
     check_distinct(names.values(), lambda name: f"{what} of different processes")
-    return sorted(map(list, names.items()))
+    return [[class_id, names[class_id]] for class_id in order(names)]
