@@ -241,7 +241,7 @@ def test_one_process_works_while_others_wait_for_a_bounded_time(tmp_path: Path):
         ([("a", {"cls": b"0", "jxl": b"x"})], "sample a: has no image of a supported type, but .cls, .jxl; write"),
         ([("a", {"cls": b"0", "png": b""})], "sample a: its image 'a.png' is empty, or a link or sparse file; write"),
         ([("a", {"cls": b"0", "png": b"x", "jpg": b"x"})], "sample a: has two images, 'a.png' and 'a.jpg'; keep one"),
-        ([sample(0), sample(1), sample(0)], "sample 0000: its key is that of an earlier sample; give each sample a"),
+        ([sample(0), sample(1), sample(0)], "sample 0000: its key is that of an earlier sample; keep a sample's"),
         ([sample(0, "7")], "sample 0000: label 7 is none of the 3 classes; correct it"),
     ],
 )
@@ -270,7 +270,8 @@ def test_a_cut_or_damaged_shard_is_one_line(root: Path):
     assert message_of(root).startswith(f"{shard}: damaged: no header of a file at byte {offsets[-1]:,} of ")
     shard.write_bytes(gzip.compress(content))
     assert "damaged, or not a tar file without compression" in message_of(root)
-    shard.unlink()
+    write_shard(shard, [("a", {"png": image(0)}), sample(1), ("a", {"cls": b"0"})])
+    assert message_of(root).startswith(f"{shard}, sample a: its key is that of an earlier sample; keep a")
     write_shard(shard, [])
     assert message_of(root).startswith(f"{shard}: holds no sample; ")
     # As in `jaxddp data check`, which lists all faults.

@@ -30,6 +30,7 @@ _LONGEST = 1 << 20
 """The largest size of a file with a label, and of an extended header, in bytes."""
 BLOCK = tarfile.BLOCKSIZE
 _ADVICE = "write the sample again, or leave it out"
+_REPEATED = "its key is that of an earlier sample; keep a sample's files together (tar --sort=name), and keys different"
 WRITE_AGAIN = "download the shard again, or write it again"
 
 
@@ -54,8 +55,7 @@ _KINDS = ("S", "S", np.int64, np.int64, "S")
 def find_samples(file: Any, size: int, name: str) -> tuple[Samples, list[str]]:
     """Read the headers and the labels of a shard; no image is read.
 
-    Long names are read in the formats of GNU and POSIX (pax). Folders, and files whose names begin with a dot, are
-    ignored.
+    Long names may be GNU's or POSIX's (pax). Folders, and files whose names begin with a dot, are ignored.
 
     Args:
         file: a binary file; its reads need not be buffered.
@@ -72,7 +72,7 @@ def find_samples(file: Any, size: int, name: str) -> tuple[Samples, list[str]]:
                 members = [*group]
                 try:
                     if key in rows:
-                        raise InputError("its key is that of an earlier sample; give each sample a key of its own")
+                        raise InputError(_REPEATED)
                     rows[key] = None
                     rows[key] = _row(key, members, tar)
                 except InputError as error:
@@ -85,7 +85,8 @@ def find_samples(file: Any, size: int, name: str) -> tuple[Samples, list[str]]:
     if not rows and not faults:
         faults.append(f"{name}: holds no sample; {WRITE_AGAIN}")
     columns = [*zip(*filter(None, rows.values()), strict=True)] or [()] * len(_KINDS)
-    return Samples(*map(np.array, columns, _KINDS)), faults
+    # If files are not in the order of names, samples also lack the label that is elsewhere in the shard.
+    return Samples(*map(np.array, columns, _KINDS)), sorted(faults, key=lambda fault: not fault.endswith(_REPEATED))
 
 
 class _Bounded(io.BufferedReader):
