@@ -24,7 +24,7 @@ FOLDERS = ("jaxddp", "configs", "launch", "benchmarks", "tests")
 USED = {
     "jaxddp/engine/gradients.py": "eqns",
     "jaxddp/engine/compilation.py": "jax._src.compiler jax._src.lru_cache.LRUCache _cache_write",
-    "jaxddp/job/membership.py": "jax.experimental.multihost_utils",
+    "jaxddp/job/membership.py": "jax.experimental.multihost_utils jax._src.lib._jax",
     "jaxddp/measure/cost.py": "memory_analysis eqns",
     "jaxddp/inference/exports.py": "jax.experimental.jax2tf jax2onnx.plugins.jax.lax.pad",
     "benchmarks/programs/gpu_plugin.py": "jax._src.lib.xla_client _make_compile_only_devices",

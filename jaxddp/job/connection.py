@@ -111,7 +111,7 @@ class Admission:
     Each client has 5 s to send its hello. If too many clients have not sent a hello, the oldest connection is closed.
 
     Args:
-        job: the job of the server. A client must have the same run id and key.
+        job: the job of this process. A client and the server must have the same run id and key.
         facts: values by name, which must be equal in the client and the server.
         noun: the noun for a client in messages: "process" or "machine".
         expected: the number of clients that may connect at once, in addition to 64 strangers.
@@ -183,25 +183,16 @@ class Admission:
 
 
 class Client:
-    """Joins a job.
-
-    Args:
-        job: the job of this process.
-        facts: values by name, which must be equal in the client and the server.
-        noun: the noun for a client in messages: "process" or "machine".
-    """
+    """Joins a job. See `Admission` for the arguments."""
 
     def __init__(self, job: Job, facts: Mapping[str, str], noun: str):
         self._job, self._facts, self._noun = job, facts, noun
 
     async def connect(self, seconds: float, greet: Callable[[Connection], Awaitable[T]]) -> T:
-        """Connect to the server, and return the result of `greet` for the connection.
+        """Connect to the server within `seconds`, and return the result of `greet` for the connection.
 
         After an OSError of the connection or of `greet`, this method tries again. Any error of `greet` closes the
         connection.
-
-        Args:
-            seconds: how long to try.
 
         Raises:
             Unreachable: no server was reached in time.

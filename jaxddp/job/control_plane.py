@@ -60,9 +60,6 @@ class ControlPlane(Peers):
         end: called with the first loss, after this process has sent the loss to the others. By default, `end` ends
             this process.
 
-    Attributes:
-        watchdog: watches the other processes.
-
     Raises:
         InputError: the address is taken or wrong; a process joins twice, belongs to another job, or has a different
             number of processes, key or facts.
@@ -92,6 +89,12 @@ class ControlPlane(Peers):
         # The reference keeps the proxy running as long as this object exists.
         self._proxy, address = _start_proxy(self._member.jax_address)
         return address
+
+    @property
+    def own_address(self) -> str:
+        """The IP address of this machine on the network of the coordinator."""
+        connection = next(iter(self._member.connections.values()))
+        return connection.writer.get_extra_info("sockname")[0]
 
     def decide(self, name: str, text: str, decide: Callable[[list[str]], str]) -> str:
         """See `Peers.decide`. Raises: InputError if a process makes a call with another name."""
@@ -337,12 +340,9 @@ def conflict(hello: messages.Hello, count: int, hosts: Mapping[int, str]) -> str
 
 
 def absence(count: int, hosts: Mapping[int, str], timeout: float, listening: str, strangers: int = 0) -> Unreachable:
-    """Return the error that names the processes that did not join in time.
+    """Return the error that names the processes that did not join in `timeout` seconds; see `conflict`.
 
     Args:
-        count: the number of processes of the job.
-        hosts: the host of each process that has joined, with process 0.
-        timeout: seconds.
         listening: the address where process 0 listens.
         strangers: the number of clients that were refused because of another run id or key.
     """
@@ -358,10 +358,7 @@ async def _listen_once_resolved(host: str, port: int, deadline: float) -> socket
     """Return a socket that listens at a host's port, as soon as the host's name has an address of this machine.
 
     Kubernetes publishes the name of a pod only after the pod has started. Until then the name has no address, or the
-    address of an earlier pod.
-
-    Args:
-        deadline: when to stop trying, a time of the monotonic clock.
+    address of an earlier pod. `deadline` is a time of the monotonic clock.
 
     Raises:
         Unreachable: the name has no address of this machine before `deadline`.

@@ -46,14 +46,8 @@ def join(job: Job | None, *, start: float = 60, silence: float = 10, stall: floa
 
     Afterwards this process ends within `silence` and a few seconds after the loss of another process, and within
     `stall` seconds after the last progress of a stuck process. Without a job, or if the program has called
-    `jax.distributed.initialize`, a watchdog watches this process alone. A second call changes nothing.
-
-    Args:
-        start: maximum seconds until all processes have joined.
-        silence: seconds without a heartbeat after which a process counts as lost.
-        stall: seconds without progress after which a process counts as stuck. The limit of some phases is a multiple of
-            `stall`; see `jaxddp.core.phases`.
-        shutdown: seconds to wait for the other processes at the end.
+    `jax.distributed.initialize`, a watchdog watches this process alone. A second call changes nothing. The arguments
+    are those of `Timeouts`.
 
     Raises:
         Unreachable: the processes do not reach each other in time.
@@ -73,6 +67,7 @@ def join(job: Job | None, *, start: float = 60, silence: float = 10, stall: floa
     sys.excepthook = functools.partial(_on_exception, plane)
     if job.process_id == 0:
         print(f"joined: {job}", flush=True)
+    _set_gloo_address(plane.own_address)
     try:
         with _without_proxies():
             jax.distributed.initialize(
@@ -210,6 +205,21 @@ def _leave(plane: ControlPlane) -> None:
         end_now(f"the other processes were not done {plane.timeouts.shutdown:g} s after this one; {advice}", 1)
     jax.distributed.shutdown()
     plane.leave()
+
+
+def _set_gloo_address(address: str) -> None:
+    """Let gloo use an address of this machine, and not that of the machine's name.
+
+    The name may have no address, or a loopback address, as on Debian, which other machines cannot reach.
+    """
+    from jax._src.lib import _jax  # pyright: ignore[reportPrivateImportUsage]
+
+    make: Any = getattr(_jax, "make_gloo_tcp_collectives", None)
+    if "hostname" in (make.__doc__ or ""):
+        _jax.make_gloo_tcp_collectives = functools.partial(make, hostname=address)
+    else:
+        names = "on CPUs the name of each machine must have an address that the others reach"
+        libraries.warn_missing("jaxlib", "make_gloo_tcp_collectives", names)
 
 
 @contextlib.contextmanager

@@ -27,14 +27,14 @@ def ip(*words: str) -> None:
 
 @pytest.fixture
 def hosts(require) -> Iterator[list[str]]:
-    """The names of two namespaces, each with its own /etc/hosts, without which gloo would announce the loopback."""
+    """The names of two namespaces, each with an /etc/hosts as on Debian, where a machine's name is a loopback address."""
     require("ip", package="iproute2", root=True)
     folders = [Path("/etc/netns") / host for host in HOSTS]
     try:
         for host, folder in zip(HOSTS, folders, strict=True):
             ip("netns", "add", host)
             folder.mkdir(parents=True)
-            (folder / "hosts").write_text(f"127.0.0.1 localhost\n{HOSTS[host]} {socket.gethostname()}\n")
+            (folder / "hosts").write_text(f"127.0.0.1 localhost\n127.0.1.1 {socket.gethostname()}\n")
         a, b = HOSTS
         ip("link", "add", "cable", "netns", a, "type", "veth", "peer", "name", "cable", "netns", b)
         for host, address in HOSTS.items():
