@@ -4,11 +4,13 @@ import errno
 import logging
 import os
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
 from support.data import random_table, write_arrays
 from support.networks import linear_model
+from support.peers import as_processes
 from support.runs import fails
 from support.shared import sgd
 
@@ -16,7 +18,7 @@ import jaxddp
 from jaxddp import ArrayTable, InputError
 from jaxddp.recipe.file import COPY_FOLDER
 from jaxddp.workdir.lock import locked
-from jaxddp.workdir.session import session
+from jaxddp.workdir.session import check_shared, session
 
 RECIPE = str(Path(__file__).parent / "recipes" / "small_recipe.py")
 
@@ -84,10 +86,13 @@ def test_a_lock_whose_file_was_removed_is_not_held(tmp_path, monkeypatch):
 
 
 def test_an_error_names_the_directory_that_cannot_be_written(tmp_path, monkeypatch):
-    def touch(path):
-        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
-
-    monkeypatch.setattr(Path, "touch", touch)
+    places = tmp_path, tmp_path / "link"
+    places[1].symlink_to(tmp_path)
+    monkeypatch.setattr(os, "access", lambda place, mode: place == tmp_path)
+    errors = as_processes(2, lambda peers: check_shared(places[peers.process_index], peers))
+    reason = "process 1 cannot write there; give a --workdir that all hosts share"
+    assert [*map(str, errors)] == [f"{place}: {reason}" for place in places]
+    monkeypatch.setattr(Path, "touch", MagicMock(side_effect=OSError(errno.EROFS, os.strerror(errno.EROFS))))
     with pytest.raises(InputError) as error, session(tmp_path / "w"):
         pass
     assert str(error.value) == f"{tmp_path / 'w'}: cannot be written (Read-only file system); choose another place"
@@ -95,17 +100,13 @@ def test_an_error_names_the_directory_that_cannot_be_written(tmp_path, monkeypat
 
 @pytest.mark.slow
 def test_validation_classes_without_training_examples_are_logged(caplog):
-    images = random_table(8).images
-    names = tuple("abcdef")
-    table = ArrayTable(images, np.arange(8) % 2, names)
-    setup = jaxddp.prepare_training(linear_model(6), table, 1, sgd(0.1), 4)
+    images, names = random_table(8).images, tuple("abcdef")
+    setup = jaxddp.prepare_training(linear_model(6), ArrayTable(images, np.arange(8) % 2, names), 1, sgd(0.1), 4)
     warnings = []
     for labels in ([0, 1, 1, 1, 0, 0, 0, 0], [0, 1, 2, 3, 4, 5, 2, 2]):
         with caplog.at_level(logging.WARNING, "jaxddp.experiment"):
             val = ArrayTable(images, labels, names)
             jaxddp.train(jaxddp.softmax_cross_entropy, setup, val=val, listeners=(), self_test="never")
         warnings.append([record.message for record in caplog.records if record.message.startswith("validation data")])
-    assert warnings == [
-        [],
-        ["validation data: 6 of 8 examples are of classes without any training examples: 'c', 'd', 'e', ..."],
-    ]
+    line = "validation data: 6 of 8 examples are of classes without any training examples: 'c', 'd', 'e', ..."
+    assert warnings == [[], [line]]

@@ -156,7 +156,7 @@ def resume_step(checkpoints: Checkpoints, resume: Resume) -> int | None:
 
 
 def check_shared(directory: Path, peers: Peers) -> None:
-    """Create a directory. Raises: InputError if a process does not see process 0's files: Orbax would wait for them."""
+    """Create a directory. Raises: InputError if a process cannot write there, or does not see process 0's files."""
     is_new = not directory.is_dir()
     place = files.create(directory) / peers.exchange("work directory", f".shared-{uuid.uuid4().hex}")[0]
     if peers.is_first:
@@ -167,16 +167,18 @@ def check_shared(directory: Path, peers: Peers) -> None:
     give_up = time.monotonic() + _SHARED_SECONDS
     while not (seen := place.exists()) and time.monotonic() < give_up:
         time.sleep(0.1)
-    all_saw = peers.exchange("work directory seen", str(seen))
+    # Orbax would wait for files that a process does not see. A host may have mounted the directory read-only.
+    problem = "cannot write there" if seen else "does not see what process 0 writes there"
+    problems = peers.exchange("work directory seen", "" if seen and os.access(directory, os.W_OK) else problem)
     if peers.is_first:
         files.remove(place)
-    if str(False) in all_saw:
+    if any(problems):
         if is_new:
             with suppress(OSError):
                 directory.rmdir()
-        problem = f"process {all_saw.index(str(False))} does not see what process 0 writes there"
+        process = next(process for process, problem in enumerate(problems) if problem)
         advice = ("give a ", Option("workdir"), " that all hosts share")
-        raise InputError(f"{directory}: {problem}", advice=advice)
+        raise InputError(f"{directory}: process {process} {problems[process]}", advice=advice)
 
 
 @contextmanager
