@@ -57,7 +57,7 @@ class CsvFile(listing.Listing):
     """
 
     def __init__(self, file: FolderFile, columns: Sequence[Sequence[str]], limit: int | None = None):
-        self.file, self.classes, self._text, self._first = file, {}, file.text(limit), 1
+        self.file, self.classes, self._text, self.first = file, {}, file.text(limit), 1
         self._is_json = file.name.lower().endswith(".jsonl")
         if self._is_json:
             self._text = _of_json_lines(self._text, file, limit)
@@ -74,7 +74,7 @@ class CsvFile(listing.Listing):
         try:
             self.header = [name.strip() for name in next(self._reader(), ())]
             if len(self.header) == len(_PAIR) and is_image_name(self.header[0]):
-                self.header, self._first = [*_PAIR], 0
+                self.header, self.first = [*_PAIR], 0
         except csv.Error as error:
             raise InputError(f"{file}:1: {error}; correct the quotes of this row") from None
         check_utf8(self.header, file, 1)
@@ -97,7 +97,7 @@ class CsvFile(listing.Listing):
                         fault = f"{len(row)} of {len(self.header)} fields in {show(self.delimiter.join(row))}"
                         advice = f"write {self.delimiter.join(self.header)}"
                         raise InputError(f"{file}:{line}: {fault}; {advice}")
-                    if row and number >= self._first:
+                    if row and number >= self.first:
                         yield [line, *[row[place] for place in places]]
                 except InputError as error:
                     refuse(str(error))
@@ -147,11 +147,14 @@ def check_utf8(texts: Iterable[str], file: FolderFile, line: int) -> None:
 
 
 def read_paths(file: Path, data: DataConfig) -> ExampleTable:
-    """Read only the paths. The images have no classes, and their labels are -1.
+    """Read only the paths, which alone need no header. The images have no classes, and their labels are -1.
 
     Raises: InputError if there is a row that `read_listing` rejects.
     """
-    return listing.read_images(_open(file, data), data)
+    table = _open(file, data)
+    if len(table.header) == 1 and is_image_name(table.header[0]):
+        table.header, table.first = [_PAIR[0]], 0
+    return listing.read_images(table, data)
 
 
 def _open(file: Path, data: DataConfig, limit: int | None = None) -> CsvFile:

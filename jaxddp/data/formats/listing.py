@@ -26,7 +26,7 @@ from jaxddp.config import DataConfig
 from jaxddp.core.errors import InputError, Key, choices, counted, nearest, show, some
 from jaxddp.data.faults import Refuse, check_columns, check_distinct, find_repeats, raise_fault
 from jaxddp.data.formats.array_files import check_names, in_order
-from jaxddp.data.formats.folders import visible_folders
+from jaxddp.data.formats.folders import is_image_name, visible_folders
 from jaxddp.data.formats.splits import SPLITS
 from jaxddp.data.source import FLOATS, ClassSelection, LabelForm, Split, float_labels
 from jaxddp.data.storage.root import FolderFile
@@ -233,7 +233,8 @@ def read_images(listing: Listing, data: DataConfig) -> ExampleTable:
     """Return the images alone, whose labels are -1. Raises: InputError if a row has no path, or that of another row."""
     header = listing.header
     image = find_column(header, (*data.named_columns.get("image", ()), *IMAGES))
-    image = image or next((name for name in header if finds_images(listing, data, name)), None)
+    names = [name for name in header if not is_image_name(name)]  # The first line may be a row.
+    image = image or next((name for name in names if finds_images(listing, data, name)), None)
     if image is None and len(header) != 1:
         fault = f"{listing.top}: no column {IMAGES[0]}, found {some([*map(show, header)], 12) or 'none'}"
         raise InputError(f"{fault}; call the column of images {' or '.join(IMAGES[:4])}")
