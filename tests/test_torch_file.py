@@ -97,8 +97,7 @@ def test_a_pickle_runs_no_code(tmp_path, form):
     assert (tmp_path / "attacked").is_dir()
 
 
-# An object with number 2**28 - 1, for which Python's unpickler allocates 4 GB.
-MEMO_BOMB = b"\x80\x02r\xff\xff\xff\x0f."
+MEMO_BOMB = b"\x80\x02r\xff\xff\xff\x0f."  # Object 2**28 - 1, for which Python's unpickler allocates 4 GB.
 with zipfile.ZipFile(io.BytesIO(torch_file("zip"))) as archive:
     PICKLE = archive.read(next(name for name in archive.namelist() if name.endswith("/data.pkl")))
 

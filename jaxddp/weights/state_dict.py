@@ -215,6 +215,7 @@ class _Unpickler(_IN_PYTHON):
         known: dict[tuple[str, str], Any] = {
             ("collections", "OrderedDict"): _ordered_dict,
             ("collections", "Counter"): lambda counts: counts,  # The milestones of a schedule.
+            ("argparse", "Namespace"): type("Unread", (), {"__slots__": (), "__setstate__": lambda *_: None}),
             ("torch", "Size"): tuple,
             ("torch._utils", "_rebuild_tensor_v2"): self.tensor,
             ("torch._utils", "_rebuild_parameter"): lambda tensor, *_: tensor,
@@ -249,8 +250,7 @@ class _Unpickler(_IN_PYTHON):
 
         Raises: ValueError if the tensor is not within its storage, or has more than `most` elements.
         """
-        numbers = (*shape, *strides, offset)
-        if len(shape) != len(strides) or any(type(size) is not int or size < 0 for size in numbers):
+        if len(shape) != len(strides) or any(type(size) is not int or size < 0 for size in (*shape, *strides, offset)):
             raise ValueError(f"a tensor has shape {shape} and strides {strides}")
         if 0 in shape:
             return np.empty(shape, storage.dtype)

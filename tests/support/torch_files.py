@@ -3,6 +3,7 @@
 On a machine with PyTorch, `python tests/support/torch_files.py` writes the file.
 """
 
+import argparse
 import base64
 import io
 import json
@@ -31,13 +32,13 @@ def make() -> None:
     }
     module = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
     optimizer = torch.optim.SGD(module.parameters(), 0.1, momentum=0.9)
-    states = {"optimizer": optimizer, "scheduler": torch.optim.lr_scheduler.MultiStepLR(optimizer, [3])}
     averaged = {f"module.{name}": value + 5 for name, value in module.state_dict().items()}
+    averaged["n_averaged"] = grid[0, 1]
     objects = {
         "zip": tensors,
         "old": tensors,
-        "checkpoint": {name: value.state_dict() for name, value in states.items()}
-        | {"epoch": 3, "state_dict": module.state_dict(), "state_dict_ema": {"n_averaged": grid[0, 1], **averaged}},
+        "checkpoint": {"args": argparse.Namespace(n=1), "state_dict": module.state_dict(), "state_dict_ema": averaged}
+        | {"optimizer": optimizer.state_dict(), "": torch.optim.lr_scheduler.MultiStepLR(optimizer, [3]).state_dict()},
         "module": module,
         "sparse": {"weight": torch.ones(2, 2).to_sparse()},
         "number": 3,
