@@ -258,7 +258,17 @@ def test_a_boolean_field_or_attribute_sets_the_mode(name, library):
     assert getattr(network, name) is True
 
 
-@pytest.mark.parametrize("make", [NNXCNN, functools.partial(NNXCNN, 0.5), lambda rngs: NNXCNN(rngs=rngs)])
+class NNXMeasured(NNXCNN):
+    def __init__(self, rngs):
+        super().__init__(rngs=rngs)
+        self.accuracy, self.count, self.shift = nnx.metrics.Accuracy(), nnx.Variable(jnp.zeros(())), jnp.arange(5)
+
+    def __call__(self, images):
+        self.count[...] += 1
+        return super().__call__(images) + self.shift
+
+
+@pytest.mark.parametrize("make", [NNXCNN, functools.partial(NNXCNN, 0.5), NNXMeasured, lambda rngs: NNXCNN(rngs=rngs)])
 def test_a_function_of_rngs_makes_the_nnx_module_from_the_key(make):
     model, expected = adapt(make), adapt(make(rngs=nnx.Rngs(jax.random.key(3))))
     images = np.random.default_rng(0).standard_normal((2, 8, 8, 3), np.float32)
@@ -291,16 +301,6 @@ class Spectral(nn.Module):
     def __call__(self, images, train: bool):
         x = nn.SpectralNorm(nn.Dense(5))(images.mean((1, 2)), update_stats=train)
         return nn.BatchNorm(use_running_average=not (train or self.always_training))(x)
-
-
-class NNXMeasured(NNXCNN):
-    def __init__(self, rngs):
-        super().__init__(rngs=rngs)
-        self.accuracy, self.count = nnx.metrics.Accuracy(), nnx.Variable(jnp.zeros(()))
-
-    def __call__(self, images):
-        self.count[...] += 1
-        return super().__call__(images)
 
 
 def constant_apply(params, state, images):
@@ -365,8 +365,7 @@ def test_adapting_keeps_the_nnx_structure_and_the_users_module_unchanged():
     logits, _ = model.apply(params, state, images, train=True, key=None)
     np.testing.assert_allclose(logits, expected, rtol=1e-6)
 
-    changed = jax.tree.map(jnp.zeros_like, params)
-    logits, _ = model.apply(changed, state, images, train=True, key=None)
+    logits, _ = model.apply(jax.tree.map(jnp.zeros_like, params), state, images, train=True, key=None)
     np.testing.assert_allclose(logits, np.broadcast_to(jnp.arange(3.0), (4, 3)))
     jax.tree.map(lambda leaf: leaf.delete(), (params, state))  # Donation deletes the arrays in the same way.
     np.testing.assert_array_equal(module(images), expected)

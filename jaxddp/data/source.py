@@ -258,8 +258,7 @@ def float_labels(values: np.ndarray, form: str) -> np.ndarray:
 
 def id_of(examples: Examples, row: int) -> str:
     """Return the id of a row from its record; the row number if the examples have no records."""
-    record = getattr(examples, "record", Record)
-    return str(record(row).id)
+    return str(getattr(examples, "record", Record)(row).id)
 
 
 def labels_of(examples: Examples) -> Labels:

@@ -68,8 +68,7 @@ def make_init(
 
     # The program runs once, so it is optimized less. It has a random initializer for each parameter, and compiling it
     # takes half of the compile time of a run without cached programs.
-    options = options_of_one_call(topology.platform)
-    return (way or Way(topology)).jit_init(init, options)
+    return (way or Way(topology)).jit_init(init, options_of_one_call(topology.platform))
 
 
 def transform_of(network: Model, transform: Transform, topology: Topology) -> Transform:

@@ -73,20 +73,13 @@ class NNXModel:
     @classmethod
     def made_by(cls, make: Callable[..., Any]) -> "NNXModel":
         """Adapt a function of `rngs` that returns a module. Raises: InputError if it returns something else."""
-
-        def made() -> flax.nnx.Module:
-            module = make(rngs=flax.nnx.Rngs(0))
-            if not isinstance(module, flax.nnx.Module):
-                raise InputError(f"model: {name_of(make)}(rngs) returned {kind_of(module)}; return an NNX module")
-            return module
-
-        module = flax.nnx.eval_shape(made)
+        module = flax.nnx.eval_shape(lambda: _made(make, jax.random.key(0)))
         interface.check_call(type(module))
         return replace(cls.of(module), make=make)
 
     def init(self, key: jax.Array, example: jax.Array) -> tuple[Tree, Tree]:
         if self.make is not None:
-            _, params, _, state = _split(self.make(rngs=flax.nnx.Rngs(_typed(key))))
+            _, params, _, state = _split(_made(self.make, _typed(key)))
             return _nested(params), _nested(state)
         # Copy, because the training step donates its arguments, and the arrays may be on other devices.
         params, state = jax.tree.map(jnp.array, jax.device_get((self.params, self.state)))
@@ -168,6 +161,18 @@ def _typed(key: jax.Array | None) -> jax.Array:
     """Return a key of type `key<...>`; that of seed 0 for None."""
     key = jax.random.key(0) if key is None else key
     return key if _holds_keys(key) else jax.random.wrap_key_data(key)
+
+
+def _made(make: Callable[..., Any], key: jax.Array) -> "flax.nnx.Module":
+    module = make(rngs=flax.nnx.Rngs(key))
+    if not isinstance(module, flax.nnx.Module):
+        raise InputError(f"model: {name_of(make)}(rngs) returned {kind_of(module)}; return an NNX module")
+    for _, part in flax.nnx.iter_modules(module):
+        for name, value in [*vars(part).items()]:
+            # While JAX traces, NNX takes a bare array for a constant of the graph, which the trace does not outlive.
+            if isinstance(value, jax.core.Tracer):
+                setattr(part, name, flax.nnx.data(value))
+    return module
 
 
 def _split(module: "flax.nnx.Module") -> tuple[Any, dict[Path, Any], dict[Path, Any], dict[Path, Any]]:
@@ -444,8 +449,7 @@ def merged(params: Tree, scale: float) -> Tree:
         product = jnp.matmul(adapters[f"{name}/a"], adapters[f"{name}/b"], precision="highest")
         return leaf + scale * product.reshape(leaf.shape)
 
-    own = {name: tree for name, tree in params.items() if name != ADAPTERS}
-    return jax.tree_util.tree_map_with_path(add, own)
+    return jax.tree_util.tree_map_with_path(add, {name: tree for name, tree in params.items() if name != ADAPTERS})
 
 
 def without_adapters(model: Model, params: Tree) -> Tree:
@@ -478,8 +482,7 @@ def with_frozen_norms(model: Model, layers: Layers) -> Model:
 
 def takes_cpu_convolutions(model: Model) -> TypeGuard[LinenModel | NNXModel]:
     """Return whether `for_platform` may replace grouped convolutions: in users' Linen and NNX modules."""
-    has_operations = hasattr(getattr(model, "module", None), "with_operations")
-    return isinstance(model, LinenModel | NNXModel) and not has_operations
+    return isinstance(model, LinenModel | NNXModel) and not hasattr(getattr(model, "module", None), "with_operations")
 
 
 def with_cpu_convolutions(model: Model, *, allowed: bool) -> Model:

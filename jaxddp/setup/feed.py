@@ -246,8 +246,7 @@ def _bytes_of(feeds: Mapping[str, Feed]) -> dict[str, int]:
 
 def eval_batches(source: Source, data: DataConfig, order: EvalOrder, topology: Topology) -> Iterator[Batch]:
     """Iterate over a source on the devices, each example once. The last batch is padded and masked."""
-    shard = Shard.of_process(topology.peers)
-    return _placed(source.eval_batches(order, data.of_evaluation, shard), topology)
+    return _placed(source.eval_batches(order, data.of_evaluation, Shard.of_process(topology.peers)), topology)
 
 
 def limit_batch_size(batch_size: int, source: Source, topology: Topology) -> int:
