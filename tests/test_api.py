@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -220,8 +221,7 @@ def test_evaluation_data_must_have_the_image_shape_and_classes_of_the_training_d
     setup = prepared(LinenDense(), TABLE, 4, SGD, 2, epochs=1)
 
     def train_with_validation(images, names):
-        val = jaxddp.ArrayTable(images, np.zeros(len(images), int), names)
-        train(jaxddp.softmax_cross_entropy, setup, val=val)
+        train(jaxddp.softmax_cross_entropy, setup, val=jaxddp.ArrayTable(images, np.zeros(len(images), int), names))
 
     with pytest.raises(
         InputError, match="validation data: class 1 is 'c', and class 1 is 'b' in the training data; select the same"
@@ -356,8 +356,8 @@ def test_resuming_without_the_schedule_or_with_another_names_the_argument(tmp_pa
     setup = prepared(ScaledDense(), TABLE, 4, SGD, 2, epochs=1)
 
     def run(workdir, schedule):
-        options = {"schedule": schedule, "workdir": tmp_path / workdir, "epochs": 2, "listeners": ()}
-        return train(jaxddp.softmax_cross_entropy, setup, **options)[0]
+        options = {"schedule": schedule, "workdir": tmp_path / workdir, "save_every": "1 step", "listeners": ()}
+        return train(jaxddp.softmax_cross_entropy, setup, epochs=2, **options)[0]
 
     def resume_error(workdir, schedule):
         line = error_line(run, workdir, schedule)
@@ -371,8 +371,8 @@ def test_resuming_without_the_schedule_or_with_another_names_the_argument(tmp_pa
     )
     steeper = functools.wraps(falling)(lambda step: falling(2 * step))
     assert re.search(r"schedule was 'falling .*' and is now 'falling .*'", resume_error("w", steeper))
-    for steps in (10, 20):
-        run(f"cosine{steps}", optax.cosine_decay_schedule(1.0, steps))
+    with ThreadPoolExecutor() as pool:
+        [*pool.map(lambda steps: run(f"cosine{steps}", optax.cosine_decay_schedule(1.0, steps)), (10, 20, 30))]
     assert "schedule was 'cosine_decay_schedule" in resume_error("cosine10", optax.cosine_decay_schedule(1.0, 20))
     # A new schedule object with equal values counts as the same schedule. The digest of another JAX release is not
     # compared, but a missing schedule is still an error.

@@ -65,8 +65,7 @@ def train(
     peers, config = recipe.topology.peers, recipe.config
     claimed = _claim(recipe, directory)
     if directory is None:
-        setup = settle_shares(_begin(recipe, resumes=False))
-        return fit(make_run(setup, listeners, evaluators, claimed.record()))
+        return fit(make_run(settle_shares(_begin(recipe, resumes=False)), listeners, evaluators, claimed.record()))
     # The user's code may change the current directory.
     with reading(directory, "go to another directory, or give an absolute path"):
         directory = directory.absolute()

@@ -42,6 +42,8 @@ _UNFINISHED = re.compile(rf"(/[^\s'\"]*{UNFINISHED_SUFFIX})")
 _UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, AssertionError, RecursionError)
 # Modules of Orbax that both log and raise the error of a failed save, in each thread.
 _RAISING_MODULES = ("future", "async_checkpointer", "checkpoint_manager")
+_SAVING = threading.Lock()
+"""Orbax numbers the saves of a process, so two runs in threads must not begin one at the same time."""
 _log = logging.getLogger("jaxddp.training")
 
 
@@ -94,11 +96,10 @@ class Checkpoints:
                 with files.reading(metadata, advice):
                     content = files.read(metadata)
                 try:
-                    json.loads(content)
+                    with contextlib.suppress(ValueError):  # Orbax finds this damage by itself.
+                        json.loads(content)
                 except RecursionError:
                     raise InputError(f"{metadata}: is nested too deeply", advice=advice) from None
-                except ValueError:
-                    pass  # Orbax finds this damage by itself.
         with reading(self.directory) if read_only else writing(self.directory):
             self._manager = _Manager(
                 self.directory,
@@ -156,7 +157,7 @@ class Checkpoints:
             self.integrity.forget(step)
             self.last_saved = step
         items = ocp.args.Composite(state=ocp.args.StandardSave(state), progress=ocp.args.JsonSave(dict(progress)))
-        with writing(self.directory):
+        with _SAVING, writing(self.directory):
             self._manager.save(step, args=items, force=True)
         if self.peers.is_first:
             self._manifest = self._writer.submit(self._write_manifest, step)
