@@ -466,7 +466,7 @@ def evaluate_run(
     Raises:
         InputError: there is no such run or checkpoint, or no such data.
     """
-    directory = files.expanded(files.check_path(workdir, "workdir"))
+    directory = Path(files.check_path(workdir, "workdir"))
     file = recipe_of_run(directory)
     # The devices of the run are not part of its recipe.
     changes: dict[str, dict[str, Any]] = {"parallel": plain(Config().parallel)}

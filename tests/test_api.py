@@ -232,8 +232,7 @@ def test_evaluation_data_must_have_the_image_shape_and_classes_of_the_training_d
     with pytest.raises(InputError, match=r"validation data: images of \(5, 6, 3\), and images of \(6, 6, 3\) in the"):
         train_with_validation(VAL.images[:, 1:], tuple("abcde"))
     files = jaxddp.train_solutions(write_tree(tmp_path, classes=CLASSES, images=2, val=2, size=20))
-    small = jaxddp.DataConfig(image_size=16, resize=15)
-    of_files = prepare_training(linear_model(), files, 2, SGD, 2, data=small)
+    of_files = prepare_training(linear_model(), files, 2, SGD, 2, data=jaxddp.DataConfig(image_size=16, resize=15))
     with pytest.raises(InputError, match="data.resize=15: .* set data.resize to 16 or more"):
         train(jaxddp.softmax_cross_entropy, of_files, val=jaxddp.val_solutions(tmp_path))
     # Not at the first validation, which may be hours later.
@@ -384,9 +383,10 @@ def test_resuming_without_the_schedule_or_with_another_names_the_argument(tmp_pa
 
 
 @pytest.mark.slow
-def test_objects_of_another_jax_release_are_not_compared_which_is_logged(tmp_path, caplog):
+def test_objects_of_another_jax_release_are_not_compared_which_is_logged(tmp_path, caplog, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
     setup = prepared(ScaledDense(), TABLE, 4, SGD, 2, epochs=1)
-    train(jaxddp.softmax_cross_entropy, setup, workdir=tmp_path, listeners=())
+    train(jaxddp.softmax_cross_entropy, setup, workdir="~", listeners=())
     stored = json.loads((tmp_path / "config.json").read_text())
     assert stored["objects"]["jax"] == jax.__version__
     stored["objects"]["jax"] = "0.1"

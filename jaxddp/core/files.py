@@ -78,7 +78,7 @@ def check_server(where: Path | str, error: OSError) -> None:
 
 
 def check_path(path: Any, name: str, *, in_utf8: bool = False) -> str | os.PathLike[str]:
-    """Check an argument that is a path (text or a path object), and return it. The path need not exist.
+    """Check an argument that is a path (text or a path object), and return it `expanded`. The path need not exist.
 
     Raises:
         InputError: the argument is no path, the operating system does not allow such a path, or a place to write to
@@ -92,14 +92,14 @@ def check_path(path: Any, name: str, *, in_utf8: bool = False) -> str | os.PathL
         raise refused(name, text, "is a URL, and files are written to this machine only; give a path, as of a mount")
     if in_utf8 and any("\ud800" <= character <= "\udfff" for character in text):
         raise InputError(f"{show(text)}: the name is not UTF-8; choose another")
+    text = os.path.expanduser(text)
     try:
-        os.stat(text)
-    except FileNotFoundError:
-        pass
+        with suppress(FileNotFoundError):
+            os.stat(text)
     except OSError as error:
         shown = text if len(text) <= _LONGEST_NAME else show(text)
         raise InputError(f"{shown}: cannot be used as a path ({error.strerror}); choose another") from None
-    return path
+    return text if isinstance(path, str) else Path(text)
 
 
 def expanded(path: str | os.PathLike[str]) -> Path:
