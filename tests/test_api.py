@@ -242,8 +242,7 @@ def test_evaluation_data_must_have_the_image_shape_and_classes_of_the_training_d
 
 
 def test_images_with_more_channels_than_means_are_rejected():
-    images = np.zeros((8, 6, 6, 4), np.uint8)
-    table = jaxddp.ArrayTable(images, np.arange(8) % 2, tuple("abcde"))
+    table = jaxddp.ArrayTable(np.zeros((8, 6, 6, 4), np.uint8), np.arange(8) % 2, tuple("abcde"))
     with pytest.raises(
         InputError, match=r"data.mean has 3 values, .* images of \(6, 6, 4\) have 4 channels; give a value"
     ):
@@ -341,9 +340,14 @@ def test_resuming_with_another_object_names_the_object(change, message, repeated
     assert re.search(f"config.json: {message}", line) and "a resumed run keeps its recipe" in line
 
 
-def test_a_step_without_jit_is_an_error(tmp_path):
+def test_a_step_without_jit_is_an_error_and_one_that_makes_a_nan_names_its_line(tmp_path):
     with jax.disable_jit():
         assert error_line(train_scaled, tmp_path).startswith("jax_disable_jit is set: a step is always compiled; ")
+    init, apply = linear_model()
+    setup = prepare_training((init, lambda params, images: jnp.log(-1 - apply(params, images) ** 2)), TABLE, 1, SGD, 8)
+    with jax.debug_nans(True), pytest.raises(FloatingPointError) as error:
+        train(jaxddp.softmax_cross_entropy, setup)
+    assert f"{Path(__file__).name}:" in error.value.__notes__[-1]
 
 
 def falling(step):

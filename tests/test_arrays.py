@@ -19,8 +19,7 @@ DATA = DataConfig()
 def make_table(num_examples: int = 11) -> ArrayTable:
     """Return a table whose pixels in row r are all r + 1: an image identifies its row and differs from padding (0)."""
     numbers = np.arange(1, num_examples + 1, dtype=np.uint8)[:, None, None, None]
-    images = np.broadcast_to(numbers, (num_examples, 4, 5, 3))
-    return ArrayTable(images, np.arange(num_examples) % 3, NAMES)
+    return ArrayTable(np.broadcast_to(numbers, (num_examples, 4, 5, 3)), np.arange(num_examples) % 3, NAMES)
 
 
 def test_batches_hold_the_rows_in_the_given_order():

@@ -106,15 +106,13 @@ def test_balanced_weights_equal_scikit_learns():
     assert class_weights(config_of(class_weights="1,4,0.5"), COUNTS, COUNTS.sum()).tolist() == [1, 4, 0.5]
     assert class_weights(config_of(), COUNTS, COUNTS.sum()) is None
     # With several labels for each of 8 examples
-    several = class_weights(config_of(class_weights="balanced"), COUNTS, 8)
-    np.testing.assert_allclose(several, 8 / (3 * COUNTS))
+    np.testing.assert_allclose(class_weights(config_of(class_weights="balanced"), COUNTS, 8), 8 / (3 * COUNTS))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ("cross_entropy", "nll", "bce"))
 def test_evaluation_is_weighted_and_not_smoothed(name):
-    config = config_of(name=name, class_weights="balanced")
-    train_loss, eval_loss = losses_with(config)
+    train_loss, eval_loss = losses_with(config_of(name=name, class_weights="balanced"))
     weights = tuple(16 / (3 * COUNTS))
     function = {"cross_entropy": cross_entropy, "nll": negative_log_likelihood, "bce": binary_cross_entropy}[name]
     logits = np.asarray(jax.nn.log_softmax(LOGITS.astype(np.float32)))
@@ -259,8 +257,7 @@ def test_balanced_weights_of_a_recipe_come_from_its_training_data():
         model={"name": "resnet10", "width": 2}, data={"image_size": 16, "crop": "whole"}, train={"batch_size": 8}
     )
     table = dataclasses.replace(random_table(50), labels=np.repeat(np.arange(CLASSES), [3, 7, 10, 10, 20]))
-    topology = Topology.create(1)
-    layout = Layout.of(config, topology, TrainingData.of(table, config.data))
+    layout = Layout.of(config, Topology.create(1), TrainingData.of(table, config.data))
     objects = make_objects(config, layout, objects_of_arguments())
     values, weights = objects["loss"](jnp.zeros((5, CLASSES)), jnp.arange(5))
     np.testing.assert_allclose(weights, 50 / (5 * np.array([3, 7, 10, 10, 20])), rtol=1e-6)

@@ -194,7 +194,10 @@ class Program:
         self._compiled: dict[Any, tuple[Any, Cost]] = {}
 
     def __call__(self, state: TrainState, *feed: Any) -> StepResult:
-        return self.prepare(state, *feed)(state, *feed)
+        compiled = self.prepare(state, *feed)
+        # JAX names the operation that makes a NaN only in a call of `jit`'s function.
+        debugged = jax.config.jax_debug_nans and self.function  # pyright: ignore[reportAttributeAccessIssue]
+        return (debugged or compiled)(state, *feed)
 
     def check(self, state: TrainState, *feed: Any) -> Any:
         """Trace the program for a feed, and return its jaxpr. Compiling uses the same trace. Raises: see `Way.step`."""

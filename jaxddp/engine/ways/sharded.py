@@ -85,8 +85,7 @@ class Sharded(Way):
 
     @property
     def gather(self) -> Callable[..., Batch]:
-        in_specs = *RESIDENT_FEED, P()
-        return jax.shard_map(gather_batch, mesh=self.mesh, in_specs=in_specs, out_specs=P(AXIS))
+        return jax.shard_map(gather_batch, mesh=self.mesh, in_specs=(*RESIDENT_FEED, P()), out_specs=P(AXIS))
 
     def follow(self, parts: Sequence[Any]) -> Any:
         follow = super().follow(parts)

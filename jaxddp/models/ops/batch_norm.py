@@ -248,8 +248,7 @@ def is_positive(x: jax.Array, mean: jax.Array, multiplier: jax.Array, bias: jax.
     # bound). Below 0 that is the smallest normal number, because XLA treats smaller numbers as 0.
     bound = lax.stop_gradient(bound)
     below = jnp.where(bound == 0, -jnp.finfo(bound.dtype).tiny, jnp.nextafter(bound, -jnp.inf))
-    bound = jnp.where(falling, below, bound)
-    return (x.astype(mean.dtype) > bound) ^ falling
+    return (x.astype(mean.dtype) > jnp.where(falling, below, bound)) ^ falling
 
 
 def _sums(a: jax.Array, b: jax.Array) -> Pair:
