@@ -19,10 +19,7 @@ def local_gpus(environ: Mapping[str, str] = os.environ, root: Path = Path("/")) 
     The list is empty if JAX_PLATFORMS excludes GPUs. If CUDA_VISIBLE_DEVICES is set, return its entries up to the
     first that names no GPU, such as -1, where CUDA ends the list, too. Otherwise count the device files, or the
     driver's entries in `/proc` if there are no device files yet. In a container, both show only the container's GPUs,
-    which CUDA numbers from 0.
-
-    Args:
-        root: the folder that holds `dev` and `proc`.
+    which CUDA numbers from 0. `root` is the folder that holds `dev` and `proc`.
     """
     if not permits(environ, "cuda", "gpu"):
         return []

@@ -67,10 +67,8 @@ def find_job(environ: Environ = os.environ, root: Path = Path("/")) -> Job | Non
     The coordinator's address, the number of processes and the id of this process are looked up separately: first in
     JAX's variables, then in the variables of the scheduler that started this process, then in those of all other
     schedulers. With `JAX_NUM_PROCESSES=1` and no process id in JAX's variables, this is a single process, and no other
-    variable is read. On a TPU VM, Google's metadata server is asked, too; see `jaxddp.job.tpu.with_metadata`.
-
-    Args:
-        root: the folder that holds `dev` and `sys`, which show the TPU chips of this machine.
+    variable is read. On a TPU VM, Google's metadata server is asked, too; see `jaxddp.job.tpu.with_metadata`. `root` is
+    the folder that holds `dev` and `sys`, which show the TPU chips of this machine.
 
     Raises:
         InputError: the variables describe several processes, but the coordinator's address or the id of this process is

@@ -7,6 +7,7 @@ process watches only itself.
 import atexit
 import contextlib
 import functools
+import hashlib
 import itertools
 import logging
 import math
@@ -16,6 +17,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -189,6 +191,10 @@ def _versions() -> dict[str, str]:
     """Return the versions that must be equal, so that all processes compile the same program."""
     packages = ("jaxddp", "jax", "jaxlib", "flax", "optax")
     versions = {f"{package}'s version": libraries.installed_version(package) or "not installed" for package in packages}
+    # A checkout keeps its version when its files change. The configs are in the package only if it is installed.
+    root = Path(__file__).parent.parent
+    code = [path.read_bytes() for path in sorted(root.rglob("*.py")) if path.relative_to(root).parts[0] != "configs"]
+    versions["the digest of jaxddp's files"] = hashlib.sha256(b"".join(code)).hexdigest()[:16]
     return {"Python": ".".join(platform.python_version_tuple()[:2])} | versions
 
 

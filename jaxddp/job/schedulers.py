@@ -236,10 +236,8 @@ SCHEDULERS = (
 def pmi_launcher(proc: Path = Path("/proc")) -> int:
     """Return the id of the nearest ancestor that was started without `PMI_RANK`, which it sets itself.
 
-    An ancestor that cannot be read is the launcher, because a wrapper belongs to the user of this process.
-
-    Args:
-        proc: the folder with the processes of the kernel.
+    An ancestor that cannot be read is the launcher, because a wrapper belongs to the user of this process. `proc` is
+    the folder with the processes of the kernel.
     """
     process = os.getppid()
     with contextlib.suppress(OSError):
