@@ -343,8 +343,8 @@ def test_another_job_at_the_same_address_is_detected():
 
 
 def test_an_error_names_processes_that_never_join():
-    with pytest.raises(Unreachable, match=r"processes 1, 2 of 3 did not join in 0.3 s"):
-        ControlPlane(Job(f"127.0.0.1:{free_port()}", 3, 0), {}, Timeouts(0.3))
+    with pytest.raises(Unreachable, match=r" \(from WORLD_SIZE, RANK\): processes 1, 2 of 3 did not join in 0.3 s"):
+        ControlPlane(Job(f"127.0.0.1:{free_port()}", 3, 0, sources=("WORLD_SIZE", "RANK")), {}, Timeouts(0.3))
     # Those of the largest job are listed quickly.
     absent = absence(MOST_PROCESSES, {0: "h"}, 60, "h")
     assert str(absent).startswith("processes 1, 2, 3, 4, 5, 6, 7, 8 and 16,777,207 more of 16777216 did not join in")

@@ -74,8 +74,10 @@ class ControlPlane(Peers):
         self.timeouts, self._numbers = timeouts, itertools.count()
         self._member = Follower(job, facts) if job.process_id else Leader(job, facts)
         self._network = NetworkThread("jaxddp-job")
+        # A variable may be left over from another job.
+        origin = f" (from {', '.join(job.sources)})" if job.sources else ""
         try:
-            with about(f"coordinator {job.coordinator}"):
+            with about(f"coordinator {job.coordinator}{origin}"):
                 self.watchdog = self._network.result(self._member.meet(timeouts, end))
         except BaseException:
             self._network.close()
@@ -390,9 +392,7 @@ def _inherited_socket() -> socket.socket | None:
 def _start_proxy(coordinator: str) -> tuple[subprocess.Popen[bytes], str]:
     """Start `jaxddp.job.coordinator_proxy`, and return its process and its address.
 
-    If the proxy does not start, return the address of JAX's coordinator itself.
-
-    Raises: InputError if `coordinator` is not an address.
+    If the proxy does not start, return the coordinator. Raises: InputError if it is no address.
     """
     host, port = messages.split_address(coordinator)
     proxy = subprocess.Popen(
