@@ -63,8 +63,7 @@ def test_the_loss_and_its_gradient_equal_the_papers(masked):
     batch, key = random_batch(16, masked=masked), jax.random.key(3)
     with jax.enable_x64(True):
         objective, supervised = made(SmallNet(dtype=jnp.float64))
-        state = fresh_state(supervised, sgd(0.1), topology_of(1))
-        params = jax.device_get(state.params)
+        params = jax.device_get((state := fresh_state(supervised, sgd(0.1), topology_of(1))).params)
         keys = [_folded(key, view) for view in range(2)]
         views = [supervised.preprocess(batch, train=True, key=each).images[: 16 - masked] for each in keys]
         assert (np.asarray(views[0]) != np.asarray(views[1])).any((1, 2, 3)).mean() > 0.5
@@ -108,8 +107,7 @@ def test_simsiam_gives_the_same_result_on_any_number_of_devices():
 
 
 def words_of(folder, workdir, *more):
-    data = ["--data.path", str(folder / "set.npz"), "--parallel.devices", "2"]
-    return [RECIPE, *data, "--workdir", str(folder / workdir), *more]
+    return [RECIPE, f"--data.path={folder}/set.npz", "--parallel.devices=2", "--workdir", f"{folder / workdir}", *more]
 
 
 @pytest.fixture(scope="module")
@@ -143,8 +141,10 @@ def test_the_network_of_a_run_initializes_a_supervised_run(run, capfd):
     assert main(["train", *words_of(run, "tuned", "--model.weights", str(run / "run"), *more)]) == 0
     before, after = (jaxddp.load_run(run / name, "best", devices=1).state.params for name in ("run", "tuned"))
     assert largest_difference(before["Conv_0"], after["Conv_0"]) < 1e-6
-    predict = ["predict", str(run / "run"), str(run / "set.npz"), "--out", str(run / "p.csv")]
-    for command in (["eval", *words_of(run, "run")], predict):
+    assert main(["export", str(run / "run"), "--out", str(hub := run / "hub"), "--format", "hub"]) == 0
+    assert "Its head is not trained." in (hub / "README.md").read_text()
+    predict, out = [["predict", str(run / place)] for place in ("run", "hub")], ["--out", str(run / "p.csv")]
+    for command in (["eval", *words_of(run, "run")], *([*words, str(run / "set.npz"), *out] for words in predict)):
         assert "trains no head; take `jaxddp features`, or train a head with --model.weights" in fails(command, capfd)
 
 

@@ -29,6 +29,7 @@ import yaml
 
 from jaxddp.augment.preprocess import Preprocess
 from jaxddp.config import goal, registry, tree
+from jaxddp.config.layers import SIMSIAM
 from jaxddp.config.values import checked
 from jaxddp.core import errors, files, libraries, phases
 from jaxddp.core.errors import InputError, JaxddpError, counted, first_line, requires, some
@@ -164,12 +165,11 @@ def logits_of(run: TrainedRun) -> Logits:
 def _description(run: TrainedRun, form: str) -> dict[str, Any]:
     """Return the content of FILE.json."""
     signature, data = run.signature, run.config.data
-    height, width, channels = signature.image_shape
     return {
         "format": form,
-        "input": {"name": INPUT, "dtype": signature.dtype, "shape": ["B", height, width, channels]},
+        "input": {"name": INPUT, "dtype": signature.dtype, "shape": ["B", *signature.image_shape]},
         "output": {"name": OUTPUT, "dtype": "float32", "shape": ["B", len(run.class_ids)]},
-        "short_side": height if signature.in_memory else data.resize,
+        "short_side": signature.image_shape[0] if signature.in_memory else data.resize,
         "crop": data.eval_crop,
         "interpolation": data.interpolation,
         "class_ids": list(run.class_ids),
@@ -505,8 +505,7 @@ class PublishedRun:
         config: dict[str, Any] = self.config.to_dict() | {"log": {}}
         if "get_model" in self.hooks:
             del config["model"]
-        private = _PRIVATE_KEYS if self.base else _PRIVATE_KEYS | {"model.weights"}
-        for key in private:
+        for key in _PRIVATE_KEYS if self.base else _PRIVATE_KEYS | {"model.weights"}:
             section, _, name = key.partition(".")
             config.get(section, {}).pop(name, None)
         return config
@@ -517,27 +516,28 @@ class PublishedRun:
         return f"---\n{front}---\n\n{self._about()}\n\n{self._results()}\n\n{self._loading()}\n\n{self._training()}\n"
 
     def _front_matter(self) -> dict[str, Any]:
+        kind = "feature-extraction" if self.config.objective.name == SIMSIAM else "classification"
         front: dict[str, Any] = {
             "library_name": "jaxddp",
-            "pipeline_tag": "image-classification",
-            "tags": ["image-classification", "jax", "flax", "jaxddp"],
+            "pipeline_tag": f"image-{kind}",
+            "tags": [f"image-{kind}", "jax", "flax", "jaxddp"],
             "datasets": [self.data_set],
         }
         if (base := self.base) is not None and not base.startswith("torchvision/"):
             front["base_model"] = HubFile.parse(base).repo if base.startswith("hf://") else find_published(base).name
         shares = {key: value for key, value in self.metrics.items() if errors.is_share(key)}
         if shares:
-            results = {
-                "task": {"type": "image-classification", "name": "Image classification"},
-                "dataset": {"name": self.data_set, "type": self.data_set, "split": "validation"},
-                "metrics": [{"type": "accuracy", "name": key, "value": value} for key, value in shares.items()],
-            }
+            task = {"type": "image-classification", "name": "Image classification"}
+            data_set = {"name": self.data_set, "type": self.data_set, "split": "validation"}
+            metrics = [{"type": "accuracy", "name": key, "value": value} for key, value in shares.items()]
+            results = {"task": task, "dataset": data_set, "metrics": metrics}
             front |= {"metrics": ["accuracy"], "model-index": [{"name": self.title, "results": [results]}]}
         return front
 
     def _about(self) -> str:
         names = () if self.signature is None or self.signature.label_form == "numbers" else self.signature.class_names
         classes = f" It classifies images into {counted(len(names), 'class')}: {some(names, 10)}." if names else ""
+        classes = " Its head is not trained." if self.config.objective.name == SIMSIAM else classes
         release = f"jaxddp {libraries.installed_version('jaxddp') or ''}".rstrip()
         network = "of the recipe" if "get_model" in self.hooks else self.config.model.name
         count = sum(array.size for path, array in self.arrays.items() if path.startswith("params/"))

@@ -20,7 +20,9 @@ from jaxddp.mesh import Topology
 from jaxddp.models.adapt import Adapted, with_frozen_norms
 from jaxddp.models.interface import PARAMS, ImageShape, Model, by_path, shapes_of, trees_of
 from jaxddp.models.network import Naming, layer_decays
+from jaxddp.recipe.file import read_config
 from jaxddp.recipe.sources import CONFIG_FILE
+from jaxddp.setup.network_checks import check_head
 from jaxddp.setup.recipe import Recipe, method_of
 from jaxddp.weights.foreign import Foreign, Rename, in_terms_of, renamed
 from jaxddp.weights.match import ImageArrays, Shapes, dotted_path, has_published_names, match, namings_of, unwrapped
@@ -97,7 +99,7 @@ def initial_weights(
         stored: the arrays of the file, if it was read before.
 
     Raises: InputError if the weights cannot be read, are of another network (the message lists missing arrays and wrong
-    shapes), or differ between processes.
+    shapes), have an untrained head where the target needs one, or differ between processes.
     """
     if os.path.isdir(path):
         _, arrays = read_run(path, "best", topology)
@@ -106,6 +108,9 @@ def initial_weights(
     else:
         foreign, namings = stored_arrays(path, read(path) if stored is None else stored, target)
     signature = signature_of_weights(path)
+    if signature is not None and target.needs_head:
+        folder = path if os.path.isdir(path) else path.parent
+        check_head(read_config(folder / CONFIG_FILE)[0], folder)
     has_other_classes = signature is not None and bool(target.class_ids) and signature.class_ids != target.class_ids
     if has_other_classes and target.needs_head:
         raise InputError(f"{path}: its classes differ from those of the data; give data with the same classes")
