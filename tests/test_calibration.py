@@ -55,12 +55,10 @@ def test_a_temperature_and_a_likelihood_equal_those_of_hand():
     assert negative_log_likelihood(logits, labels, 2 / np.log(3)) == pytest.approx(likelihood)
 
 
-@pytest.mark.parametrize(
-    ("labels", "fault"), [([0, 0], "all classified right"), ([0, 1], "classified no better than by chance")]
-)
-def test_a_temperature_without_a_best_value_is_an_error(labels, fault):
+@pytest.mark.parametrize(("label", "fault"), [(0, "all classified right"), (1, "classified no better than by chance")])
+def test_a_temperature_without_a_best_value_is_an_error(label, fault):
     with pytest.raises(InputError, match=f"no temperature fits: the 2 images are {fault}; calibrate on other data"):
-        fitted_temperature(np.array([[1.0, 0.0], [1.0, 0.0]]), np.array(labels))
+        fitted_temperature(np.array([[1.0, 0.0], [1.0, 0.0]]), np.array([0, label]))
 
 
 def test_the_reliability_of_predictions_equals_that_of_hand():
@@ -178,17 +176,19 @@ def test_the_predictions_of_a_calibrated_checkpoint_are_those_that_were_promised
 
 
 @pytest.mark.ci
-def test_a_temperature_belongs_to_one_checkpoint(run, digits, capfd, caplog):
-    assert main(["eval", str(run), "--calibrate", "--step", "latest"]) == 0
-    file = run / "calibration.json"
-    assert "calibrated" not in predicted(run, digits, capfd)[1]
+def test_a_temperature_belongs_to_one_checkpoint_and_its_views(run, digits, capfd, caplog):
+    views, latest, file = ("--eval.views", "mirror"), ("--step", "60"), run / "calibration.json"
+    assert main(["eval", str(run), "--calibrate", "--step", "latest", *views]) == 0
+    found = json.loads(file.read_text())
+    assert f"loss {found['nll'][0]:.4f} top-1" in capfd.readouterr().out
+    assert "calibrated" not in predicted(run, digits, capfd, *views)[1] + predicted(run, digits, capfd, *latest)[1]
     assert f"{file}: belongs to another checkpoint (step 60), so step 30 is not calibrated; run jaxddp" in caplog.text
-    assert "calibrated" in predicted(run, digits, capfd, "--step", "60")[1]
+    assert f"{file}: belongs to eval.views=mirror, so step 60 is not calibrated; run jaxddp" in caplog.text
+    assert "calibrated" in predicted(run, digits, capfd, *latest, *views)[1]
     write_out_of_fold([run], run / "o.csv")
     assert ",class_10,probability_10,error,label,fold\n" in (run / "o.csv").read_text()
-    found = json.loads(file.read_text())
     file.write_text(json.dumps(found | {"checkpoint": "0" * 64}))
-    assert "calibrated" not in predicted(run, digits, capfd, "--step", "60")[1]
+    assert "calibrated" not in predicted(run, digits, capfd, *latest, *views)[1]
     for content in ("{", "{}", json.dumps(found | {"temperature": 0})):
         file.write_text(content)
         line = fails(["predict", str(run), str(digits), "--out", "a.csv"], capfd)

@@ -1,7 +1,7 @@
 """What the validation data of a run say about its probabilities: a temperature for them, and sets of classes.
 
 `calibration.json` in the work directory holds the temperature of one checkpoint, which it names by its step and by the
-SHA-256 of its manifest. No other checkpoint takes it.
+SHA-256 of its manifest, with `eval.views`. No other checkpoint takes it, and no other views.
 """
 
 import logging
@@ -31,6 +31,7 @@ class Calibration:
     Attributes:
         checkpoint: the SHA-256 of the checkpoint's manifest.
         nll, ece: negative log likelihood and expected calibration error (15 bins), before and after.
+        views: the views of each image.
     """
 
     step: int
@@ -39,6 +40,7 @@ class Calibration:
     images: int
     nll: tuple[float, float]
     ece: tuple[float, float]
+    views: str = "one"
 
     def __str__(self) -> str:
         fitted = f"temperature {self.temperature:.4f} of step {self.step} from {errors.counted(self.images, 'image')}"
@@ -50,7 +52,7 @@ def calibrate(file: RecipeFile, directory: Path, which: str) -> Calibration:
     """Fit a temperature to the validation data of a run, and write it into the work directory.
 
     Args:
-        file: the recipe of the run, which may name another location of the data.
+        file: the recipe of the run, which may name another location of the data, and other views.
         which: the checkpoint: "latest", "best" or a step.
 
     Raises:
@@ -58,14 +60,15 @@ def calibrate(file: RecipeFile, directory: Path, which: str) -> Calibration:
             `jaxddp.inference.trained.evaluate_checkpoint`.
     """
     topology, config = join_and_resolve(file)
-    run = restore_run(directory, which, topology)
+    run, views = restore_run(directory, which, topology), config.eval.views
+    run = replace(run, config=run.config.replace(eval={"views": views}))
     with phases.doing("classifying the validation images"):
         before = run.outcome(open_validation_of(run, config))
     logits, labels = before.logits[before.known], before.labels[before.known]
     temperature = fitted_temperature(logits, labels)
     nll = negative_log_likelihood(logits, labels), negative_log_likelihood(logits, labels, temperature)
     ece = before.reliability.error, replace(before, temperature=temperature).reliability.error
-    found = Calibration(run.step, _digest(run), temperature, len(labels), nll, ece)
+    found = Calibration(run.step, _digest(run), temperature, len(labels), nll, ece, views)
     if topology.peers.is_first:
         files.replace_json(directory / CALIBRATION_FILE, asdict(found))
     return found
@@ -110,8 +113,10 @@ def _temperature(run: TrainedRun) -> float:
         checked(found.temperature, ranges.Positive, "temperature")
     except (ValueError, TypeError) as error:
         raise errors.InputError(f"{path}: is damaged ({error}); remove it, and calibrate again") from None
-    if (found.step, found.checkpoint) == (run.step, _digest(run)):
+    views = run.config.eval.views
+    if (found.step, found.checkpoint, found.views) == (run.step, _digest(run), views):
         return found.temperature
-    fault = f"{path}: belongs to another checkpoint (step {found.step}), so step {run.step} is not calibrated"
-    _log.warning(f"{fault}; run jaxddp eval {run.directory} --step {run.step} --calibrate")
+    other = f"another checkpoint (step {found.step})" if found.views == views else f"eval.views={found.views}"
+    command = f"jaxddp eval {run.directory} --step {run.step} --eval.views {views} --calibrate"
+    _log.warning(f"{path}: belongs to {other}, so step {run.step} is not calibrated; run {command}")
     return 1.0
