@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
+from threading import Barrier, Thread
 from typing import Any
 
 import numpy as np
@@ -113,6 +113,7 @@ def test_one_image_is_one_request_for_its_bytes(store, sets, monkeypatch: pytest
 
 def test_shards_of_a_web_server_are_named_by_a_pattern(sets, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
+    together = Barrier(2)
 
     class Ranged(SimpleHTTPRequestHandler):
         """Answers requests for ranges of bytes, which the class of the standard library ignores."""
@@ -122,6 +123,11 @@ def test_shards_of_a_web_server_are_named_by_a_pattern(sets, tmp_path: Path, mon
         def send_error(self, code: int, *reasons: str) -> None:
             # S3 answers 403 for a missing object, if its reader may not list the objects.
             super().send_error(403 if code == 404 and not self.path.endswith(".tar") else code, *reasons)
+
+        def do_HEAD(self) -> None:
+            if "train-000000.tar" in self.path or "train-000001.tar" in self.path:
+                together.wait(60)
+            super().do_HEAD()
 
         def do_GET(self) -> None:
             content = Path(self.translate_path(self.path))

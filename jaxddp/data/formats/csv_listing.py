@@ -95,8 +95,7 @@ class CsvFile(listing.Listing):
                     check_utf8(row, file, line)
                     if len(row) != len(self.header) and row:
                         fault = f"{len(row)} of {len(self.header)} fields in {show(self.delimiter.join(row))}"
-                        advice = f"write {self.delimiter.join(self.header)}"
-                        raise InputError(f"{file}:{line}: {fault}; {advice}")
+                        raise InputError(f"{file}:{line}: {fault}; write {self.delimiter.join(self.header)}")
                     if row and number >= self.first:
                         yield [line, *[row[place] for place in places]]
                 except InputError as error:

@@ -37,8 +37,7 @@ class HubSets:
     keys = ("columns",)
 
     def match(self, place: Place) -> Match:
-        is_named = place.address.startswith(_PREFIX) or tables.is_saved(place.path)
-        return Match.NAMED if is_named else Match.NONE
+        return Match.NAMED if place.address.startswith(_PREFIX) or tables.is_saved(place.path) else Match.NONE
 
     def divided(self, place: Place) -> bool:
         return split_name(place.address, _open_splits(place), "val", place.data) is not None

@@ -102,8 +102,7 @@ def _read_labelled(
     # Ids tell the folder of an image; the folder of other ids is that of `split`.
     synset = np.array([synset.encode() for synset in mapping])[label]
     in_train = np.strings.startswith(image_id, np.strings.add(synset, b"_"))
-    in_val = np.strings.find(image_id, _VAL_IDS) >= 0
-    in_train |= ~in_val & (split == "train")
+    in_train |= (np.strings.find(image_id, _VAL_IDS) < 0) & (split == "train")
     of_class = np.strings.add(np.strings.add(f"{_IMAGES}/train/".encode(), synset), b"/")
     of_val: np.ndarray | bytes = f"{_IMAGES}/val/".encode()
     if root is not None and not in_train.all() and (root / _IMAGES / "val" / synset[~in_train][0].decode()).is_dir():

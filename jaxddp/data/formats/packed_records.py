@@ -52,8 +52,7 @@ def read_packed(root: Path, split: Split, refuse: Refuse = raise_fault) -> Examp
     image_id, label, shard, offset = _columns(root / f"{split}.npz", len(of_split))
     path = np.array([name.encode() for name in of_split], "S")[shard]
     classes = tuple(manifest["classes"]["ids"]), tuple(manifest["classes"]["names"])
-    store = RecordFiles(LocalFiles(root), FEATURE)
-    table = ExampleTable(store, image_id, path, label, *classes, offset=offset)
+    table = ExampleTable(RecordFiles(LocalFiles(root), FEATURE), image_id, path, label, *classes, offset=offset)
     return table.without(np.flatnonzero(np.isin(shard, unusable_shards)))
 
 

@@ -74,12 +74,16 @@ def load_or_build_index(
 
     Raises: InputError if `refuse` raises it, or no file can be used.
     """
-    states: dict[str, tuple[int, str]] = {}
-    for path in paths:
-        try:
-            states[path] = folder.state(path)
-        except FileNotFoundError:
-            refuse(f"{folder.name(path)}: no such file; download it again, or correct its name")
+
+    def state_of(path: str) -> tuple[int, str] | None:
+        with suppress(FileNotFoundError):
+            return folder.state(path)
+
+    # A web server, which does not list its files, gets a request for each.
+    found = dict(zip(paths, map_in_threads(state_of, paths, 1 if folder.can_list else _THREADS), strict=True))
+    for path in (path for path, state in found.items() if state is None):
+        refuse(f"{folder.name(path)}: no such file; download it again, or correct its name")
+    states = {path: state for path, state in found.items() if state is not None}
     stamp = json.dumps([_FORMAT, about, *states.items()])
     cached = files.cache_folder() / f"{name_of_folder(folder.root or folder.name())}-{name}.jaxddp-index"
     places = [cached] if folder.root is None else [folder.root / f"{name}.jaxddp-index", cached]
