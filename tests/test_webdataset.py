@@ -175,8 +175,8 @@ def test_shards_are_found_by_folder_name_and_pattern(tmp_path: Path):
 
     in_folders = shards("train/0.tar", "train/1.tar", "valid/0.tar")
     assert counts(in_folders) == [["train/0.tar", "train/1.tar"], ["valid/0.tar"]]
-    named = shards("imagenet1k-train-0.tar", "imagenet1k-validation-0.tar", "trainable.tar")
-    assert counts(named) == [["imagenet1k-train-0.tar"], ["imagenet1k-validation-0.tar"]]
+    named = shards("imagenet1k-train-0.tar", "imagenet1k-Validation-0.tar", "trainable.tar")
+    assert counts(named) == [["imagenet1k-train-0.tar"], ["imagenet1k-Validation-0.tar"]]
     plain = shards("s-0.tar", "s-1.tar", "s-2.tar")
     assert "has no validation split" in message_of(plain)
     assert sum(map(len, open_both(plain / "s-{0..1}.tar", val_share=0.5))) == 6

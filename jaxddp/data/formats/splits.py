@@ -162,7 +162,7 @@ def _by_name(folder: Folder, suffix: str, within: str = "") -> dict[Split, list[
         for name in names:
             word = re.compile(rf"(?:^|[^a-z0-9]){name}(?:[^a-z]|$)")
             in_folder = _with_suffix(folder.files(f"{within}/{name}" if within else name), suffix)
-            if found := in_folder or [path for path in beside if word.search(path.rpartition("/")[2])]:
+            if found := in_folder or [path for path in beside if word.search(path.rpartition("/")[2].lower())]:
                 shards[split] = found
                 break
     # A Parquet file without the name of a split may be the predictions or the labels of another format's images.
