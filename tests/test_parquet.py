@@ -168,6 +168,9 @@ def test_the_number_of_cached_row_groups_is_limited(root: Path, groups_read: lis
     for row in (0, 1, 4, 5, 2):
         assert smallest_store.read(path, row) == encoded(row)
     assert groups_read == [0, 1, 0]
+    write_file(root / path.decode(), range(7, -1, -1))
+    with pytest.raises(InputError, match="train-00000-of-00002.parquet: has changed since it was opened; start again$"):
+        smallest_store.read(path, 7)
     # Threads that need one row group read it once.
     groups_read.clear()
     with ThreadPoolExecutor(5) as pool:

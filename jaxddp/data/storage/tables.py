@@ -67,7 +67,7 @@ class ParquetFiles(ShardStore):
         self._being_read, self._changed = 0, threading.Condition()
 
     def read(self, path: bytes, offset: int = 0) -> bytes:
-        starts, lengths = self._layout(path)
+        _, starts, lengths = self._layout(path)
         number = bisect_right(starts, offset) - 1
         cell = self._group(path, number, lengths[number])[offset - starts[number]].as_py()
         content = cell.get("bytes") if isinstance(cell, dict) else cell
@@ -76,12 +76,12 @@ class ParquetFiles(ShardStore):
             raise InputError(f"{self.name(path, offset)}: {fault}")
         return content
 
-    def _read_layout(self, path: bytes) -> tuple[list[int], list[int]]:
-        """Return the first row of each row group, and its size in bytes without compression."""
+    def _read_layout(self, path: bytes) -> tuple[Any, list[int], list[int]]:
+        """Return the footer, the first row of each row group, and its size in bytes without compression."""
         with open_parquet(FolderFile(self.folder, os.fsdecode(path))) as parquet:
             parts = [parquet.metadata.row_group(number) for number in range(parquet.num_row_groups)]
         starts = accumulate((part.num_rows for part in parts[:-1]), initial=0)
-        return [*starts], [part.total_byte_size for part in parts]
+        return parquet.metadata, [*starts], [part.total_byte_size for part in parts]
 
     def _group(self, path: bytes, number: int, size: int) -> Any:
         """Return the cells of a row group. The first thread reads the group; other threads that need it wait."""
@@ -111,6 +111,8 @@ class ParquetFiles(ShardStore):
     def _cells(self, path: bytes, number: int) -> Any:
         file = FolderFile(self.folder, os.fsdecode(path))
         with open_parquet(file) as parquet, as_input_errors(file):
+            if not parquet.metadata.equals(self._layout(path)[0]):
+                raise InputError(f"{file}: has changed since it was opened; start again")
             is_struct = bool(parquet.schema_arrow.field(self.column).type.num_fields)
             return parquet.read_row_group(number, columns=[self.column + ".bytes" * is_struct]).column(0)
 
