@@ -85,9 +85,8 @@ def ids(table) -> list[str]:
 
 def test_data_that_cannot_be_divided_raise_a_one_line_error(tmp_path: Path):
     root = write(tmp_path / "set", *NAMES)
-    assert refusal(DataConfig(path=str(root))) == (
-        f"{root}: has no validation split; give data.val_share, such as 0.1 to hold out a tenth of each class"
-    )
+    fault = f"{root}: has no validation split; give data.val_share, such as 0.1 to hold out a tenth of each class"
+    assert refusal(DataConfig(path=str(root))) == fault
     write(root, "cow/only.png")
     message = refusal(DataConfig(path=str(root), val_share=0.1))
     assert message.startswith(f"{root}: class 'cow' has only one example, {root}/cow/only.png, but data.val_share=0.1 ")

@@ -74,15 +74,12 @@ def test_other_splits_are_named_and_one_split_is_divided(tmp_path: Path):
     folder = save(tmp_path / "set", first=whole, second=make(TRUTH["val"]))
     train, val = open_both(folder, train="first", val="second")
     assert (len(train), len(val)) == (10, 5)
-    assert message_of(folder, train="frist", val="second") == (
-        f"data.train='frist': {folder} has no such split, did you mean 'first'?; the splits are first, second"
-    )
-    assert message_of(folder, val="second") == (
-        f"{folder}: no split train; its splits are first, second; name one by data.train"
-    )
-    assert message_of(folder, train="first", val="first") == (
-        "data.val='first': is also the training split; the splits are first, second"
-    )
+    fault = f"data.train='frist': {folder} has no such split, did you mean 'first'?; the splits are first, second"
+    assert message_of(folder, train="frist", val="second") == fault
+    fault = f"{folder}: no split train; its splits are first, second; name one by data.train"
+    assert message_of(folder, val="second") == fault
+    fault = "data.val='first': is also the training split; the splits are first, second"
+    assert message_of(folder, train="first", val="first") == fault
     train, val = open_both(save(tmp_path / "test", test=whole), train="test", val_share=0.3)
     assert len(train) + len(val) == 10
     whole.save_to_disk(str(tmp_path / "alone"))
@@ -112,9 +109,8 @@ def test_faults_of_columns_and_labels_are_one_line(tmp_path: Path):
     assert message_of(save(where, train=text, test=good)) == f"{where}, train: {expected}"
     none = make(TRUTH["train"], [*TRUTH["train"].labels.tolist()[:9], None])
     where = tmp_path / "none"
-    assert message_of(save(where, train=none, test=good)) == (
-        f"{where}, train, row 9: no label; give each row one, or leave the row out"
-    )
+    fault = f"{where}, train, row 9: no label; give each row one, or leave the row out"
+    assert message_of(save(where, train=none, test=good)) == fault
     faults: list[str] = []
     assert len(open_splits(config_of(where), faults.append)["train"]) == 9 and len(faults) == 1
     unknown = make(TRUTH["train"], [-1] * 10)

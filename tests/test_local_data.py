@@ -135,9 +135,8 @@ def test_classes_that_cannot_be_put_into_one_order_are_an_error():
     # A class with two names is an error too.
     kind = type("Named", (ArrayTable,), {"class_ids": ("n1",)})
     tables = [kind(np.zeros((1, 6, 6, 3), np.uint8), np.array([0]), (name,)) for name in ("ant", "bee")]
-    assert message_of(*tables) == (
-        "training data: class 'n1' is called 'ant' on one process, and 'bee' on process 1; give a class one name"
-    )
+    fault = "training data: class 'n1' is called 'ant' on one process, and 'bee' on process 1; give a class one name"
+    assert message_of(*tables) == fault
 
 
 @pytest.mark.parametrize(

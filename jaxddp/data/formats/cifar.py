@@ -66,8 +66,7 @@ def _read(file: Path, label_bytes: int, num_classes: int) -> tuple[np.ndarray, n
         # A view would keep the whole file in memory.
         labels = records[:, label_bytes - 1].copy()
         check_labels(labels, len(records), num_classes)
-        planes = records[:, label_bytes:].reshape(-1, 3, 32, 32)
-        return np.ascontiguousarray(planes.transpose(0, 2, 3, 1)), labels
+        return np.ascontiguousarray(records[:, label_bytes:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)), labels
 
 
 FORMATS.add("cifar")(LocalFormat("cifar-10-batches-bin or cifar-100-binary (CIFAR)", holds_cifar, read_cifar))

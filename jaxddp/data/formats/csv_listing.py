@@ -69,8 +69,7 @@ class CsvFile(listing.Listing):
                 return sum(listing.find_column(header, names) is not None for names in columns), first.count(delimiter)
             return 0, 0
 
-        delimiters = f"{_DELIMITERS} " if file.name.lower().endswith(".txt") else _DELIMITERS
-        self.delimiter = max(delimiters, key=found)
+        self.delimiter = max(f"{_DELIMITERS} " if file.name.lower().endswith(".txt") else _DELIMITERS, key=found)
         try:
             self.header = [name.strip() for name in next(self._reader(), ())]
             if len(self.header) == len(_PAIR) and is_image_name(self.header[0]):

@@ -110,8 +110,7 @@ def _read_labelled(
     folder = np.where(in_train, of_class, of_val)
     path = np.strings.add(folder, np.strings.add(image_id, b".JPEG"))
     table = ExampleTable(store, image_id, path, label, tuple(mapping), tuple(mapping.values()))
-    chosen = entry.classes if classes is None else classes
-    return sound_rows(table, lambda row: f"{file}:{lines[row]}", refuse, chosen)
+    return sound_rows(table, lambda row: f"{file}:{lines[row]}", refuse, entry.classes if classes is None else classes)
 
 
 def _open(
