@@ -253,9 +253,8 @@ def test_a_listener_may_have_only_some_of_the_methods(setup):
     train(jaxddp.softmax_cross_entropy, setup, listeners=[listener], log_every="1 step")
     assert listener.steps == (1, 2, 3, 4, 5, 6)
     listener.first_steps = None
-    assert error_line(train, jaxddp.softmax_cross_entropy, setup, listeners=[listener]) == (
-        "listeners: PartialListener.first_steps is None; define a method PartialListener.first_steps(self, record)"
-    )
+    fault = "listeners: PartialListener.first_steps is None; define a method PartialListener.first_steps(self, record)"
+    assert error_line(train, jaxddp.softmax_cross_entropy, setup, listeners=[listener]) == fault
 
 
 def evaluation_calls(setup, state):

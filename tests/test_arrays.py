@@ -106,9 +106,8 @@ def test_other_floats_are_kept_in_16_bits_which_is_logged(caplog):
     assert table.images.dtype == np.uint16
     assert np.abs(table.images / 65_535 - floats).max() <= 0.5 / 65_535
     (message,) = [record.getMessage() for record in caplog.records]
-    assert message == (
-        "images: float32 that are not multiples of 1/255 are kept as uint16, each number rounded by at most 7.6e-06"
-    )
+    fault = "images: float32 that are not multiples of 1/255 are kept as uint16, each number rounded by at most 7.6e-06"
+    assert message == fault
     # A table of some of these rows is not converted again.
     assert (table.rows(np.arange(2)).images == table.images[:2]).all() and len(caplog.records) == 1
 

@@ -76,6 +76,8 @@ def test_the_error_for_an_unknown_format_lists_the_formats(tmp_path: Path):
         open_tables(DataConfig(path=str(tmp_path)))
     formats = ("LOC_train_solution.csv", "packed.json", "train/CLASS/IMAGE", "train-images-idx3-ubyte", "tfds:NAME")
     assert all(name in str(caught.value) for name in formats)
+    with pytest.raises(InputError, match="^s3:/bucket: holds no data set .*; a URL has two slashes, and is text"):
+        jaxddp.open_data(Path("s3://bucket"))
     # A solution file in the config determines the format.
     with pytest.raises(InputError, match="LOC_synset_mapping.txt: no such file"):
         open_tables(DataConfig(path=str(write_folders(tmp_path / "data")), train="first100.csv", val_share=0.1))

@@ -393,7 +393,7 @@ def _nearest_data_set(place: Place) -> str:
     """Return a hint for an address that is no data set."""
     path = place.local
     if path is None:
-        return ""
+        return "; a URL has two slashes, and is text: a Path drops one" if ":/" in place.address else ""
     names = [file.name for file in islice(chain([path], path.glob("*"), path.glob("*/*")), _MOST_FILES)]
     unread = ((advice, tuple(ends.split())) for ends, advice in _UNREAD.items())
     hint = next((f"; {advice.format(name)}" for advice, ends in unread for name in names if name.endswith(ends)), "")
