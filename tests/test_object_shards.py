@@ -153,6 +153,7 @@ def test_shards_of_a_web_server_are_named_by_a_pattern(sets, tmp_path: Path, mon
             assert [one.fingerprint for one in of_web.values()] == [one.fingerprint for one in of_disk.values()]
             assert of_web["train"].read(3) == of_disk["train"].read(3)
             for train, message in (
+                (None, f"^{url}/WebDataset: no shards of its train split; name them by data.train$"),
                 ("train-{000000..000002}.tar", r"train-000002\.tar: no such file"),
                 ("train-*.tar", r"^data\.train: .* cannot list its files; write a range"),
             ):

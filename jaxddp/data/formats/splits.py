@@ -71,7 +71,8 @@ class ShardFormat:
     def open(self, place: Place, split: Split) -> ExampleTable:
         folder, shards = place.shards[0], find_shards(place, self.suffix)
         if split not in shards and not self.by_column(place, folder, shards):
-            raise InputError(f"{folder.name()}: no shards of its {split} split; call them {split}-*{self.suffix}")
+            advice = f"call them {split}-*{self.suffix}" if folder.can_list else ("name them by ", Key(f"data.{split}"))
+            raise InputError(f"{folder.name()}: no shards of its {split} split", advice=advice)
         table = self.read(place, folder, split, shards)
         table = replace(table, store=with_cache(table.store, folder, place.data.local_cache))
         return table.without(np.flatnonzero(table.labels == REFUSED)).select(place.data.classes)
@@ -87,7 +88,7 @@ def find_shards(place: Place, suffix: str) -> dict[Split, list[str]]:
     shards = _find(place, suffix)
     if both := sorted({*shards.get("train", ())} & {*shards.get("val", ())}):
         name = place.shards[0].name(both[0])
-        raise InputError(Key("data.val", place.data.val), f": {name} is also in the training split")
+        raise InputError(Key("data.val", *filter(None, [place.data.val])), f": {name} is also in the training split")
     return shards
 
 
@@ -184,8 +185,7 @@ def rank(name: str, split: Split) -> tuple[bool, int] | None:
     places = {one: [SPLITS[one].index(part) for part in (parts[0], parts[-1]) if part in SPLITS[one]] for one in SPLITS}
     if not all(places.values()) and places[split]:
         place = min(places[split])
-        is_test = split == "val" and place >= _TEST
-        return is_test, place if is_word(name, split) else len(SPLITS[split])
+        return split == "val" and place >= _TEST, place if is_word(name, split) else len(SPLITS[split])
     return None
 
 
