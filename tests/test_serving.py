@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import io
 import json
+import signal
 import socket
 import subprocess
 import sys
@@ -18,7 +19,6 @@ import jax.numpy as jnp
 import numpy as np
 import onnx
 import pytest
-from PIL import Image
 from support.cases import rare_case
 from support.data import write_pictures
 from support.images import encode
@@ -174,7 +174,7 @@ def test_the_inputs_of_a_program_are_described_beside_it(file_format, files, run
     assert about["input"] == {"name": "images", "dtype": "uint8", "shape": ["B", 16, 16, 3]}
     assert about["output"] == {"name": "logits", "dtype": "float32", "shape": ["B", 5]}
     assert (about["format"], about["short_side"], about["step"]) == (file_format, 20, run.step)
-    assert (about["interpolation"], about["crop"]) == ("bicubic", "squash")
+    assert (about["interpolation"], about["crop"], about["labels"]) == ("bicubic", "squash", "one label")
     assert about["class_names"] == list("abcde") == about["class_ids"]
 
 
@@ -207,21 +207,22 @@ def test_a_program_with_other_logits_is_not_written_or_its_loss_is_told(run, val
 
 
 @pytest.mark.ci
-def test_the_server_of_the_docs_resizes_alpha_as_evaluation_does(files, monkeypatch):
+def test_the_server_of_the_docs_resizes_alpha_as_evaluation_does_and_knows_several_labels(files, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["server.py", str(files["stablehlo"]), "0"])
     server = page_block("docs/serving.md", "ThreadingHTTPServer").partition("\nlogits_of(np")[0]
-    exec(server.replace('["shape"]', '["shape"][:3] + [4]'), space := {})
+    server = server.replace('["shape"]', '["shape"][:3] + [4]').replace('about["labels"]', '"several labels"')
+    exec(server, space := {})
     image = encode(np.random.default_rng(0).integers(0, 256, (30, 48, 4), np.uint8), "PNG")
     expected = Pixels(16, PixelFormat(4), "bicubic", resize=20, squash=True)(image)
     assert np.abs(space["pixels_of"](image)[0] - expected.astype(int)).max() <= 1
+    assert space["probabilities_of"] is jax.nn.sigmoid
 
 
 @pytest.mark.ci
 def test_the_server_of_the_docs_classifies_images_and_rejects_invalid_requests(files, run, pictures, tmp_path):
     (tmp_path / "server.py").write_text(page_block("docs/serving.md", "ThreadingHTTPServer"))
-    server = subprocess.Popen(
-        [sys.executable, "server.py", str(files["stablehlo"]), "0"], cwd=tmp_path, stdout=-1, stderr=-1, text=True
-    )
+    words = [sys.executable, "server.py", str(files["stablehlo"]), "0"]
+    server = subprocess.Popen(words, cwd=tmp_path, stdout=-1, stderr=-1, text=True)
     killer = threading.Timer(120, server.kill)
     killer.start()
     try:
@@ -248,13 +249,11 @@ def test_the_server_of_the_docs_classifies_images_and_rejects_invalid_requests(f
                 assert client.makefile("rb").readline().split()[1] == b"%d" % status, header
         # A client that does not wait for the response is not reported.
         socket.create_connection(("127.0.0.1", int(port)), 30).close()
-        thin = io.BytesIO()
-        Image.new("L", (1, 60_000)).save(thin, "PNG")
-        assert post(port, thin.getvalue())[0] == 200
+        assert post(port, encode(np.zeros((60_000, 1), np.uint8), "PNG"))[0] == 200
     finally:
-        killer.cancel()
-        server.kill()
+        server.send_signal(signal.SIGINT)
         _, errors = server.communicate()
+        killer.cancel()
     assert "Traceback" not in errors
 
 

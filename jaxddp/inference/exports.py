@@ -172,6 +172,7 @@ def _description(run: TrainedRun, form: str) -> dict[str, Any]:
         "short_side": signature.image_shape[0] if signature.in_memory else data.resize,
         "crop": data.eval_crop,
         "interpolation": data.interpolation,
+        "labels": signature.label_form,
         "class_ids": list(run.class_ids),
         "class_names": list(run.class_names),
         "run": run.directory.resolve().name,
