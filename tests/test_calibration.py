@@ -196,7 +196,7 @@ def test_a_temperature_belongs_to_one_checkpoint_and_its_views(run, digits, capf
 
 
 ONE_RUN = "--coverage: needs one run, whose validation data decide about the sets; leave it out"
-SEVERAL = "{several}: its images have several labels, and this needs one label; use predict without --coverage"
+SEVERAL = "{several}: its images have several labels, and --calibrate, --coverage and statistics of"
 
 
 @pytest.mark.parametrize(

@@ -376,8 +376,8 @@ class TrainedRun:
 
     def _check_one_label(self) -> None:
         if (form := self.signature.label_form) != "one label":
-            problem = f"{self.directory}: its images have {form}, and this needs one label"
-            raise InputError(problem, advice="use predict without --coverage")
+            needs = "--calibrate, --coverage and statistics of classes need one label"
+            raise InputError(f"{self.directory}: its images have {form}, and {needs}", advice="leave them out")
 
     @cached_property
     def _measured(self) -> Objective:
