@@ -246,9 +246,8 @@ def test_wrong_commands_are_one_line(folder, hub: Hub, monkeypatch, capfd):
     shutil.copytree("run", "damaged")
     Path("damaged/signature.json").write_text("{")
     content, checkpoints = json.loads(Path("run/config.json").read_text()), folder / "run" / "checkpoints"
-    del content["model"]
     Path("python").mkdir()
-    Path("python/config.json").write_text(json.dumps(content))
+    Path("python/config.json").write_text(json.dumps({key: content[key] for key in content.keys() - {"model"}}))
     for words, message in (
         ("push run me/net", "me/net: not a repository of the Hub; write hf://OWNER/NAME"),
         ("push run hf://net", "hf://net: not the address of a file of the Hub; write hf://owner/name, hf://owner/name"),
@@ -266,9 +265,11 @@ def test_wrong_commands_are_one_line(folder, hub: Hub, monkeypatch, capfd):
         assert fails(words.split(), capfd).startswith(f"jaxddp: {message}")
     assert not [*Path().glob("new*")]
     monkeypatch.setenv("HF_TOKEN", "hf_another")
-    line = fails(["push", "run", PLACE], capfd)
-    assert f"{PLACE}: the hub refuses the token (401 Unauthorized); log in with `hf auth login`, or set" in line
+    assert f"{PLACE}: the hub refuses the token (401 Unauthorized); log in" in fails(["push", "run", PLACE], capfd)
     with monkeypatch.context() as patch:
+        patch.setattr("jaxddp.inference.exports.CURVES", "checkpoints/validation.json")
+        line = fails(["export", "run", "--out", "new", "--format", "hub"], capfd)
+        assert "new/checkpoints/validation.json: cannot be written (" in line and not [*Path("new").iterdir()]
         patch.setattr("huggingface_hub.get_token", lambda: None)
         assert f"{PLACE}: uploading needs a token; log in with `hf auth login`" in fails(["push", "run", PLACE], capfd)
     assert not hub.repos

@@ -12,7 +12,6 @@ import dataclasses
 import io
 import logging
 import re
-import shutil
 import tempfile
 import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -496,7 +495,7 @@ class PublishedRun:
         for name, content in contents.items():
             files.replace_json(folder / name, {RUN_ID: run_id, **content})
         if (self.directory / CURVES).is_file():
-            shutil.copyfile(self.directory / CURVES, folder / CURVES)
+            files.replace(folder / CURVES, files.content_of(self.directory / CURVES, "make it readable"))
         files.replace(folder / CARD_FILE, self._card().encode())
         count = write_weights(folder / WEIGHTS_FILE, self.model, self.arrays)
         return f"{counted(count, 'array')} of {self.origin}"
