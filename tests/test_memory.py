@@ -69,9 +69,8 @@ def test_the_size_of_arrays_counts_the_bytes_on_one_device():
 def test_on_a_cpu_the_advice_has_no_numbers_and_the_process_counts():
     needs = Needs(arguments=100, output=0, temporary=800, gradients=0, is_linear=False, process=100)
     fit = Fit(Division(100, 1), needs, 900, "there")
-    assert fit.is_short and text_of(fit.advice()) == (
-        "raise --train.accumulate, or lower --train.batch-size, or --train.remat blocks keeps fewer activations"
-    )
+    advice = "raise --train.accumulate, or lower --train.batch-size, or --train.remat blocks keeps fewer activations"
+    assert fit.is_short and text_of(fit.advice()) == advice
     assert "remat" not in text_of(dataclasses.replace(fit, section="eval").advice())
     assert "temporary 800 B" in f"{needs}" and ", the process itself 100 B, " in f"{needs}"
 
