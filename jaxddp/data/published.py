@@ -84,7 +84,7 @@ def _get(file: PublishedFile, folder: Path) -> None:
     try:
         fetch_file(file.url, path, file.sha256, by_hand)
     except Unreachable as error:
-        raise Unreachable(*error.problem, advice=f"or {by_hand}") from None
+        raise Unreachable(*error.problem, advice=() if by_hand in str(error) else f"or {by_hand}") from None
     if not file.unpacked:
         return
     unpacked = files.whole_folder(folder / file.unpacked)
