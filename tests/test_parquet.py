@@ -286,6 +286,7 @@ def test_damaged_missing_and_repeated_parquet_files_raise_a_one_line_error(root:
     second.unlink()
     advice = "of train-*.parquet; keep the files of one data set"
     assert message_of(root) == f"{root}/data: part 00001 of 2 is missing {advice}"
+    assert sum(map(len, open_both(first, val_share=0.5))) == 8
     for name in ("train-00000-of-00001-aaaa", "train-00000-of-00001-bbbb", "test"):
         write_file(twice / f"{name}.parquet", range(3))
     assert message_of(twice) == f"{twice}: a part of 1 is there twice {advice}"

@@ -54,8 +54,9 @@ def read_parquet(place: Place, folder: Folder, split: Split, shards: dict[Split,
     Raises: InputError if pyarrow is not installed, or no row can be used.
     """
     parts, refuse = [FolderFile(folder, path) for path in shards.get(split, shards["train"])], place.refuse
+    pattern = getattr(place.data, split) or place.shards[1]
     with pass_faults_to(refuse):
-        _check_parts(parts)
+        _check_parts([] if pattern and {*"*?["}.isdisjoint(pattern) else parts)  # Named files may be some of a set's.
     if (rows := _listing(place, folder, shards)) is not None:
         val = ParquetRows(parts) if split == "val" and "val" in shards else None
         return listing.read_listing(rows, split, place.data, refuse, val, by_column="val" not in shards)
@@ -70,14 +71,13 @@ def read_parquet(place: Place, folder: Folder, split: Split, shards: dict[Split,
 
     classes = tables.find_classes(columns.names, cells_of, place.address, refuse)
     labels = [tables.class_indices(file_cells, classes, refuse) for file_cells in cells.values()]
-    in_folder = np.array([os.fsencode(file.path) for file in cells])
-    example_id, path_of_row, offset = record_columns(in_folder, [len(file_cells) for file_cells in labels])
+    ids, path, offset = record_columns(np.array([os.fsencode(file.path) for file in cells]), [*map(len, labels)])
     if (total := sum(folder.state(file.path)[0] for file in cells)) > tables.MAX_CACHED:
         memory = f"{size(tables.MAX_CACHED)} of the column {columns.image} stay in memory"
         others = "other images are read with the rows around them; a copy by `jaxddp data pack` is faster"
         _log.warning(f"{folder.name()}: the files hold {size(total)}; {memory}, and {others}")
     store = tables.ParquetFiles(folder, columns.image)
-    table = ExampleTable(store, example_id, path_of_row, np.concatenate(labels), classes.names, offset=offset)
+    table = ExampleTable(store, ids, path, np.concatenate(labels), classes.names, offset=offset)
     return replace(table, reading=f"{parts[0].name}: {columns}")
 
 
