@@ -193,8 +193,7 @@ def test_messages_name_the_url_and_the_line(proxy, server, tree):
     text = error_of(InputError, train_solutions, root)
     assert text == f"{root}/LOC_train_solution.csv: no such file, did you mean 'LOC_train_solutions.csv'?"
     server.put(f"{root}/LOC_train_solution.csv", train[: train.index(b"\n") + 1] + b"\xff\n")
-    text = error_of(InputError, train_solutions, root)
-    assert text == f"{root}/LOC_train_solution.csv:2: not UTF-8; save the file as UTF-8"
+    assert "wrong/LOC_train_solution.csv:2: not UTF-8; save the" in error_of(InputError, train_solutions, root)
 
 
 def test_a_local_solution_file_may_list_images_in_a_store(proxy, tree, tmp_path):
@@ -216,8 +215,7 @@ def test_temporary_failures_are_retried(proxy, tree, fault):
     table = train_solutions(tree)
     path = bytes(table.path[0])
     proxy.fail_first(2, fault)
-    assert store.read(path) == table.read(0)
-    assert len(proxy.requests) == 3
+    assert store.read(path) == table.read(0) and len(proxy.requests) == 3
     proxy.fail_first(1, fault)
     assert {path: size for path, (size, _) in store.states(f"{IMAGES}/val").items()} == {
         f"{IMAGES}/val/{file.name}": file.stat().st_size for file in (tree / IMAGES / "val").iterdir()
@@ -259,8 +257,7 @@ def test_a_body_of_another_length_than_announced_is_never_returned(proxy, store,
             yield from (self.body[:3], self.body[3:])
 
     bodies = [b"some", b"too much", b"enough"]
-    client = SimpleNamespace(get=lambda key: Answer(bodies.pop(0)))
-    monkeypatch.setitem(store.__dict__, "_client", client)
+    monkeypatch.setitem(store.__dict__, "_client", SimpleNamespace(get=lambda key: Answer(bodies.pop(0))))
     assert store.read(b"x") == b"enough" and not bodies
     bodies += [b"some"] * 9
     message = error_of(Unreachable, store.read, b"x")
