@@ -265,11 +265,11 @@ def test_color_jitter_applies_its_steps_in_the_drawn_order():
     apply = jax.jit(lambda key: operations.color_jitter(key, planes(PHOTO), JITTER))
     step = jax.jit(operations.adjusted)
     for key in keys(6, seed=3):
-        order, amounts = operations.draw(key, JITTER, [0, 1, 2, 3])
-        expected = planes(PHOTO)
+        (order, amounts), expected = operations.draw(key, JITTER, [0, 1, 2, 3]), planes(PHOTO)
         for which in order:
             expected = step(expected, which, amounts[which])
         assert (np.array(apply(key)) == np.array(expected)).all()
+    assert operations.mean_of(jnp.full((1, 3000, 3001), 250)) == 250
 
 
 @pytest.mark.slow

@@ -91,15 +91,17 @@ def gray_of(pixels: jax.Array) -> jax.Array:
 
 def mean_of(gray: jax.Array) -> jax.Array:
     """Return the rounded mean of int32[1, H, W], int32[]."""
-    return (gray.sum(dtype=jnp.int32) + gray.size // 2) // gray.size
+    height, width = gray.shape[1:]
+    rows = gray.sum((0, 2), jnp.int32)  # The sum of a large image does not fit into 32 bits.
+    whole, rest = (each.sum(dtype=jnp.int32) for each in (rows // width, rows % width))
+    return whole // height + (whole % height * width + rest + gray.size // 2) // gray.size
 
 
 def _smooth(pixels: jax.Array) -> jax.Array:
     """Average each pixel (weight 5) with its eight neighbours (weight 1). Pixels at the border are not changed."""
     rows = pixels[:, :-2] + pixels[:, 1:-1] + pixels[:, 2:]
     around = rows[..., :-2] + rows[..., 1:-1] + rows[..., 2:]
-    inner = pixels[:, 1:-1, 1:-1]
-    return pixels.at[:, 1:-1, 1:-1].set((around + 4 * inner + 6) // 13)
+    return pixels.at[:, 1:-1, 1:-1].set((around + 4 * pixels[:, 1:-1, 1:-1] + 6) // 13)
 
 
 def look_up(image: jax.Array, operation: PixelOperation) -> jax.Array:
@@ -302,8 +304,7 @@ def color_jitter(key: jax.Array, planes: jax.Array, strengths: Strengths) -> jax
     by up to `strengths[3]` turns in both directions. Each step rounds to whole levels. Saturation and hue do nothing to
     gray images.
     """
-    usable = strengths if len(planes) == 3 else strengths[:2]
-    steps = [index for index, strength in enumerate(usable) if strength > 0]
+    steps = [index for index in range(4 if len(planes) == 3 else 2) if strengths[index] > 0]
     if not steps:
         return planes
     order, amounts = draw(key, strengths, steps)
@@ -344,7 +345,6 @@ def adjusted(planes: jax.Array, which: jax.Array, amount: jax.Array, *, has_hue:
 
 
 BLUR_PASSES = 3
-_HALF = 1 << 23
 _WHOLE = 1 << 24
 """The unit of a weight in Pillow."""
 
@@ -381,7 +381,7 @@ def _box_blur(planes: jax.Array, weights: jax.Array, axis: int) -> jax.Array:
     shifted = [jax.lax.slice_in_dim(padded, start, start + size, axis=axis) for start in range(5)]
     middle, near, far = shifted[2], shifted[1] + shifted[3], shifted[0] + shifted[4]
     # The largest sum is 255.5 * 2**24, which fits into 32 bits.
-    total = weights[0] * middle + weights[1] * near + weights[2] * far + _HALF
+    total = weights[0] * middle + weights[1] * near + weights[2] * far + _WHOLE // 2
     return (total // _WHOLE).astype(planes.dtype)
 
 
