@@ -106,7 +106,7 @@ BY_NAME = ("jaxddp/config/registry.py", "jaxddp/cli.py", "jaxddp/core/libraries.
 """The modules that import by name: the module of an entry or a command, or one that its user imports for types, too."""
 TOOLS = {
     **{"jaxddp.sweeps": "sweeps commands", "jaxddp.reports": "reports sweeps commands"},
-    **{f"jaxddp.inference.{tool}": "inference commands" for tool in ("output_files", "probes")},
+    **{f"jaxddp.inference.{tool}": "inference commands" for tool in ("output_files", "probes", "published")},
     "jaxddp.inference.exports": "inference commands api",
 }
 """The tools on top of a finished run, and the rooms that may import each."""

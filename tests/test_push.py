@@ -22,7 +22,7 @@ from jaxddp.cli import main
 from jaxddp.command_line.parse import parse_recipe
 from jaxddp.commands.train import Train
 from jaxddp.config.goal import Goal
-from jaxddp.inference.exports import PublishedRun
+from jaxddp.inference.published import PublishedRun
 from jaxddp.mesh import Topology
 from jaxddp.models.interface import by_path
 from jaxddp.setup.initial_weights import WeightsTarget, initial_weights
@@ -267,7 +267,7 @@ def test_wrong_commands_are_one_line(folder, hub: Hub, monkeypatch, capfd):
     monkeypatch.setenv("HF_TOKEN", "hf_another")
     assert f"{PLACE}: the hub refuses the token (401 Unauthorized); log in" in fails(["push", "run", PLACE], capfd)
     with monkeypatch.context() as patch:
-        patch.setattr("jaxddp.inference.exports.CURVES", "checkpoints/validation.json")
+        patch.setattr("jaxddp.inference.published.CURVES", "checkpoints/validation.json")
         line = fails(["export", "run", "--out", "new", "--format", "hub"], capfd)
         assert "new/checkpoints/validation.json: cannot be written (" in line and not [*Path("new").iterdir()]
         patch.setattr("huggingface_hub.get_token", lambda: None)

@@ -54,7 +54,7 @@ def run(arguments: list[str]) -> None:
         raise InputError(f"--names {options.names}: needs --format safetensors; leave it out")
     with doing(IMPORTING):
         from jaxddp.engine.compilation import keep_compiled_programs
-        from jaxddp.inference import exports
+        from jaxddp.inference import exports, published
         from jaxddp.inference.pretrained import trained_network
         from jaxddp.mesh import Topology
 
@@ -70,7 +70,7 @@ def run(arguments: list[str]) -> None:
         if others:
             network = exports.averaged([place, *others], step, precision)
     if isinstance(place, Path) and form == "hub":
-        print(exports.write_folder(place, step, options.out, network))
+        print(published.write_folder(place, step, options.out, network))
         return
     if form == "hub":
         advice = "write safetensors, stablehlo or onnx, or give the work directory of a run"

@@ -40,6 +40,6 @@ def run(arguments: list[str]) -> None:
         raise InputError(f"{options.place}: not a repository of the Hub; write {SCHEME}OWNER/NAME")
     check_token(place)
     with doing(IMPORTING):
-        from jaxddp.inference.exports import push_run
+        from jaxddp.inference.published import push_run
 
     print(push_run(options.run, options.step, place, private=options.private))
