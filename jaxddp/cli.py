@@ -44,17 +44,11 @@ from collections.abc import Callable, Iterator
 from jaxddp.command_line.terminal import StatusLine, make_usable
 from jaxddp.command_line.words import config_first, format_error
 from jaxddp.config.values import HELP
+from jaxddp.core import process_exit
 from jaxddp.core.errors import HelpPrinted, InputError, JaxddpError, Preempted, choices, on_screen, with_notes
 from jaxddp.core.files import current_directory
 from jaxddp.core.peers import ALONE, joined
 from jaxddp.core.phases import show_on
-from jaxddp.core.process_exit import (
-    INTERRUPTED,
-    StopRequested,
-    exit_at_once,
-    show_stacks_on_signal,
-    stopping_on_signals,
-)
 from jaxddp.core.user_code import describing_errors
 from jaxddp.job.environment import report_work
 from jaxddp.recipe.sources import config_names
@@ -88,11 +82,11 @@ def main(arguments: list[str] | None = None) -> int:
     is_program = arguments is None
     if is_program:
         # Without a handler, the signal would end the process, also a launcher with its job.
-        show_stacks_on_signal()
+        process_exit.show_stacks_on_signal()
         if not is_long:
             # In a job JAX would catch SIGTERM, to which only a training reacts.
             os.environ["JAX_ENABLE_PREEMPTION_SERVICE"] = "false"
-    stops = stopping_on_signals(lambda error: _end(*_stopped(error, words), error), is_program=is_program)
+    stops = process_exit.stopping_on_signals(lambda error: _end(*_stopped(error, words), error), is_program=is_program)
     try:
         try:
             with stops, describing_errors(all_errors=True), report_work(), _status_line():
@@ -103,8 +97,8 @@ def main(arguments: list[str] | None = None) -> int:
         return _end(format_error(error, words), error.exit_code, error, is_program=is_program)
     except KeyboardInterrupt as error:
         return _end(*_stopped(error, words), error, is_program=is_program)
-    if is_program and code == INTERRUPTED:
-        exit_at_once(code)
+    if is_program and code == process_exit.INTERRUPTED:
+        process_exit.exit_at_once(code)
     return code
 
 
@@ -116,9 +110,9 @@ main.__code__ = main.__code__.replace(co_stacksize=1 << 16)
 def _stopped(error: KeyboardInterrupt, arguments: list[str]) -> tuple[str, int]:
     """Return the last line and the exit code after Ctrl-C or another request to stop."""
     consequence = _AFTER_INTERRUPT.get(arguments[0] if arguments else "", "nothing was written")
-    if isinstance(error, StopRequested):
+    if isinstance(error, process_exit.StopRequested):
         return f"asked to stop; {consequence}", Preempted.exit_code
-    return str(error) or f"interrupted; {consequence}", INTERRUPTED
+    return str(error) or f"interrupted; {consequence}", process_exit.INTERRUPTED
 
 
 @contextlib.contextmanager
@@ -146,7 +140,7 @@ def _end(line: str, code: int, error: BaseException, *, is_program: bool = False
     if is_program and joined() is ALONE:
         # Python would wait for its threads: XLA may compile in one, which then crashes, and Orbax prints late errors. A
         # process of a job that is preempted leaves the job at exit.
-        exit_at_once(code)
+        process_exit.exit_at_once(code)
     return code
 
 
