@@ -39,7 +39,7 @@ def with_own_statistics(
     # A program consumes its state, so all arrays are copied. The mean of stacked states is evaluated. A sharded
     # optimizer divides averages of frozen parameters, too.
     step, shared = _copied((state.step, shared))
-    copy = _equal if state.stacked else jnp.copy
+    copy = (lambda leaf: jnp.broadcast_to(leaf.mean(0), leaf.shape)) if state.stacked else jnp.copy
     placed = jax.jit(lambda tree: jax.tree.map(copy, tree), out_shardings=way.shardings(state).params)
     params = placed(own[EVAL_PARAMS])
     probe = TrainState(step, params, start, STILL.init({}), shared)
@@ -97,11 +97,6 @@ def _doubled(tree: Any, after: Any) -> Any:
 @jax.jit
 def _added(tree: Any, other: Any) -> Any:
     return jax.tree.map(lambda one, two: one + two if _is_float(one) else two, tree, other)
-
-
-def _equal(stacked: jax.Array) -> jax.Array:
-    """Return stacked arrays that are all equal to their mean."""
-    return jnp.broadcast_to(stacked.mean(0), stacked.shape)
 
 
 def _solved(arrays: Any, count: jax.Array) -> Any:

@@ -94,8 +94,10 @@ class Sharded(Way):
     def gradients_of(self, specs: Any) -> gradients.Gradients:
         """Return the computation of each device's slices of the averages, for a state with these specs."""
         average, trained = self.gradients.averaging, without_frozen(specs.params, self.gradients.frozen)
-        axes = map(axis_of, jax.tree.leaves(trained, is_leaf=lambda node: isinstance(node, P)))
-        scattering = Scattering(average.buckets, average.dtype, average.ravels, axes=tuple(axes))
+        leaves = jax.tree.leaves(trained, is_leaf=lambda node: isinstance(node, P))
+        # The spec of a divided array ends with its axis; see `sharded_specs`. Other arrays are whole.
+        axes = tuple(len(spec) - 1 if spec else None for spec in leaves)
+        scattering = Scattering(average.buckets, average.dtype, average.ravels, axes=axes)
         return replace(self.gradients, averaging=scattering)
 
 
@@ -104,11 +106,6 @@ def sharded_axis(shape: tuple[int, ...], devices: int) -> int | None:
     if devices == 1 or len(shape) < 2:
         return None
     return next((axis for axis, size in enumerate(shape) if size and size % devices == 0), None)
-
-
-def axis_of(spec: P) -> int | None:
-    """Return the axis that a spec of `sharded_specs` divides; None for an array that is whole."""
-    return len(spec) - 1 if spec else None
 
 
 def sharded_specs(state: TrainState, devices: int, frozen: Layers = NO_LAYERS) -> Any:
