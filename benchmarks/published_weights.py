@@ -97,7 +97,8 @@ FAMILIES: dict[str, tuple[str | None, tuple[str, ...]]] = {
     "mobilenet_v2": ("mobilenet_v2", ("mobilenetv2_100",)),
     **{f"mobilenet_v2_{width}": (None, (f"mobilenetv2_{width}",)) for width in ("050", "140")},
     **{f"mobilenet_v4_conv_{size}": (None, (f"mobilenetv4_conv_{size}",)) for size in ("small", "medium", "large")},
-    **{f"efficientnet_lite{size}": (None, (f"tf_efficientnet_lite{size}",)) for size in range(5)},
+    "efficientnet_lite0": (None, ("efficientnet_lite0",)),
+    **{f"tf_efficientnet_lite{size}": (None, (f"tf_efficientnet_lite{size}",)) for size in range(5)},
     "swin_t": ("swin_t", ("swin_tiny_patch4_window7_224",)),
     "swin_s": ("swin_s", ("swin_small_patch4_window7_224",)),
 }

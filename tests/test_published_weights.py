@@ -147,7 +147,7 @@ def test_published_weights_set_the_network_and_the_images_unless_the_command_doe
 @pytest.mark.parametrize(
     ("network", "words", "begin", "side", "mean"),
     [
-        ("efficientnet_lite0", (), "has the arrays of efficientnet_lite0; the settings are taken ov", 224, 0.5),
+        ("tf_efficientnet_lite0", (), "has the arrays of tf_efficientnet_lite0; the settings are taken ov", 224, 0.5),
         ("resnet18", (), "has the arrays of resnet18, whose published weights differ in data.image_size, ", 224, 0.485),
         ("resnet18", ("--model", "efficientnet_lite0", "--data.image-size", "96"), "", 96, 0.485),
     ],

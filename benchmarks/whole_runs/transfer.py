@@ -1,7 +1,7 @@
 """Measures what pretrained weights give on few images: several ways to fine-tune, and training from scratch.
 
     python benchmarks/whole_runs/transfer.py WEIGHTS DATA --out FILE.json [--images 5000] [--side 96] [--draws 3] \
-        [--epochs 8] [--name efficientnet_lite0] [--last LAYERS] [-- OPTION …]
+        [--epochs 8] [--name tf_efficientnet_lite0] [--last LAYERS] [-- OPTION …]
 
 DATA has class folders in train/ and test/. A draw is a random subset of the training images, with equally many of each
 class. All runs are validated on all images of test/. The linear probe is a logistic regression on the features of the
@@ -114,7 +114,7 @@ def main() -> None:
     parser.add_argument("weights", help="a value of model.weights")
     parser.add_argument("data", type=Path)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--name", default="efficientnet_lite0", help="the network")
+    parser.add_argument("--name", default="tf_efficientnet_lite0", help="the network")
     parser.add_argument("--last", default="stage6.3,stage7,last_conv", help="the layers of the last stage")
     for name, default in (("images", 5000), ("side", 96), ("draws", 3), ("epochs", 8)):
         parser.add_argument(f"--{name}", type=int, default=default)

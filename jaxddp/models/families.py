@@ -101,7 +101,7 @@ class MobileNetSettings:
 @MODELS.add(
     *(f"{tf}efficientnet_b{size}" for tf in ("", "tf_") for size in range(8)),
     *(f"{tf}efficientnet_v2_{size}" for tf in ("", "tf_") for size in "sml"),
-    *(f"efficientnet_lite{size}" for size in range(5)),
+    *(f"{tf}efficientnet_lite{size}" for tf in ("", "tf_") for size in range(5)),
 )
 @dataclass(frozen=True)
 class EfficientNetSettings(MobileNetSettings):

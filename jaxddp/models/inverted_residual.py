@@ -301,8 +301,7 @@ def _efficientnet(width: float, depth: float, *, is_lite: bool = False, **settin
     """
     stages = []
     for number, (*first, features, count) in enumerate(_B0):
-        is_fixed = is_lite and number in (0, len(_B0) - 1)
-        count = count if is_fixed else math.ceil(depth * count)
+        count = count if is_lite and number in (0, len(_B0) - 1) else math.ceil(depth * count)
         stages.append((*first, ops.nearest_multiple(width * features), count, False))
     settings |= _UNIFORM
     if is_lite:
@@ -372,13 +371,15 @@ _V2 = {
 }
 _SCALES = ((1.0, 1.0), (1.0, 1.1), (1.1, 1.2), (1.2, 1.4), (1.4, 1.8), (1.6, 2.2), (1.8, 2.6), (2.0, 3.1))
 # Only the smaller networks of timm have torchvision's epsilon.
-_SMALL: dict[str, Any] = {"namings": (_torchvision, _timm, _efficientnet_pytorch), "epsilon": 1e-5}
+_SMALL: dict[str, Any] = {"namings": (_torchvision, _timm), "epsilon": 1e-5}
+_LITE: dict[str, Any] = {"namings": (_timm,), "epsilon": 1e-5}
 _ALONE: dict[str, Any] = {"namings": (_torchvision,), "epsilon": 1e-3}
 _LARGE: dict[str, Any] = {**_ALONE, "momentum": 0.99}
 ARCHITECTURES = {
     **{f"efficientnet_b{i}": _efficientnet(*s, **(_SMALL if i < 5 else _LARGE)) for i, s in enumerate(_SCALES)},
     **{f"tf_efficientnet_b{i}": _efficientnet(*s, **_TF) for i, s in enumerate(_SCALES)},
-    **{f"efficientnet_lite{i}": _efficientnet(*s, is_lite=True, **_TF) for i, s in enumerate(_SCALES[:5])},
+    **{f"efficientnet_lite{i}": _efficientnet(*s, is_lite=True, **_LITE) for i, s in enumerate(_SCALES[:5])},
+    **{f"tf_efficientnet_lite{i}": _efficientnet(*s, is_lite=True, **_TF) for i, s in enumerate(_SCALES[:5])},
     **{f"efficientnet_v2_{i}": _efficientnet_v2(*rows, **_ALONE) for i, rows in _V2.items()},
     **{f"tf_efficientnet_v2_{i}": _efficientnet_v2(*rows, **_TF | {"namings": (_timm,)}) for i, rows in _V2.items()},
     **{f"mobilenet_v2{name}": _mobilenet_v2(width) for name, width in (("", 1.0), ("_050", 0.5), ("_140", 1.4))},

@@ -169,7 +169,8 @@ def has_library(text: str) -> bool:
 @cache
 def published_weights() -> tuple[PublishedWeights, ...]:
     """Return the list. The default weights of a function come before its other weights."""
-    kinds: dict[str, Any] = {"image_size": int, "resize": int, "mean": _numbers, "std": _numbers, "parameters": float}
+    kinds: dict[str, Any] = {"image_size": int, "resize": int, "parameters": float}
+    kinds |= dict.fromkeys(("mean", "std"), lambda text: tuple(map(float, text.split())))
     kinds["top1"] = lambda text: float(text) if text else None
     with _LIST.open(encoding="utf-8", newline="") as file:
         rows = [{key: kinds.get(key, str)(text) for key, text in row.items()} for row in csv.DictReader(file)]
@@ -209,7 +210,9 @@ def recognized(shapes: Mapping[str, tuple[int, ...]]) -> tuple[PublishedWeights,
     counts = {count, *(count + (IMAGENET - classes) * (features + 1) for classes, features in heads)}
     alike = [one for one in published_weights() if bool(heads) == (one.top1 is not None)]
     found = [one for one in alike if any(abs(number / 1e6 - one.parameters) < _ROUNDING for number in counts)]
-    library = "torchvision/" if any(name.startswith("features.") for name in shapes) else ""
+    # efficientnet_pytorch has TensorFlow's padding.
+    begins = {"features.": "torchvision/", "_conv_stem.": "timm/tf_"}
+    library = next((begins[mark] for mark in begins if any(name.startswith(mark) for name in shapes)), "")
     return tuple(one for one in found if one.name.startswith(library))
 
 
@@ -217,7 +220,3 @@ def _function_of(name: str) -> str:
     """Return the name of the function of weights without their library: "resnet50" for "ResNet50_Weights.X"."""
     function = name.partition(".")[0]
     return function.lower().removesuffix(_SUFFIX) if function.lower().endswith(_SUFFIX) else function
-
-
-def _numbers(text: str) -> tuple[float, ...]:
-    return tuple(map(float, text.split()))

@@ -165,7 +165,7 @@ SECOND += ("timm_mobilenet_v2_050", "timm_mobilenet_v2_140")
 NAMED = (
     *("resnet18", "resnet50", "resnext50_32x4d", "resnet50d", "seresnet50", "vit_ti16", "vit_b16", "convnext_tiny"),
     *("timm_convnext_tiny", "regnet_y_400mf", "efficientnet_b0", "efficientnet_v2_s", "mobilenet_v3_large"),
-    *("efficientnet_lite0", "tf_efficientnet_b0", "timm_efficientnet_b0", "mobilenet_v2", "timm_mobilenet_v2_050"),
+    *("tf_efficientnet_lite0", "tf_efficientnet_b0", "timm_efficientnet_b0", "mobilenet_v2", "timm_mobilenet_v2_050"),
     *("mobilenet_v4_conv_small", "swin_t", "timm_swin_t"),
 )
 """One network for each kind of block and each naming; the others differ only in sizes."""
@@ -242,14 +242,13 @@ ESSENTIAL = [
 """The smallest network of each kind."""
 # Larger networks, or slow to compile; `test_arrays_have_the_published_names_and_shapes` has their names.
 LARGE = [("vit_b16", "224x224", "float64"), ("swin_t", "97x131", "float64"), ("resnet18", "97x131", "float32")]
-LARGE += [("small_resnetrs", "97x131", "float64")]
-LARGE += [("efficientnet_lite0", "97x131", "float32")]
+LARGE += [("small_resnetrs", "97x131", "float64"), ("tf_efficientnet_lite0", "97x131", "float32")]
 LARGE += [
     (name, "97x131", "float64")
     for name in (
         *("resnet50", "resnext50_32x4d", "resnet50d", "seresnet50", "convnext_tiny"),
         *("regnet_y_400mf", "efficientnet_b0", "efficientnet_v2_s", "mobilenet_v3_large", "timm_convnext_tiny"),
-        *("efficientnet_lite0", "tf_efficientnet_b0", "mobilenet_v2", "mobilenet_v4_conv_small"),
+        *("tf_efficientnet_lite0", "tf_efficientnet_b0", "mobilenet_v2", "mobilenet_v4_conv_small"),
     )
 ]
 OTHERS = [(name, size, "float64") for name in golden() for size in golden()[name]["logits"]]

@@ -51,7 +51,8 @@ NETWORKS = {
         for size in ("400mf", "800mf", "1_6gf", "3_2gf", "8gf", "16gf", "32gf")
     },
     **{name: ("torchvision", name, (ODD,)) for name in ("efficientnet_b0", "efficientnet_v2_s", "mobilenet_v3_large")},
-    **{f"efficientnet_lite{size}": ("timm", f"tf_efficientnet_lite{size}", (ODD,)) for size in range(5)},
+    **{f"tf_efficientnet_lite{size}": ("timm", f"tf_efficientnet_lite{size}", (ODD,)) for size in range(5)},
+    "efficientnet_lite0": ("timm", "efficientnet_lite0", (ODD,)),
     **{name: ("torchvision", name, ()) for name in ("efficientnet_b2", "efficientnet_b7", "efficientnet_v2_l")},
     **{f"tf_{name}": ("timm", f"tf_{name}", ()) for name in ("efficientnet_b5", "efficientnet_b6")},
     "mobilenet_v2": ("torchvision", "mobilenet_v2", (ODD,)),
