@@ -18,7 +18,7 @@ from jax.sharding import AxisType, Mesh
 
 from jaxddp.core.errors import InputError, Key, Words, counted
 from jaxddp.core.peers import ALONE, Peers
-from jaxddp.core.tpu import readable_tpu_errors
+from jaxddp.core.tpu import readable_start_errors
 
 AXIS = "data"
 """The axis of the mesh over whose devices gradients are averaged in each step."""
@@ -56,7 +56,7 @@ class Topology:
         Raises:
             InputError: `devices` has another type, no devices, more devices than exist, a device twice, or unequal
                 numbers of devices for the processes; or some devices belong to other processes, and `peers` has
-                only this process; or JAX does not start on this machine's TPU, or numbers the processes otherwise.
+                only this process; or JAX does not start on this machine's devices, or numbers the processes otherwise.
             Unreachable: JAX does not start on the TPU, because another host does not answer.
         """
         if devices is None or (isinstance(devices, numbers.Integral) and not isinstance(devices, bool)):
@@ -173,7 +173,7 @@ def check_divisible(batch_size: Key, parts: int, *owners: Words) -> None:
 
 def _first(count: int | None, peers: Peers) -> list[Device]:
     """Return the first devices of each process, `count` in total."""
-    with readable_tpu_errors():
+    with readable_start_errors():
         available, processes = jax.devices(), jax.process_count()
     # A process may use some of its own devices alone, so the numbers are not compared for devices that are given.
     if available[0].platform == "tpu":

@@ -146,8 +146,7 @@ def average_precision(scores: np.ndarray, members: np.ndarray) -> float:
     hits = np.cumsum(members[order])
     # The last index of each group of equal scores.
     ends = np.flatnonzero(np.append(np.diff(scores[order]) != 0, True))
-    precision = hits[ends] / (ends + 1)
-    return float((precision * np.diff(hits[ends], prepend=0)).sum() / hits[-1])
+    return float((hits[ends] / (ends + 1) * np.diff(hits[ends], prepend=0)).sum() / hits[-1])
 
 
 @dataclass(frozen=True)

@@ -44,8 +44,7 @@ class NNXCNN(nnx.Module):
         self.head = nnx.Linear(4, 5, rngs=rngs)
 
     def __call__(self, images):
-        x = self.dropout(nnx.relu(self.norm(self.conv(images))))
-        return self.head(x.mean((1, 2)))
+        return self.head(self.dropout(nnx.relu(self.norm(self.conv(images)))).mean((1, 2)))
 
 
 def function_init(key, example):

@@ -85,8 +85,7 @@ def averaged(devices: int, averaging: Averaging):
     topology = Topology.create(devices)
 
     def local(grads, others):
-        shard = jax.tree.map(lambda leaf: leaf[0], (grads, others))
-        return averaging.average(*shard, order=ORDER)
+        return averaging.average(*jax.tree.map(lambda leaf: leaf[0], (grads, others)), order=ORDER)
 
     average = jax.jit(jax.shard_map(local, mesh=topology.mesh, in_specs=P(AXIS), out_specs=P()))
     placed = topology.place((grads, others))

@@ -90,8 +90,7 @@ def built(kind, config: Config) -> typing.Any:
     if kind is registry.OPTIMIZERS:
         config = config.replace(optimizer={"schedule": "constant"})
         optimizer, params = make_optimizer(config, lambda step: 0.5), {"kernel": jnp.ones((2, 3)), "bias": jnp.ones(3)}
-        state = jax.eval_shape(optimizer.init, params)
-        return str(jax.make_jaxpr(optimizer.update)(params, state, params))
+        return str(jax.make_jaxpr(optimizer.update)(params, jax.eval_shape(optimizer.init, params), params))
     if kind is registry.LOSSES:
         loss = registry.LOSSES.get(config.loss.name)(config)
         return str(jax.make_jaxpr(loss)(jnp.ones((2, 3)), jnp.full((2, 3), 1 / 3)))

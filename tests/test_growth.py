@@ -161,8 +161,7 @@ def setup_of(*, devices: int = 2, net=None, table=TABLE, cache: str = "none", **
 def run(setup, *, log: str = "1 step", every: str = "1000 steps", **more):
     recorder = Recorder()
     changes = {"log": {"every": log}, "eval": {"every": every}, "checkpoint": {"every": "1000 steps"}}
-    state = runs.train(setup, changes, val=VAL, listeners=[recorder], **more)
-    return jax.device_get(state), recorder
+    return jax.device_get(runs.train(setup, changes, val=VAL, listeners=[recorder], **more)), recorder
 
 
 def copy_of(setup):

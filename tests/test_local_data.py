@@ -217,8 +217,7 @@ def trained(devices: int, *, padded: bool, accumulate: int = 1) -> Any:
     setup = setup_with(order if padded else Unpadded.of(order), devices, accumulate)
     assert [len(batch.mask) for batch in setup.batches(0, 2)] == [12 if padded else 8] * 2
     every = {"log": {"every": "12 steps"}, "eval": {"every": "0 steps"}}
-    state = train(setup, {"train": {"duration": "12 steps"}, **every})
-    return jax.device_get(state.params)
+    return jax.device_get(train(setup, {"train": {"duration": "12 steps"}, **every}).params)
 
 
 @pytest.mark.parametrize(("devices", "accumulate"), [(4, 1), pytest.param(2, 2, marks=pytest.mark.ci)])

@@ -44,8 +44,7 @@ def setup_of(devices: int = 4, optimizer=None, net=None, table=TABLE) -> RunSetu
 
 def run(setup, plan, **settings):
     recorder = Recorder()
-    state = train(setup, plan, val=VAL, listeners=[recorder], **settings)
-    return jax.device_get(state), recorder
+    return jax.device_get(train(setup, plan, val=VAL, listeners=[recorder], **settings)), recorder
 
 
 @functools.cache

@@ -40,8 +40,7 @@ def make_setup(devices: int = 4, parts: tuple[Part, ...] = (), net=None, **optio
 
 def run_training(setup, **options):
     records = Recorder()
-    state = train(setup, CHANGES, val=VAL, listeners=[records], **options)
-    return jax.device_get(state), records
+    return jax.device_get(train(setup, CHANGES, val=VAL, listeners=[records], **options)), records
 
 
 AVERAGE_AND_NORM = (ParameterAverage(0.9), GradientNorm())

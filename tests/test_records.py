@@ -62,8 +62,7 @@ def table(tmp_path: Path) -> ExampleTable:
     offset = np.array([[start for start, _ in records_of(file)] for file in files]).T.ravel()
     names = np.array([str(row).encode() for row in range(NUM_EXAMPLES)])
     label = (np.arange(NUM_EXAMPLES) % 3).astype(np.int32)
-    names_of_classes = ("a", "b", "c")
-    return ExampleTable(RecordFiles(LocalFiles(tmp_path)), names, path, label, names_of_classes, offset=offset)
+    return ExampleTable(RecordFiles(LocalFiles(tmp_path)), names, path, label, ("a", "b", "c"), offset=offset)
 
 
 def batches_of(table: ExampleTable) -> list:

@@ -94,8 +94,7 @@ def run(cache: str, plan: dict, *, net=LINEAR, optimizer=None, devices: int = 4,
     data = DataConfig(augment=AugmentConfig(pad=1), cache=cache)
     optimizer, recorder = optimizer or sgd(0.05, momentum=0.9), Recorder()
     setup = setup_of(net, optimizer, TABLE, devices=devices, data=data, seed=5, share=share)
-    state = train(setup, plan, val=VAL, listeners=[recorder], **options)
-    return jax.device_get(state), recorder
+    return jax.device_get(train(setup, plan, val=VAL, listeners=[recorder], **options)), recorder
 
 
 SYNC = SmallNet(batch_norm=True, sync="data")

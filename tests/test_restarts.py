@@ -161,8 +161,7 @@ def test_launchers_meet_only_if_necessary(tmp_path):
 
 def counts(nodes: str, processes: int = 1, gpus: int = 0, **changes: dict) -> list[int]:
     config = Config().replace(**({"train": {"batch_size": 24}, "eval": {"batch_size": 48}} | changes))
-    options = Launch(nodes=nodes, nr=0, coordinator="127.0.0.1:1")
-    return valid_machine_counts(config, options, processes, gpus)
+    return valid_machine_counts(config, Launch(nodes=nodes, nr=0, coordinator="127.0.0.1:1"), processes, gpus)
 
 
 def test_a_valid_number_of_machines_divides_the_batches(capfd, monkeypatch):

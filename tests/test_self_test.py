@@ -38,8 +38,7 @@ AVERAGE = Averaging.average
 def run_of(model, devices: int = 4, changes=ALWAYS, **settings):
     # Programs are cached, so the self-test of a correct step would be reused for a faulty step.
     settings = {"batch_size": 16, "table": TABLE, "share": False, "data": NO_AUGMENTATION, **settings}
-    setup = runs.setup_of(model, sgd(0.1), devices=devices, **settings)
-    return make_run(runs.changed(setup, changes))
+    return make_run(runs.changed(runs.setup_of(model, sgd(0.1), devices=devices, **settings), changes))
 
 
 def run_self_test(model, devices: int = 4, changes=ALWAYS, **settings) -> SelfTest:

@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import jax
 import pytest
@@ -113,6 +114,17 @@ def test_another_error_of_libtpu_is_one_line(reason, kind, monkeypatch):
         f"JAX does not start on the TPU ({reason.rstrip('.')}): this machine has 0 TPU chips; set JAX_PLATFORMS=cpu to "
         "compute without TPUs"
     )
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [("", "not installed"), ("Unable to initialize backend 'cuda': No GPU. (set JAX_PLATFORMS='' to …)", "No GPU")],
+)
+def test_a_platform_on_which_jax_does_not_start_is_one_line(text, reason, monkeypatch):
+    monkeypatch.setenv("JAX_PLATFORMS", "cuda")
+    monkeypatch.setattr(jax, "devices", Mock(side_effect=RuntimeError(text) if text else AssertionError))
+    advice = "install the extra of jaxddp for your devices, such as cuda12, or set JAX_PLATFORMS=cpu"
+    assert error_line(Topology.create) == f"JAX does not start on cuda ({reason}); {advice}"
 
 
 class Chip:

@@ -23,8 +23,7 @@ TABLE = random_table(50)
 
 def table_of(labels) -> ArrayTable:
     """Return a table of images whose pixels have the number of their row as value."""
-    images = np.arange(len(labels), dtype=np.uint16).reshape(-1, 1, 1, 1)
-    return ArrayTable(images, np.array(labels), NAMES)
+    return ArrayTable(np.arange(len(labels), dtype=np.uint16).reshape(-1, 1, 1, 1), np.array(labels), NAMES)
 
 
 @given(st.lists(st.integers(-1, 4), min_size=5, max_size=60), SEEDS, st.data())

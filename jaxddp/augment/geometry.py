@@ -67,8 +67,7 @@ def padded_crop(key: jax.Array, image: jax.Array, settings: AugmentConfig) -> ja
     pad, mode = settings.pad, "reflect" if settings.border == "reflect" else "constant"
     check_side("pad", pad, image)
     top, left = jax.random.randint(key, (2,), 0, 2 * pad + 1)
-    padded = jnp.pad(image, ((pad, pad), (pad, pad), (0, 0)), mode)
-    return jax.lax.dynamic_slice(padded, (top, left, 0), image.shape)
+    return jax.lax.dynamic_slice(jnp.pad(image, ((pad, pad), (pad, pad), (0, 0)), mode), (top, left, 0), image.shape)
 
 
 def area_crop(key: jax.Array, image: jax.Array) -> jax.Array:

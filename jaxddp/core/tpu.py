@@ -58,7 +58,7 @@ def _text(file: Path) -> str:
 
 LOCK_FILE = Path("/tmp/libtpu_lockfile")
 """The file that libtpu locks with `lockf`."""
-_NOT_STARTED = "Unable to initialize backend 'tpu'"
+_NOT_STARTED = "Unable to initialize backend"
 _IN_USE = ("already in use", "multi-process lockfile", "resource busy")
 _TRY_AGAIN = ("UNAVAILABLE", "DEADLINE_EXCEEDED")
 _ADVICE = "set JAX_PLATFORMS=cpu to compute without TPUs"
@@ -66,19 +66,25 @@ _LONGEST_REASON = 300
 
 
 @contextlib.contextmanager
-def readable_tpu_errors() -> Iterator[None]:
-    """Replace the error with which JAX does not start on this machine's TPU by an error of one line.
+def readable_start_errors() -> Iterator[None]:
+    """Replace the error with which JAX does not start on this machine's devices by an error of one line.
 
     Raises:
-        InputError: another process uses the chips, or libtpu does not start for another reason.
+        InputError: another process uses the chips, libtpu does not start for another reason, or JAX has no other
+            platform of JAX_PLATFORMS.
         Unreachable: another host of the slice does not answer.
     """
     try:
         yield
-    except RuntimeError as error:
-        if not str(error).startswith(_NOT_STARTED):
-            raise
+    except (RuntimeError, AssertionError) as error:
         reason = _reason_of(str(error))
+        if not str(error).startswith(f"{_NOT_STARTED} 'tpu'"):
+            # If no platform that is set is installed, JAX raises an AssertionError without text.
+            if str(error) and not str(error).startswith(_NOT_STARTED):
+                raise
+            platforms = os.environ.get("JAX_PLATFORMS") or "the platforms that are set"
+            advice = "install the extra of jaxddp for your devices, such as cuda12, or set JAX_PLATFORMS=cpu"
+            raise InputError(f"JAX does not start on {platforms} ({reason or 'not installed'}); {advice}") from error
         if any(words in str(error) for words in _IN_USE):
             raise _in_use(reason) from error
         kind = Unreachable if reason.startswith(_TRY_AGAIN) else InputError
@@ -87,8 +93,8 @@ def readable_tpu_errors() -> Iterator[None]:
 
 
 def _reason_of(text: str) -> str:
-    """Return libtpu's reason in an error of JAX, without JAX's words around it, and shortened."""
-    reason = text.removeprefix(f"{_NOT_STARTED}: ").partition("\n")[0]
+    """Return the platform's reason in an error of JAX, without JAX's words around it, and shortened."""
+    reason = text.partition(": ")[2].partition("\n")[0]
     return reason.partition(" (set JAX_PLATFORMS")[0].partition(" (you may need")[0].rstrip(" .")[:_LONGEST_REASON]
 
 

@@ -374,8 +374,7 @@ def export_weights_of(place: Path | TrainedRun, which: str, out: Path, library: 
 
 def arrays_of(network: TrainedRun) -> dict[str, np.ndarray]:
     """Return the arrays of a network by path, such as "params/conv1/kernel"."""
-    arrays = by_path(network.state.params, network.state.model_state)
-    return {path: np.asarray(leaf) for path, leaf in arrays.items()}
+    return {path: np.asarray(x) for path, x in by_path(network.state.params, network.state.model_state).items()}
 
 
 def write_weights(

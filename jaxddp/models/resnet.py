@@ -185,8 +185,7 @@ def halve(images: jax.Array) -> jax.Array:
     if height % 2 or width % 2:
         images = jnp.pad(images, ((0, 0), (0, height % 2), (0, width % 2), (0, 0)), mode="edge")
     squares = images.reshape(batch, (height + 1) // 2, 2, (width + 1) // 2, 2, channels)
-    wide = jnp.promote_types(images.dtype, jnp.float32)
-    return squares.mean((2, 4), dtype=wide).astype(images.dtype)
+    return squares.mean((2, 4), dtype=jnp.promote_types(images.dtype, jnp.float32)).astype(images.dtype)
 
 
 BASIC = (Convolution(3, strided=True), Convolution(3))

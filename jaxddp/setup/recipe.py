@@ -123,8 +123,7 @@ class Recipe:
         if not fields.keys() & {"config", "topology"}:
             return changed
         layout = Layout.of(changed.config, changed.topology, self.layout.training_data)
-        feed = self.feed.divided(layout.way.counts, layout.division)
-        return dataclasses.replace(changed, layout=layout, feed=feed)
+        return dataclasses.replace(changed, layout=layout, feed=self.feed.divided(layout.way.counts, layout.division))
 
     def early_stopping(self, *, has_further_metrics: bool = False) -> EarlyStopping:
         """Return the rule that selects the best validation and ends the run: `checkpoint.best`, `train.stop_after`.
