@@ -85,8 +85,7 @@ def random_weights(seed=0):
 def loss_and_gradients(model, params, state, images, labels, train, key=None):
     def loss(params):
         logits, updated = model.apply(params, state, images, train=train, key=key)
-        log_likelihoods = jnp.take_along_axis(jax.nn.log_softmax(logits), labels[:, None], axis=1)
-        return -jnp.mean(log_likelihoods), (logits, updated)
+        return -jnp.mean(jnp.take_along_axis(jax.nn.log_softmax(logits), labels[:, None], axis=1)), (logits, updated)
 
     return jax.value_and_grad(loss, has_aux=True)(params)
 
@@ -361,6 +360,8 @@ def test_adapting_keeps_the_nnx_structure_and_the_users_module_unchanged():
     params, state = model.init(jax.random.key(9), images)
     assert list(params) == ["layers"] and list(params["layers"]) == ["0", "1"]
     np.testing.assert_array_equal(state["offset"], jnp.arange(3.0))
+    nnx.update(other := NNXNested(nnx.Rngs(1)), nnx.restore_int_paths(params))  # As docs/extending.md says.
+    np.testing.assert_array_equal(other(images), expected)
     logits, _ = model.apply(params, state, images, train=True, key=None)
     np.testing.assert_allclose(logits, expected, rtol=1e-6)
 
