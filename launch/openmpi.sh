@@ -26,5 +26,12 @@ for name in JAXDDP_JOB_KEY JAX_COORDINATOR_ADDRESS PATH LD_LIBRARY_PATH JAX_PLAT
   JAXDDP_CACHE JAXDDP_DATASETS; do
   [[ -n "${!name:-}" ]] && options+=(-x "$name")
 done
+# mpirun kills the ranks one second after Ctrl-C or SIGTERM, before they have saved. So this script sends it SIGUSR2
+# instead, which it forwards, and the shell of each rank sends SIGTERM to jaxddp. A second Ctrl-C ends mpirun.
+await='until wait $!; do code=$?; kill -0 $! 2>/dev/null || exit $code; done'
+rank="trap '' USR2; \"\$@\" & trap 'kill \$!' USR2; $await"
+set -m # Only this script receives the terminal's Ctrl-C.
 # A failed rank ends the job with the rank's exit code.
-exec mpirun "${options[@]}" jaxddp train "$@"
+mpirun "${options[@]}" bash -c "$rank" rank jaxddp train "$@" </dev/null &
+trap 'kill -USR2 $!; trap "kill $!" INT' INT TERM
+eval "$await"

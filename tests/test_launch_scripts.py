@@ -51,9 +51,8 @@ def test_the_local_script_starts_the_launcher_and_returns_its_exit_code(fake_pro
 
 def test_the_ssh_script_starts_every_host_and_returns_the_first_failure(fake_program):
     arguments_file = fake_program("ssh", '[[ "$*" == *"--nr 1"* ]] && exit 5\nexit 0')
-    assert (
-        script("ssh.sh", "digits", "--train.duration", "2 epochs", HOSTS="h0 h1 h2", PORT="77", LAUNCH="--gpus 4") == 5
-    )
+    options = {"HOSTS": "h0 h1 h2", "PORT": "77", "LAUNCH": "--gpus 4"}
+    assert script("ssh.sh", "digits", "--train.duration", "2 epochs", **options) == 5
     commands = sorted(line for line in arguments_file.read_text().splitlines() if line.startswith("cd "))
     job = (
         "exec jaxddp launch --nodes 3 --nr {} --coordinator h0:77 --gpus 4 -- train digits --train.duration 2\\ epochs"
@@ -76,6 +75,11 @@ def test_the_openmpi_script_starts_mpirun_and_returns_its_exit_code(fake_program
     text = arguments_file.read_text().split()
     assert text[-3:] == ["jaxddp", "train", "digits"] and "--bind-to" in text and {*address} < {*text}
     assert text[text.index("-np") + 1] == "2" and text[text.index("--host") + 1] == "a:1,b:1"
+    # After SIGTERM, each rank has time to save. The fake rank sends it to the script, the parent of its shell.
+    fake_program("mpirun", 'while [[ $1 != bash ]]; do shift; done; exec "$@"')
+    rank = "trap 'exit 75' TERM; read -ra shell </proc/$PPID/stat; kill ${shell[3]}; while :; do sleep 0.1; done"
+    fake_program("jaxddp", rank)
+    assert script("openmpi.sh", "digits") == 75
 
 
 @pytest.mark.parametrize(
@@ -163,14 +167,8 @@ def test_the_tpu_script_creates_a_slice_again_that_google_took_back(before, fake
         assert calls[len(before)].strip() == "queued-resources delete first --zone=us-west4-a --force --quiet"
 
 
-@pytest.mark.parametrize(
-    ("states", "wait"),
-    [
-        # A new request that fails would fail again.
-        (["FAILED", "FAILED"], "60"),
-        (["SUSPENDING"] * 9, "0"),
-    ],
-)
+# A new request that fails would fail again.
+@pytest.mark.parametrize(("states", "wait"), [(["FAILED", "FAILED"], "60"), (["SUSPENDING"] * 9, "0")])
 def test_the_tpu_script_does_not_wait_for_a_slice_that_does_not_come(states, wait, fake_program, tmp_path):
     (tmp_path / "states").write_text("\n".join([*states, ""]))
     arguments_file = fake_program("gcloud", GCLOUD.format(states=tmp_path / "states"))

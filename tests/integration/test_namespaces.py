@@ -27,7 +27,7 @@ def ip(*words: str) -> None:
 
 @pytest.fixture
 def hosts(require) -> Iterator[list[str]]:
-    """The names of two namespaces, each with an /etc/hosts as on Debian: a machine's name is a loopback address."""
+    """The names of two namespaces, each with an /etc/hosts as on Debian: the machine's name is a loopback address."""
     require("ip", package="iproute2", root=True)
     folders = [Path("/etc/netns") / host for host in HOSTS]
     try:
