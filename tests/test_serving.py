@@ -148,6 +148,9 @@ def test_a_precision_that_cannot_be_exported_is_an_error(run, workdir, tmp_path,
     for name, fault in (("a.savedmodel", "'int8': expected 'float32'"), ("a.onnx", "has other classes than the data")):
         with pytest.raises(InputError, match=fault):
             export_program(other, tmp_path / name, precision="int8")
+    moved = [*words[:3], f"{tmp_path}/a.onnx", "--data", "x", "--precision", "float16"]
+    assert "--data x: is read for --precision and --average only; leave it out" in fails(moved[:-2], capfd)
+    assert "/x: no such directory or file; check --data" in fails(moved, capfd)
     monkeypatch.setitem(sys.modules, "tensorflow", None)
     assert fails([*words[:3], f"{tmp_path}/a.tflite"], capfd).endswith("install 'jaxddp[tensorflow]'")
 
@@ -223,8 +226,7 @@ def test_the_server_of_the_docs_classifies_images_and_rejects_invalid_requests(f
     (tmp_path / "server.py").write_text(page_block("docs/serving.md", "ThreadingHTTPServer"))
     words = [sys.executable, "server.py", str(files["stablehlo"]), "0"]
     server = subprocess.Popen(words, cwd=tmp_path, stdout=-1, stderr=-1, text=True)
-    killer = threading.Timer(120, server.kill)
-    killer.start()
+    (killer := threading.Timer(120, server.kill)).start()
     try:
         assert server.stdout is not None
         port = server.stdout.readline().split()[-1]
@@ -236,8 +238,7 @@ def test_the_server_of_the_docs_classifies_images_and_rejects_invalid_requests(f
             # Pillow's and TensorFlow's resized pixels differ by a level of 255 at most.
             assert answer["classes"][0]["probability"] == pytest.approx(shares.max(), abs=0.02)
             assert answer["classes"][0]["class"] == name or np.sort(shares)[-1] - np.sort(shares)[-2] < 0.02
-        assert post(port, b"no image")[0] == 400
-        assert post(port, b"")[0] == 411
+        assert [post(port, body)[0] for body in (b"no image", b"")] == [400, 411]
         for header, status in {
             "Content-Length: 5": 400,
             f"Content-Length: {'9' * 5000}": 413,

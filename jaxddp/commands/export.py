@@ -1,8 +1,8 @@
 """`jaxddp export RUN|WEIGHTS --out FILE`: write a network's weights or its program, or a folder to publish."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 
@@ -42,6 +42,8 @@ class Export(_ExportOptions, OfRun):
     """With --average: further runs of the same network and classes. A sweep of folds or seeds stands for its runs."""
     average: bool = False
     """Average the parameters of all runs, and compute the batch statistics from the training images of the first."""
+    data_path: Annotated[str | None, tyro.conf.arg(name="data.path", aliases=["--data"])] = None
+    """For --precision and --average: other data, or the new place of the run's data."""
 
 
 def run(arguments: list[str]) -> None:
@@ -52,6 +54,9 @@ def run(arguments: list[str]) -> None:
         raise InputError(f"--precision {options.precision}: needs --format onnx or tflite; leave it out")
     if options.names is not None and form != "safetensors":
         raise InputError(f"--names {options.names}: needs --format safetensors; leave it out")
+    data_path = getattr(options, "data_path", None)
+    if data_path is not None and not options.average and options.precision == "float32":
+        raise InputError(f"--data {data_path}: is read for --precision and --average only; leave it out")
     with doing(IMPORTING):
         from jaxddp.engine.compilation import keep_compiled_programs
         from jaxddp.inference import exports, published
@@ -60,6 +65,7 @@ def run(arguments: list[str]) -> None:
 
     keep_compiled_programs()  # The import of jax2onnx alone compiles 70 programs.
     step, network = getattr(options, "step", ""), None
+    changes: Any = {} if data_path is None else {"data": {"path": data_path, "name": None}}
     # On a CPU, onnxruntime and TFLite support few operations in bfloat16.
     precision = None if form in ("stablehlo", "hub") else "float32"
     if isinstance(place, Path):
@@ -68,7 +74,7 @@ def run(arguments: list[str]) -> None:
             given = words[0] if words else counted(len(others) + 1, "run")
             raise InputError(f"export: {given}", advice="give one run, or --average and several runs")
         if others:
-            network = exports.averaged([place, *others], step, precision)
+            network = exports.averaged([place, *others], step, precision, **changes)
     if isinstance(place, Path) and form == "hub":
         print(published.write_folder(place, step, options.out, network))
         return
@@ -83,5 +89,6 @@ def run(arguments: list[str]) -> None:
         print(exports.export_weights_of(network, step, options.out, options.names))
         return
     with doing(f"making the program {options.out}"):
+        network = replace(network, config=network.config.replace(**changes))
         summary = exports.export_program(network, options.out, form, options.precision)
     print(summary)

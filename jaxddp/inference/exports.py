@@ -327,15 +327,16 @@ def weights_of_run(directory: Path, which: str) -> tuple[int, Model, dict[str, n
     return step, recipe.model_of(file.config, 2, user_objects.objects_of_hooks(file.hooks)), arrays  # for any classes
 
 
-def averaged(directories: Sequence[Path], which: str, precision: tree.Precision | None = None) -> TrainedRun:
+def averaged(runs: Sequence[Path], which: str, precision: tree.Precision | None = None, **changes: Any) -> TrainedRun:
     """Return the network with the mean of the parameters of several runs, a model soup (arXiv:2203.05482).
 
-    Its batch statistics are those of the training batches of the first run. Frozen layers keep theirs.
+    Its batch statistics are those of the training batches of the first run, with some `changes` of its config, such as
+    the place of the data. Frozen layers keep theirs.
 
     Raises: InputError if a run or the data cannot be read, or the networks or the classes differ.
     """
-    topology, config = Topology.create(1), recipe_of_run(directories[0]).config
-    members = [restore_run(directory, which, topology, precision=precision) for directory in directories]
+    topology, config = Topology.create(1), recipe_of_run(runs[0]).config.replace(**changes)
+    members = [restore_run(directory, which, topology, precision=precision) for directory in runs]
     soup, shape = Ensemble.of(members), members[0].signature.image_shape
     states = [fitted(soup.model, member.state, shape, member.directory) for member in members]
     trees = ((state.params, state.model_state) for state in states)
