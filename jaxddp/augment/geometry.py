@@ -115,8 +115,7 @@ def erase(key: jax.Array, image: jax.Array, settings: AugmentConfig) -> jax.Arra
     height, width, _ = image.shape
     hit_key, box_key, fill_key = jax.random.split(key, 3)
     is_erased = jax.random.bernoulli(hit_key, jnp.float32(settings.erase))
-    is_noise = settings.erase_fill == "noise"
-    fill = jax.random.normal(fill_key, image.shape, image.dtype) if is_noise else 0
+    fill = jax.random.normal(fill_key, image.shape, image.dtype) if settings.erase_fill == "noise" else 0
     box = erasing_box(box_key, height, width, settings.erase_area)
     return jnp.where(is_erased & box.mask(height, width)[..., None], fill, image)
 

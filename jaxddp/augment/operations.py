@@ -139,8 +139,7 @@ def _equalize_table(histogram: jax.Array) -> jax.Array:
     """Return the lookup table of equalize, int32[256]: a value becomes the number of darker pixels, scaled to 255."""
     _, high = _value_range(histogram)
     step = (histogram.sum() - histogram[high]) // 255
-    below = jnp.cumsum(histogram) - histogram
-    spread = (step // 2 + below) // jnp.maximum(step, 1)
+    spread = (step // 2 + jnp.cumsum(histogram) - histogram) // jnp.maximum(step, 1)
     return jnp.where(step > 0, jnp.minimum(spread, 255), jnp.arange(256))
 
 

@@ -118,8 +118,7 @@ def run(arguments: list[str]) -> None:
     with doing("looking for the images"):
         recipe = recipe_of_run(places[0]) if isinstance(places[0], Path) else places[0]
         table = open_inputs(images, recipe.config.data)
-    step = getattr(options, "step", "")
-    members = [trained_network(each, step, topology, table) for each in places]
+    members = [trained_network(each, getattr(options, "step", ""), topology, table) for each in places]
     if (views := getattr(options, "eval_views", None)) is not None:
         members = [replace(each, config=each.config.replace(eval={"views": views})) for each in members]
     trained = Ensemble.of(members, options.weights)

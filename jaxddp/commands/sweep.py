@@ -157,8 +157,7 @@ def _trials(template: Template, folder: Path) -> list[Trial]:
             one, other, spaces = twin.values, trial.values, template.spaces
             # A word that is given twice differs from its twin in no key.
             key = max(other, key=lambda key: (one[key] != other[key], spaces[key].words.count(other[key])))
-            words = f"{one[key]} and {other[key]}"
-            raise InputError(Key(key), f": {words} are the same value; give each value once")
+            raise InputError(Key(key), f": {one[key]} and {other[key]} are the same value; give each value once")
     return [*trials.values()]
 
 

@@ -316,8 +316,7 @@ class RepeatedOrder(SampleOrder):
 
     def epochs(self, step: int) -> np.ndarray:
         """Return the number of earlier appearances of each row of `rows(step)`, int64[batch_size]."""
-        copies = np.arange(self.repeats, dtype=np.int64)[:, None]
-        return (self.repeats * self.base.epochs(step) + copies).reshape(-1)
+        return (self.repeats * self.base.epochs(step) + np.arange(self.repeats, dtype=np.int64)[:, None]).reshape(-1)
 
 
 def check_repeats(repeats: int, batch_size: int) -> None:
@@ -417,8 +416,7 @@ class HostOrder(SampleOrder):
 
     def _bounds(self, step: int) -> tuple[int, int]:
         """Return the places, in the stream of this process, of the first example of a batch and of the next batch."""
-        starts = np.array([step, step + 1]) * self.united.batch_size
-        epochs, places = np.divmod(starts, self.united.num_examples)
+        epochs, places = np.divmod(np.array([step, step + 1]) * self.united.batch_size, self.united.num_examples)
         own = places_of_host(self.united.lengths, self.host)
         first, end = epochs * self.num_examples + np.searchsorted(own, places)
         return int(first), int(end)

@@ -159,8 +159,7 @@ def random_batches(labels: LabelKind) -> Iterator[tuple[np.ndarray, np.ndarray]]
             yield logits, part.astype(np.int32)
             continue
         one_hot, more = np.arange(classes) == part[:, None], rng.random(logits.shape) < 0.2
-        rows_of_labels = (one_hot | more).astype(np.float32)
-        yield logits, float_labels(rows_of_labels, labels.form)
+        yield logits, float_labels((one_hot | more).astype(np.float32), labels.form)
 
 
 def _form(loss: Loss, name: str, labels: LabelKind, accepted: str) -> tuple[LossForm, Any]:
@@ -321,8 +320,7 @@ class Objective:
                 (`Model.apply`) are derived.
         """
         images, mixing = self.preprocess(batch, train=train, key=image_key)
-        views = [(batch, image_key)]
-        logits, model_state = self.logits(params, model_state, images, views, train=train, key=key)
+        logits, model_state = self.logits(params, model_state, images, [(batch, image_key)], train=train, key=key)
         sums = self.sums(self.columns(logits, batch, mixing), batch)
         if train:
             return sums, model_state

@@ -57,8 +57,7 @@ class Replicas:
                 continue
             by_array = np.asarray(checksums(mesh, spec, of_each=True)(arrays).addressable_data(0))[rows]
             paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(arrays)]
-            differing = np.flatnonzero((by_array != by_array[:1]).any(axis=0))
-            names = [path_of(paths[index]) for index in differing]
+            names = [path_of(paths[index]) for index in np.flatnonzero((by_array != by_array[:1]).any(axis=0))]
             raise ReplicaError(
                 f"step {step}: the devices no longer hold the same state: {_devices(totals.tolist(), devices)}, "
                 f"{_arrays(names, len(paths))}. This state is not saved: run the same command again to continue from "

@@ -124,8 +124,7 @@ class SelfTest:
         count = max(EXAMPLES_PER_DEVICE, self._shares // devices)
 
         def first(column: jax.Array) -> jax.Array:
-            of_devices = column.reshape(devices, -1, *column.shape[1:])[:, :count]
-            return of_devices.reshape(-1, *column.shape[1:])
+            return column.reshape(devices, -1, *column.shape[1:])[:, :count].reshape(-1, *column.shape[1:])
 
         def mask_devices(few: Batch) -> Batch:
             is_unmasked = np.isin(np.arange(devices), self._unmasked_devices).repeat(len(few.mask) // devices)

@@ -41,8 +41,7 @@ def with_own_statistics(
     step, shared = _copied((state.step, shared))
     copy = (lambda leaf: jnp.broadcast_to(leaf.mean(0), leaf.shape)) if state.stacked else jnp.copy
     placed = jax.jit(lambda tree: jax.tree.map(copy, tree), out_shardings=way.shardings(state).params)
-    params = placed(own[EVAL_PARAMS])
-    probe = TrainState(step, params, start, STILL.init({}), shared)
+    probe = TrainState(step, placed(own[EVAL_PARAMS]), start, STILL.init({}), shared)
 
     def updated(model_state: Any, chunk: Any) -> Any:
         nonlocal probe

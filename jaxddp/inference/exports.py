@@ -143,8 +143,7 @@ def logits_of(run: TrainedRun) -> Logits:
 
     def logits(pixels: Any) -> jax.Array:
         batch = Batch(pixels, label=None, mask=None, row=None, epoch=None)
-        images = run.preprocess(batch, train=False).images
-        return objective.predict(params, model_state, images).astype(jnp.float32)
+        return objective.predict(params, model_state, run.preprocess(batch, train=False).images).astype(jnp.float32)
 
     return logits
 

@@ -96,8 +96,7 @@ class RowFile:
             done = int(peers.from_first("completed rows", begin))
             errors = sum(row["error"] is not None for row in self._rows()) if peers.is_first and done else 0
             rest = self._table.rows(np.arange(done, count)) if done else self._table
-            batches = outputs(rest, at_once=at_once) if done < count else ()
-            for batch in batches:
+            for batch in outputs(rest, at_once=at_once) if done < count else ():
                 faults = {done + row: fault for row, fault in batch.errors.items()}
                 batch = batch._replace(start=done + batch.start, errors=faults)
                 errors += len(faults)

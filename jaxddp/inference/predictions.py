@@ -224,8 +224,7 @@ class Outcome:
     def confusions(self, most: int) -> list[Confusion]:
         """Return the most frequent confusions. Equally frequent confusions are in the order of the classes."""
         wrong = self.confusion - np.diag(self.confusion.diagonal())
-        order = np.argsort(-wrong, axis=None, kind="stable")[:most]
-        labels, predictions = np.unravel_index(order, wrong.shape)
+        labels, predictions = np.unravel_index(np.argsort(-wrong, axis=None, kind="stable")[:most], wrong.shape)
         return [
             Confusion(label, guess, int(wrong[label, guess]), float(wrong[label, guess] / self.class_counts[label]))
             for label, guess in zip(labels.tolist(), predictions.tolist(), strict=True)
@@ -380,8 +379,7 @@ def _write_npz(file: BinaryIO, columns: FeatureColumns, rows: Iterable[tuple[np.
             return archive.open(zipfile.ZipInfo(f"{name}.npy", _EPOCH), "w", force_zip64=True)
 
         with member("features") as array:
-            shape = len(columns.ids), *columns.shape
-            header = {"descr": "<f4", "fortran_order": False, "shape": shape}
+            header = {"descr": "<f4", "fortran_order": False, "shape": (len(columns.ids), *columns.shape)}
             np.lib.format.write_array_header_2_0(array, header)
             for features, error in rows:
                 array.write(features.tobytes())

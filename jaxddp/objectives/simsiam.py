@@ -90,8 +90,7 @@ class SimSiam:
             for number in range(_VIEWS):
                 view_key, own_key = (_folded(each, number) for each in (image_key, key))
                 images = supervised.preprocess(batch, train=True, key=view_key).images
-                arguments = images, [(batch, view_key)]
-                x, model_state = features(params, model_state, *arguments, train=train, key=own_key)
+                x, model_state = features(params, model_state, images, [(batch, view_key)], train=train, key=own_key)
                 outputs.append(self.projection.apply({"params": params[SIMSIAM]}, x, batch.mask, axis_name))
             (z1, p1), (z2, p2) = (map(_unit, each) for each in outputs)
             losses = -((p1 * jax.lax.stop_gradient(z2)).sum(-1) + (p2 * jax.lax.stop_gradient(z1)).sum(-1)) / 2

@@ -203,8 +203,7 @@ class Feed:
 
     def _by_use(self, val: Source | None) -> dict[str, "Feed"]:
         """Return the feeds that load the images for the devices: those of training, and that of a validation set."""
-        training = {TRAINING: self, UNLABELLED: self.unlabelled}
-        kept = {use: feed for use, feed in training.items() if feed is not None}
+        kept = {use: feed for use, feed in ((TRAINING, self), (UNLABELLED, self.unlabelled)) if feed is not None}
         feeds = {use: replace(feed, data=replace(feed.data, crop="whole")) for use, feed in kept.items()}
         if val is not None:
             feeds[VALIDATION] = replace(self, source=val, data=self.data.of_evaluation)

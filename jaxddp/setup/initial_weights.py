@@ -122,8 +122,7 @@ def initial_weights(
         )
     crc = 0
     for name, array in sorted(matched.arrays.items()):
-        crc = zlib.crc32(name.encode(), crc)
-        crc = zlib.crc32(np.ascontiguousarray(array).tobytes(), crc)
+        crc = zlib.crc32(np.ascontiguousarray(array).tobytes(), zlib.crc32(name.encode(), crc))
     topology.peers.agree({"the weights to start from": f"{crc:08x}"})
     classes = counted(target.num_classes, "other class" if has_other_classes else "class")
     differences = {

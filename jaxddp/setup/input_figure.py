@@ -24,8 +24,7 @@ def input_figure(feed: Feed, preprocess: Preprocess, step: int, count: int) -> "
     from jaxddp.training.pictures import input_grid
 
     batch = next(feed.batches(step - 1, step))
-    key = jax.random.key(feed.order.seed)
-    inputs = jax.jit(lambda batch: preprocess(batch, train=True, key=key))(batch)
+    inputs = jax.jit(lambda batch: preprocess(batch, train=True, key=jax.random.key(feed.order.seed)))(batch)
     places = np.flatnonzero(np.asarray(batch.mask))[:count]
     is_normalized = np.issubdtype(batch.image.dtype, np.floating)
     pixels = np.asarray(inputs.images) if is_normalized else denormalized(preprocess, inputs)

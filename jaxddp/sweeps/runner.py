@@ -193,8 +193,7 @@ class Runner:
 
     def _start(self, trial: Trial, slot: Slot, starts: int = 1) -> None:
         log, command = self.folder / trial.name / LOG_FILE, [*self.program, *trial.command(self.folder)]
-        environ = slot.environment()
-        worker = workers.Worker(self._number, command, environ, log, cores=slot.cores, shown=self.shown)
+        worker = workers.Worker(self._number, command, slot.environment(), log, cores=slot.cores, shown=self.shown)
         self._running.append(TrialProcess(trial, slot, worker, starts))
 
     def _wait(self, events: SimpleQueue[signal.Signals]) -> None:

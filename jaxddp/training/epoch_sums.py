@@ -91,8 +91,7 @@ class EpochSums:
     def __init__(self, run: Run):
         saved, states, peers = run.progress, run.way.stacked, run.topology.peers
         places = [""] if states == 1 else [f", group {number}" for number in range(states)]
-        counts = saved.get("skipped_in_a_row", [0] * states)
-        each = zip(counts, places, strict=True)
+        each = zip(saved.get("skipped_in_a_row", [0] * states), places, strict=True)
         self._skipped = [SkippedSteps(run.plan.max_bad_steps, count, peers, place) for count, place in each]
         self._max_substituted, self._fetch = run.plan.max_substituted, run.way.fetch
         self._pending: list[tuple[range, MetricSums]] = []
@@ -138,8 +137,7 @@ class EpochSums:
                 latest = of_states.sum(0)
                 # The sums cover all processes, so all processes stop at the same step.
                 if SUBSTITUTED in self._sums:
-                    count = round(self._sums[SUBSTITUTED][0])
-                    check_substituted(count, self._max_substituted, f"step {self.step}")
+                    check_substituted(round(self._sums[SUBSTITUTED][0]), self._max_substituted, f"step {self.step}")
         means = means_of(names, latest)
         return {name: means[name] for name in self._sums}
 

@@ -195,8 +195,7 @@ def remove_failed_start(directory: Path, before: set[str] | None, peers: Peers) 
             written = {*os.listdir(directory)} - (before or set())
             if is_new and written <= _INITIAL_FILES and not os.listdir(directory / integrity.CHECKPOINTS):
                 for name in written:
-                    remove = shutil.rmtree if (directory / name).is_dir() else os.unlink
-                    remove(directory / name)
+                    (shutil.rmtree if (directory / name).is_dir() else os.unlink)(directory / name)
                 if before is None:
                     directory.rmdir()
         raise

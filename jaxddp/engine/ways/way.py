@@ -100,8 +100,7 @@ class Way:
     def slices(self, slots: int) -> list[tuple[Device, slice]]:
         """Return each device, in mesh order, with the rows that it computes of a batch with this number of slots."""
         counts = self.counts or [slots // self.topology.num_devices] * self.topology.num_devices
-        ends = itertools.accumulate(counts)
-        places = [slice(end - count, end) for count, end in zip(counts, ends, strict=True)]
+        places = [slice(end - count, end) for count, end in zip(counts, itertools.accumulate(counts), strict=True)]
         return list(zip(self.topology.mesh.devices.flat, places, strict=True))
 
     # The state

@@ -63,8 +63,7 @@ class JsonLines(RowListener):
         with files.reading(self._result, "remove it"):
             self._previous_result = files.read(self._result) if run.start_step and self._result.exists() else None
         files.remove(self._result)
-        kept = _rewind(self._metrics, run)
-        self._validations = {row["split"]: row for row in kept if row["split"] != "train"}
+        self._validations = {row["split"]: row for row in _rewind(self._metrics, run) if row["split"] != "train"}
 
     def log(self, row: Row, predictions: events.PredictedImages | None = None) -> None:
         self._previous_result, split = None, row["split"]
