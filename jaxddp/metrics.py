@@ -197,8 +197,7 @@ class R2:
     def finish(self, found: Any) -> Mapping[str, float]:
         predictions, targets = (np.asarray(found[key], np.float64) for key in ("predictions", "targets"))
         around_mean = np.square(targets - targets.mean(0)).sum(0)
-        errors = np.square(targets - predictions).sum(0)
-        return {"r2": _mean_explained(errors, around_mean)}
+        return {"r2": _mean_explained(np.square(targets - predictions).sum(0), around_mean)}
 
 
 class QuadraticKappa:
@@ -220,8 +219,7 @@ class QuadraticKappa:
     def finish(self, found: Any) -> Mapping[str, float]:
         predicted, actual = (np.asarray(found[key], np.float64) for key in ("predicted", "actual"))
         independent = predicted.var(0) + actual.var(0) + (predicted.mean(0) - actual.mean(0)) ** 2
-        errors = np.square(predicted - actual).mean(0)
-        return {"kappa": _mean_explained(errors, independent)}
+        return {"kappa": _mean_explained(np.square(predicted - actual).mean(0), independent)}
 
 
 def vote_of_neighbours(features: np.ndarray, references: np.ndarray, labels: np.ndarray, neighbours: int) -> np.ndarray:

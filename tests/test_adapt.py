@@ -259,7 +259,7 @@ def test_a_boolean_field_or_attribute_sets_the_mode(name, library):
 class NNXMeasured(NNXCNN):
     def __init__(self, rngs):
         super().__init__(rngs=rngs)
-        self.accuracy, self.count, self.shift = nnx.metrics.Accuracy(), nnx.Variable(jnp.zeros(())), jnp.arange(5)
+        self.accuracy, self.count, self.shift = nnx.metrics.Accuracy(), nnx.Variable(jnp.zeros(())), jnp.arange(5.0)
 
     def __call__(self, images):
         self.count[...] += 1
@@ -298,6 +298,7 @@ class Spectral(nn.Module):
     @nn.compact
     def __call__(self, images, train: bool):
         x = nn.SpectralNorm(nn.Dense(5))(images.mean((1, 2)), update_stats=train)
+        x += self.variable("constants", "shift", jnp.ones, 5).value
         return nn.BatchNorm(use_running_average=not (train or self.always_training))(x)
 
 

@@ -145,8 +145,7 @@ def statistics_model(classes: int = CLASSES):
         return {"weight": 0.1 * jax.random.normal(key, (2 * example.shape[-1], classes), example.dtype)}
 
     def apply(params, images):
-        means = [images.mean((1, 2)), (images**2).mean((1, 2))]
-        return jnp.concatenate(means, -1) @ params["weight"]
+        return jnp.concatenate([images.mean((1, 2)), (images**2).mean((1, 2))], -1) @ params["weight"]
 
     return init, apply
 

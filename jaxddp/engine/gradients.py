@@ -317,8 +317,7 @@ class Gradients:
 
     def combine(self, state: TrainState, contribution: Contribution, scale: Any) -> Contribution:
         """Average the sums of `of_batch` over the devices; return a result like that of `of_batch`."""
-        order = range(len(jax.tree.leaves(contribution.grads)))
-        return self._divided(state, self._average(contribution, order), scale)
+        return self._divided(state, self._average(contribution, range(len(jax.tree.leaves(contribution.grads)))), scale)
 
     def _minimized(
         self, objective: TrainObjective, state: TrainState, *, train: bool, image_key: Any = None, scale: Any = 1

@@ -192,8 +192,7 @@ def scale_steps(updates: Any, before: Any, after: Any, factor: StepFactor) -> tu
 
 
 def _states(opt_state: Any) -> list[Any]:
-    name = ScheduleFreeState.__name__
-    return [state for _, state in optax.tree_utils.tree_get_all_with_path(opt_state, name)]
+    return [state for _, state in optax.tree_utils.tree_get_all_with_path(opt_state, ScheduleFreeState.__name__)]
 
 
 def _by_path(tree: Any) -> dict[str, Any]:

@@ -55,6 +55,8 @@ class NNXModel:
     state: dict[Path, Any]
     streams: dict[Path, tuple[bool, tuple[int, ...]]]
     """For each array of a random stream: whether the array holds keys (otherwise counts), and its shape."""
+    statistics: frozenset[str]
+    """The names of the arrays of `state` that are `nnx.BatchStat`s."""
     settled: Layers = NO_LAYERS
     """Layers whose batch norms also use their running statistics in training, without updating them."""
     make: Callable[..., Any] | None = None
@@ -68,7 +70,8 @@ class NNXModel:
     def of(cls, module: "flax.nnx.Module") -> "NNXModel":
         graph, params, streams, state = _split(module)
         kinds = {path: (_holds_keys(leaf), leaf.shape) for path, leaf in streams.items()}
-        return cls(type(module).__call__, graph, params, state, kinds)
+        names = ("/".join(map(str, path)) for path in _arrays(flax.nnx.state(module, flax.nnx.BatchStat)))
+        return cls(type(module).__call__, graph, params, state, kinds, frozenset(names))
 
     @classmethod
     def made_by(cls, make: Callable[..., Any]) -> "NNXModel":

@@ -207,6 +207,9 @@ def notices(
     paths = [(index, path) for index, (path, leaf) in arrays if jnp.issubdtype(leaf.dtype, jnp.floating)]
     # Evaluation does not read the arrays of a metric, and a counter does not depend on the images.
     kept = [path for index, path in paths if of_state[index][1] == index and index in read_in_evaluation]
+    # A module may also have constants.
+    if isinstance(model, LinenModel | NNXModel):
+        kept = [path for path in kept if path.startswith("batch_stats/") or path in getattr(model, "statistics", ())]
     if unchanged := [path for path in kept if not selects(frozen, path, params)]:
         yield f"training does not change {listed(unchanged)}, as if the network were in evaluation mode; {advice}"
     *_, images, key = range(len(training.jaxpr.invars))

@@ -62,8 +62,7 @@ def read_numpy(path: Path, split: Split) -> ArrayTable:
         of_splits = [_read_array(path, name, existing) for name in every if name in existing]
         with array_files.as_input_errors(path):
             names = array_files.numbered_names(*of_splits)
-    places = (_array_place(path, name) for name in of_split.values())
-    return array_files.make_table(images, labels, names, *places)
+    return array_files.make_table(images, labels, names, *(_array_place(path, name) for name in of_split.values()))
 
 
 def _find_name(existing: Sequence[str], split: Split, kind: str) -> str:

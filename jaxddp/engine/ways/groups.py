@@ -237,8 +237,7 @@ class Groups(Way):
         group_step = super().one_step(replace(phases, shares=self._size))
 
         def vary(leaf: jax.Array) -> jax.Array:
-            varies = GROUP in jax.typeof(leaf).manual_axis_type.varying
-            return leaf if varies else lax.pcast(leaf, GROUP, to="varying")
+            return leaf if GROUP in jax.typeof(leaf).manual_axis_type.varying else lax.pcast(leaf, GROUP, to="varying")
 
         def step(state: TrainState, *arguments: Any) -> tuple[TrainState, Any]:
             after, sums = group_step(state, *arguments)
