@@ -79,7 +79,6 @@ def test_keys_that_take_for_ever_to_hash_are_refused(tmp_path, end):
     begin = {b"s": b"}", b"u": b"}(", b"d": b"(", b"\x85": b""}.get(end[-2:-1], b"\x8f(")
     key = b")q\0" + b"".join(b"h%ch%c\x86q%c" % (i, i, i + 1) for i in range(60))
     pickled = b"\x80\x02" + begin + key + end
-    # The old format ends with the keys of its storages.
     old = b"".join(pickle.dumps(part, 2) for part in (0x1950A86A20F9469CFC6C, 1001, {"little_endian": True}, {}))
     content = old + pickled if end == b"\x85." else changed_zip(torch_file("zip"), {"data.pkl": pickled})
     with pytest.raises(InputError, match="w.pth: contains a (tuple as a key|set), which is not part of plain weights"):

@@ -75,6 +75,9 @@ def test_a_new_head_starts_at_zero(tmp_path, caplog):
     write(tmp_path / "own.safetensors", {dotted_path(path): np.ones(shape) for path, shape in target.shapes.items()})
     arrays = initial_weights(tmp_path / "own.safetensors", target, Topology.create(1))
     assert set(target.shapes) - set(arrays) == {"params/Dense_0/kernel", "params/Dense_0/bias"}
+    infinite = {dotted_path(path): np.full(shape, np.inf) for path, shape in target.shapes.items()}
+    with pytest.raises(InputError, match="w.pth: [a-z]+_.* is not finite, as after an overflow in float16; give other"):
+        initial_weights(tmp_path / "w.pth", target, Topology.create(1), infinite)
     shapes = {"params/head/kernel": (4, 4), "params/mlp/kernel": (4, 4)}
     stored = {dotted_path(path): np.ones(shape) for path, shape in shapes.items()}
     assert match(shapes, stored, (dotted_path,), 4, new_head=True).head == ("params/head/kernel",)
@@ -84,11 +87,9 @@ def test_a_new_head_starts_at_zero(tmp_path, caplog):
 
 @pytest.mark.slow
 def test_new_layers_take_no_weights_from_the_file(tmp_path, caplog):
-    write(tmp_path / "w.safetensors", state_dict_of(small_resnet(5), SHAPE))
-    options = {"weights": tmp_path / "w.safetensors", "seed": 1}
-    table, optimizer = random_table(20), sgd(0.1)
-    setup = prepare_training(small_resnet(5), table, 1, optimizer, 4, new_layers="fc,layer1.0.bn1", **options)
-    whole = prepare_training(small_resnet(5), table, 1, optimizer, 4, **options)
+    write(file := tmp_path / "w.safetensors", state_dict_of(small_resnet(5), SHAPE))
+    start = functools.partial(prepare_training, small_resnet(5), random_table(20), 1, sgd(0.1), 4, weights=file, seed=1)
+    setup, whole = start(new_layers="fc,layer1.0.bn1"), start()
     first, second = (by_path(made.state.params, made.state.model_state) for made in (setup, whole))
     differing = {path.rpartition("/")[0] for path in first if not np.array_equal(first[path], second[path])}
     assert differing == {"params/fc", "params/layer1_0/bn1", "batch_stats/layer1_0/bn1"}

@@ -98,13 +98,12 @@ def initial_weights(
     Args:
         stored: the arrays of the file, if it was read before.
 
-    Raises: InputError if the weights cannot be read, are of another network (the message lists missing arrays and wrong
-    shapes), have an untrained head where the target needs one, or differ between processes.
+    Raises: InputError if the weights cannot be read, are not finite, are of another network (the message lists missing
+    arrays and wrong shapes), have an untrained head where the target needs one, or differ between processes.
     """
     if os.path.isdir(path):
         _, arrays = read_run(path, "best", topology)
-        foreign = Foreign({dotted_path(name): array for name, array in arrays.items()}, {}, {})
-        namings: Sequence[Naming] = (dotted_path,)
+        foreign, namings = Foreign({dotted_path(name): array for name, array in arrays.items()}, {}, {}), (dotted_path,)
     else:
         foreign, namings = stored_arrays(path, read(path) if stored is None else stored, target)
     signature = signature_of_weights(path)
@@ -122,7 +121,9 @@ def initial_weights(
         )
     crc = 0
     for name, array in sorted(matched.arrays.items()):
-        crc = zlib.crc32(np.ascontiguousarray(array).tobytes(), zlib.crc32(name.encode(), crc))
+        if not np.isfinite(array).all():
+            raise InputError(f"{path}: {name} is not finite, as after an overflow in float16; give other weights")
+        crc = zlib.crc32(array.tobytes(), zlib.crc32(name.encode(), crc))
     topology.peers.agree({"the weights to start from": f"{crc:08x}"})
     classes = counted(target.num_classes, "other class" if has_other_classes else "class")
     differences = {
