@@ -212,9 +212,10 @@ def test_unlabelled_images_are_in_the_columns_of_the_config(root: Path):
         (root / "test.csv").write_text(text)
         table = open_inputs([root / "test.csv"], data(root, columns=("image=photo", "label=breed")))
         assert table.path.tolist() == [b"a.png", b"b/2.png"]
-    (root / "test.csv").write_text("a.png,1,2\nb/2.png,3,4\n")
-    with pytest.raises(InputError, match=r"test\.csv:1: no column path, found 'a\.png', '1', '2'"):
-        open_inputs([root / "test.csv"])
+    for name, fault in (("a.csv", "no column path, found 'a.png', '1', '2'"), ("a.tar", "is a data set")):
+        (root / name).write_text("a.png,1,2\nb/2.png,3,4\n")
+        with pytest.raises(InputError, match=fault):
+            open_inputs([root / name])
 
 
 def test_a_test_file_without_labels_is_no_validation_split(root: Path, caplog):

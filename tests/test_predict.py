@@ -424,11 +424,8 @@ def test_a_run_from_python_needs_its_model_for_predictions(tmp_path):
     assert np.allclose(predictions.probabilities, jax.nn.softmax(logits), atol=1e-6)
     assert predictions.class_names == tuple("abcde")
     assert jaxddp.evaluate(state, setup, val)["top1"] == np.mean(predictions.labels == val.labels)
-    message = r"params/weight is \[192, 5\] in the checkpoint and \[192, 3\] in the model; give the model"
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(InputError, match=r"params/weight is \[192, 5\] in the checkpoint and \[192, 3\] in the model"):
         jaxddp.load_run(tmp_path, model=linear_model(3))
-    with pytest.raises(InputError, match="no checkpoint 'lates'"):
-        jaxddp.load_run(tmp_path, "lates", model=linear_model())
 
 
 MEAN, STD = np.array([0.485, 0.456, 0.406], np.float32), np.array([0.229, 0.224, 0.225], np.float32)

@@ -144,7 +144,7 @@ def test_the_network_of_a_run_initializes_a_supervised_run(run, capfd):
     assert main(["export", str(run / "run"), "--out", str(hub := run / "hub"), "--format", "hub"]) == 0
     assert "Its head is not trained." in (hub / "README.md").read_text()
     predict, out = [["predict", str(run / place)] for place in ("run", "hub")], ["--out", str(run / "p.csv")]
-    for command in (["eval", *words_of(run, "run")], *([*words, str(run / "set.npz"), *out] for words in predict)):
+    for command in (["eval", *words_of(run, "run")], *([*words, RECIPE, *out] for words in predict)):
         assert "trains no head; take `jaxddp features`, or train a head with --model.weights" in fails(command, capfd)
 
 

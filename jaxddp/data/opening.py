@@ -430,7 +430,7 @@ def open_inputs(places: Sequence[str | os.PathLike[str]], data: DataConfig | Non
 
     Symbolic links are followed, also to files outside these places.
 
-    Raises: InputError if a place does not exist or has no image, or an image is given twice.
+    Raises: InputError if a place does not exist, has no image or is a data set, or an image is given twice.
     """
     if not places:
         raise InputError("no images are given; give a folder, files, a CSV file, or a directory with a test listing")
@@ -458,6 +458,8 @@ def _images(place: str, *, alone: bool) -> Iterator[tuple[str, str]]:
     """Yield (id, real path) for each image of a folder, or for a single image file."""
     path = files.expanded(place)
     if path.is_file():
+        if alone and not is_image_name(path.name) and _is_data_set(_whole_place(place, DataConfig())):
+            raise InputError(f"{place}: is a data set; give its images as files, or a CSV file with their paths")
         yield place, os.path.realpath(path)
         return
     below = sorted(_below(path.absolute(), "", ())) if path.is_dir() else []
