@@ -54,9 +54,8 @@ def test_the_ssh_script_starts_every_host_and_returns_the_first_failure(fake_pro
     options = {"HOSTS": "h0 h1 h2", "PORT": "77", "LAUNCH": "--gpus 4"}
     assert script("ssh.sh", "digits", "--train.duration", "2 epochs", **options) == 5
     commands = sorted(line for line in arguments_file.read_text().splitlines() if line.startswith("cd "))
-    job = (
-        "exec jaxddp launch --nodes 3 --nr {} --coordinator h0:77 --gpus 4 -- train digits --train.duration 2\\ epochs"
-    )
+    train = "train digits --train.duration 2\\ epochs"
+    job = "exec jaxddp launch --nodes 3 --nr {} --coordinator h0:77 --gpus 4 -- " + train
     assert [command.partition(" && ")[2].rstrip() for command in commands] == [job.format(nr) for nr in range(3)]
     assert script("ssh.sh", "digits", HOSTS="h0 h1", NODES="1:2") == 5
     elastic = [f"launch --nodes 1:2 --nr {nr} --coordinator h0:" in arguments_file.read_text() for nr in range(3)]
@@ -105,14 +104,11 @@ def test_a_task_of_the_sweep_script_trains_its_trial_or_joins_the_search(search,
     assert (requeued.read_text().split() if requeued.exists() else []) == ["requeue", "12"] * is_requeued
 
 
-@pytest.mark.parametrize(
-    ("array", "requeued_id"),
-    [({"SLURM_ARRAY_JOB_ID": "12", "SLURM_ARRAY_TASK_ID": "2"}, "12_2"), ({"SLURM_ARRAY_TASK_ID": "2"}, "12")],
-)
+@pytest.mark.parametrize(("array", "requeued_id"), [({"SLURM_ARRAY_JOB_ID": "12"}, "12_2"), ({}, "12")])
 def test_the_sweep_script_requeues_its_task_and_not_the_whole_array(array, requeued_id, fake_program):
     requeued, _ = fake_program("scontrol"), fake_program("srun", "exit 1")
     # This is the last task of the array, whose SLURM_JOB_ID is the id of the array.
-    assert script("sweep.sbatch", "digits", SLURM_JOB_ID="12", **array) == 1
+    assert script("sweep.sbatch", "digits", SLURM_JOB_ID="12", SLURM_ARRAY_TASK_ID="2", **array) == 1
     assert requeued.read_text().split() == ["requeue", requeued_id]
 
 
@@ -130,13 +126,11 @@ def test_the_tpu_script_creates_a_slice_and_trains_on_all_hosts(is_new, fake_pro
     states = tmp_path / "states"
     states.write_text("\nWAITING_FOR_RESOURCES\nACTIVE\n" if is_new else "ACTIVE\nACTIVE\n")
     arguments_file = fake_program("gcloud", GCLOUD.format(states=states))
-    more = {"SPOT": "1", "DELETE": "1"} if is_new else {}
-    command = ["digits", "--train.duration", "2 epochs"]
+    more, command = {"SPOT": "1", "DELETE": "1"} if is_new else {}, ["digits", "--train.duration", "2 epochs"]
     assert script("tpu_vm.sh", *command, PERIOD="0", **SLICE, **more) == 75
     calls = arguments_file.read_text().replace("\n", " ").split("compute tpus ")[1:]
     verbs = [" ".join(call.split()[:2]) for call in calls]
-    ssh = ["tpu-vm scp", "tpu-vm ssh", "tpu-vm ssh"]
-    described = "queued-resources describe"
+    ssh, described = ["tpu-vm scp", "tpu-vm ssh", "tpu-vm ssh"], "queued-resources describe"
     if is_new:
         assert verbs == [described, "queued-resources create", *[described] * 2, *ssh, "queued-resources delete"]
         create = "queued-resources create first --node-id=first --zone=us-west4-a --accelerator-type=v5litepod-16 "
@@ -147,9 +141,8 @@ def test_the_tpu_script_creates_a_slice_and_trains_on_all_hosts(is_new, fake_pro
     scp, install, train = calls[verbs.index(ssh[0]) :][:3]
     assert all("--worker=all" in call and "--zone=us-west4-a" in call for call in (scp, install, train))
     assert "'./jaxddp[tpu]'" in install
-    assert train.strip().endswith(
-        "--command=JAXDDP_JOB_KEY=$(cat key) exec venv/bin/jaxddp train digits --train.duration 2\\ epochs"
-    )
+    end = "--command=JAXDDP_JOB_KEY=$(cat key) exec venv/bin/jaxddp train digits --train.duration 2\\ epochs"
+    assert train.strip().endswith(end)
 
 
 @pytest.mark.parametrize("before", [["SUSPENDING", "SUSPENDED"], ["DELETING", ""]])

@@ -14,6 +14,7 @@ import pytest
 
 import jaxddp.core.libraries as libraries
 from jaxddp.engine import compilation
+from jaxddp.job import membership
 from jaxddp.measure import cost
 from jaxddp.platforms import PLATFORMS
 
@@ -163,6 +164,13 @@ def test_unknown_memory_of_a_step_is_no_error_and_logged_once(monkeypatch, lines
     assert [cost_of_a_matrix_product().memory, cost_of_a_matrix_product().memory] == [None, None]
     (line,) = lines()
     assert "Compiled.memory_analysis()" in line
+
+
+def test_gloo_that_takes_no_address_is_logged(monkeypatch, lines):
+    monkeypatch.setattr("jax._src.lib._jax.make_gloo_tcp_collectives", print)
+    membership._set_gloo_address("127.0.0.1")
+    (line,) = lines()
+    assert line.endswith(": on CPUs the name of each machine must have an address that the others reach")
 
 
 def test_a_removed_option_is_left_out_and_logged(monkeypatch, lines):

@@ -214,14 +214,13 @@ def _leave(plane: ControlPlane) -> None:
 
 
 def _set_gloo_address(address: str) -> None:
-    """Let gloo use an address of this machine, and not that of the machine's name.
-
-    The name may have no address, or a loopback address, as on Debian, which other machines cannot reach.
-    """
-    from jax._src.lib import _jax  # pyright: ignore[reportPrivateImportUsage]
-
+    """Let gloo use this address. The machine's name, by default, may have none, or a loopback address, as on Debian."""
+    try:
+        from jax._src.lib import _jax  # pyright: ignore[reportPrivateImportUsage]
+    except ImportError:
+        _jax = None
     make: Any = getattr(_jax, "make_gloo_tcp_collectives", None)
-    if "hostname" in (make.__doc__ or ""):
+    if _jax is not None and "hostname" in (make.__doc__ or ""):
         _jax.make_gloo_tcp_collectives = functools.partial(make, hostname=address)
     else:
         names = "on CPUs the name of each machine must have an address that the others reach"
