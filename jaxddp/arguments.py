@@ -3,11 +3,12 @@
 import dataclasses
 import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from jaxddp.config import CheckpointConfig, Config, DataConfig, ObjectiveConfig, ParallelConfig, TrainConfig
@@ -121,8 +122,10 @@ def errors_name_arguments(names: Mapping[str, str] = _NAMES) -> Iterator[None]:
             return f"a global batch of {key.shown_value}"
         return f"{name}={key.shown_value}" if key.has_value else name
 
+    # A run has a mesh of its own, in place of that of `jax.set_mesh`.
+    no_mesh = jax.sharding.Mesh(np.empty((), object), ())
     try:
-        with describing_errors():
+        with describing_errors(), nullcontext() if jax.sharding.get_abstract_mesh().empty else jax.set_mesh(no_mesh):
             yield
     except JaxddpError as error:
         error.rename_keys(as_argument)

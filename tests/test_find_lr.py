@@ -32,8 +32,7 @@ def folder(tmp_path_factory) -> Path:
 
 def run_find_lr(folder, monkeypatch, capfd, recipe: str, *words: str) -> tuple[int, str, str]:
     monkeypatch.chdir(folder)
-    code = main(["find-lr", recipe, "--data.path", "set.npz", *words])
-    return code, *capfd.readouterr()
+    return main(["find-lr", recipe, "--data.path", "set.npz", *words]), *capfd.readouterr()
 
 
 def rate_test(losses, lowest=1e-4, highest=1.0, steps=None, finite=True) -> RateTest:
