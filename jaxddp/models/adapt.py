@@ -173,7 +173,7 @@ def _made(make: Callable[..., Any], key: jax.Array) -> "flax.nnx.Module":
     for _, part in flax.nnx.iter_modules(module):
         for name, value in [*vars(part).items()]:
             # While JAX traces, NNX takes a bare array for a constant of the graph, which the trace does not outlive.
-            if isinstance(value, jax.core.Tracer):
+            if isinstance(value, jax.Array) and not flax.nnx.is_data(value):
                 setattr(part, name, flax.nnx.data(value))
     return module
 

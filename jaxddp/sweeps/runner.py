@@ -256,5 +256,4 @@ class Runner:
         if self._received is not None:
             by_signal = self._received == signal.SIGINT or "lost" in self._ends
             return 128 + self._received if by_signal else workers.PREEMPTED
-        stopped = workers.PREEMPTED if "interrupted" in self._ends else 0
-        return 1 if "failed" in self._ends else stopped
+        return 1 if "failed" in self._ends else workers.PREEMPTED if "interrupted" in self._ends else 0
