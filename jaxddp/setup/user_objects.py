@@ -185,8 +185,7 @@ def losses_of(config: Config, data: TrainingData, user_object: ObjectSource) -> 
         plain = config.replace(train={"label_smoothing": 0.0})
         training = _make_loss(config, weights, data.labels)
         return training, training if config == plain else _make_loss(plain, weights, data.labels)
-    reads_weights = custom.hook is not None and _KEY in custom.hook.read
-    if config.loss.class_weights is not None and not reads_weights:
+    if config.loss.class_weights is not None and not (custom.hook is not None and _KEY in custom.hook.read):
         key = Key.plain(_KEY, config.loss.class_weights)
         raise InputError(key, f": {custom.where} gives a loss, which has its own weights", advice="leave it out")
     with custom.named_in_errors():

@@ -88,8 +88,7 @@ def claim(
         saved, record = compare(directory, claimed, peers)
         run_id, changes = str(saved.get(RUN_ID) or ""), changed_keys(saved, record)
         same = changes.keys().isdisjoint(integrity.LENGTH_KEYS)
-        moved = [key for key in integrity.LOCATION_KEYS if key in changes]
-        for key in moved if peers.is_first else []:
+        for key in sorted(changes.keys() & integrity.LOCATION_KEYS) if peers.is_first else []:
             _log.info(f"{key}{changes[key]}: the fingerprints are equal; they do not cover the image files")
     record = {RUN_ID: peers.from_first("run id", lambda: run_id or secrets.token_hex(8)), **record}
     if peers.is_first:

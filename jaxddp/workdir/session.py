@@ -168,17 +168,15 @@ def check_shared(directory: Path, peers: Peers) -> None:
     while not (seen := place.exists()) and time.monotonic() < give_up:
         time.sleep(0.1)
     # Orbax would wait for files that a process does not see. A host may have mounted the directory read-only.
-    problem = "cannot write there" if seen else "does not see what process 0 writes there"
-    problems = peers.exchange("work directory seen", "" if seen and os.access(directory, os.W_OK) else problem)
+    fault = f"process {peers.process_index} {'cannot write' if seen else 'does not see what process 0 writes'} there"
+    faults = peers.exchange("work directory seen", "" if seen and os.access(directory, os.W_OK) else fault)
     if peers.is_first:
         files.remove(place)
-    if any(problems):
+    if fault := next(filter(None, faults), ""):
         if is_new:
             with suppress(OSError):
                 directory.rmdir()
-        process = next(process for process, problem in enumerate(problems) if problem)
-        advice = ("give a ", Option("workdir"), " that all hosts share")
-        raise InputError(f"{directory}: process {process} {problems[process]}", advice=advice)
+        raise InputError(f"{directory}: {fault}", advice=("give a ", Option("workdir"), " that all hosts share"))
 
 
 @contextmanager
