@@ -83,6 +83,7 @@ def test_rows_follow_the_files_in_their_order(root: Path):
     ("train", "val", "classes"),
     [
         ([[0, 1, 2]], [4, 0], "0 1 2 3 4"),
+        ([[0, 1, 3]], [2, 0], "0 1 2 3"),
         ([["dog", "ant", "cat"]], pa.array(["cat"]).dictionary_encode(), "ant cat dog"),
         # Integers are names if a training label is a string.
         ([[2, 3, 4], ["jack", "10"]], [4, 10, -1], "10 2 3 4 jack"),
