@@ -62,8 +62,7 @@ def test_labels_of_lines_that_end_at_the_same_height_do_not_overlap() -> None:
     drive(history)
     val = {**history.val, "loss": history.val["loss"] * 0 + history.epochs["loss"][-1]}
     picture = pictures.figure(events.Series(history.train, history.epochs, val, {}))
-    heights = sorted(text.get_position()[1] for text in picture.axes[0].texts)
-    assert np.diff(heights) == pytest.approx([0.06])
+    assert np.diff(sorted(text.get_position()[1] for text in picture.axes[0].texts)) == pytest.approx([0.06])
     rising, perfect = ({"epoch": np.arange(1.0, 3.0), "top1": np.array([first, 1.0])} for first in (0.2, 1.0))
     labels = pictures.figure(events.Series({}, rising, rising, rising)).axes[1].texts
     assert [text.get_position()[1] for text in labels] == pytest.approx([0.88, 0.94, 1])

@@ -284,6 +284,7 @@ def test_damaged_missing_and_repeated_parquet_files_raise_a_one_line_error(root:
     first.write_bytes(content[:200] + bytes(400) + content[600:])
     assert message_of(root).startswith(f"{first}")
     first.write_bytes(content)
+    assert [*map(len, open_both(root, val=f"data/{second.name}"))] == [8, 5]
     second.unlink()
     advice = "of train-*.parquet; keep the files of one data set"
     assert message_of(root) == f"{root}/data: part 00001 of 2 is missing {advice}"

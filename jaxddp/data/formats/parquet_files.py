@@ -54,7 +54,7 @@ def read_parquet(place: Place, folder: Folder, split: Split, shards: dict[Split,
     Raises: InputError if pyarrow is not installed, or no row can be used.
     """
     parts, refuse = [FolderFile(folder, path) for path in shards.get(split, shards["train"])], place.refuse
-    pattern = getattr(place.data, split) or place.shards[1]
+    pattern = getattr(place.data, split) or place.data.train or place.data.val or place.shards[1]
     with pass_faults_to(refuse):
         _check_parts([] if pattern and {*"*?["}.isdisjoint(pattern) else parts)  # Named files may be some of a set's.
     if (rows := _listing(place, folder, shards)) is not None:
