@@ -84,8 +84,7 @@ def test_squeeze_and_excitation_equals_its_equation():
 
 def test_halved_images_are_the_means_of_the_pixels_that_exist():
     images = np.arange(15.0).reshape(1, 3, 5, 1)
-    expected = [[3.0, 5.0, 6.5], [10.5, 12.5, 14.0]]
-    np.testing.assert_allclose(halve(jnp.asarray(images))[0, ..., 0], expected)
+    np.testing.assert_allclose(halve(jnp.asarray(images))[0, ..., 0], [[3.0, 5.0, 6.5], [10.5, 12.5, 14.0]])
 
 
 @pytest.mark.parametrize(("features", "least", "expected"), [(18, 0.9, 24), (18, 0, 16), (3, 0.9, 8), (44, 0.9, 48)])

@@ -328,9 +328,11 @@ def test_all_processes_name_what_does_not_fit(others, facts, message):
         assert isinstance(error, InputError) and re.search(message, str(error))
 
 
-def test_processes_compare_the_files_of_the_package(monkeypatch):
+def test_processes_compare_the_files_of_the_package(tmp_path, monkeypatch):
+    monkeypatch.setattr(membership, "__file__", f"{tmp_path}/job/membership.py")
+    (tmp_path / ".#new.py").symlink_to("the lock of an editor")
     before = membership._versions().items()
-    monkeypatch.setattr(Path, "read_bytes", lambda path: b"")
+    (tmp_path / "new.py").write_text("import jax")
     assert [name for name, _ in membership._versions().items() - before] == ["the digest of jaxddp's files"]
 
 

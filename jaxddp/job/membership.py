@@ -193,7 +193,7 @@ def _versions() -> dict[str, str]:
     versions = {f"{package}'s version": libraries.installed_version(package) or "not installed" for package in packages}
     # A checkout keeps its version when its files change. The configs are in the package only if it is installed.
     root = Path(__file__).parent.parent
-    code = [path.read_bytes() for path in sorted(root.rglob("*.py")) if path.relative_to(root).parts[0] != "configs"]
+    code = [path.read_bytes() for path in sorted(root.rglob("[!.]*.py")) if root / "configs" not in path.parents]
     versions["the digest of jaxddp's files"] = hashlib.sha256(b"".join(code)).hexdigest()[:16]
     return {"Python": ".".join(platform.python_version_tuple()[:2])} | versions
 
