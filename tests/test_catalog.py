@@ -68,7 +68,8 @@ def test_the_python_api_finds_the_same_catalog_names(tmp_path, monkeypatch):
     assert main(["data", "check", "pets"]) == 0 and Path("tree.manifest.jsonl").is_file()
     # Keys of the config override those of the catalog.
     train, _ = jaxddp.open_data("pets", classes="0:3")
-    assert train.num_classes == jaxddp.val_solutions("pets", classes="0:3").num_classes
+    monkeypatch.setenv("HOME", str(root))
+    assert train.num_classes == jaxddp.val_solutions("pets", "~/LOC_val_solution.csv", "0:3").num_classes
     for read in (jaxddp.open_data, jaxddp.train_solutions, jaxddp.val_solutions, jaxddp.test_listing):
         with pytest.raises(InputError, match=r"^'petz' is not a path: .*: no data set 'petz', did you mean 'pets'\?"):
             read("petz")

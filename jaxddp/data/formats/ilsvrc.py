@@ -118,8 +118,8 @@ def _open(
 ) -> tuple[DatasetEntry, Folder, Store, FolderFile]:
     """Return the entry of a data set in datasets.toml, its folder, the store of its images, which may be a cache of the
     folder, and the solution file of a split, or `csv`. Text files are always fetched again."""
-    for name, path in {"root": root, "csv": csv, "cache": cache or "."}.items():
-        files.check_path(path, name)
+    root, csv = files.check_path(root, "root"), files.check_path(csv, "csv")
+    cache = cache and files.check_path(cache, "cache")
     entry = find_dataset(root)
     folder = open_root(entry.path, SYNSET_MAPPING)
     named = getattr(entry, split) if split is not None and csv == _CSV[split] else None
