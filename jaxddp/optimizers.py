@@ -172,7 +172,7 @@ class Muon(AdamW):
 class ScheduleFree(AdamW):
     """Schedule-free AdamW (Defazio et al. 2024, arXiv:2405.15682), like `optax.contrib.schedule_free_adamw`.
 
-    The optimizer updates the iterates z, and x is their average, in which a step has the weight of its squared rate.
+    The optimizer updates the iterates z, and x is their average, weighted by the square of the largest rate so far.
     Gradients are computed at y, a point between z and x; `momentum`, the paper's beta 1, is the weight of x in y.
     Evaluation uses x; see `jaxddp.engine.parts.averages`.
     """
