@@ -1,6 +1,7 @@
 """Shards below a URL: tar files and Parquet files in a real S3 server on the loopback equal those of the disk."""
 
 import os
+import shutil
 from collections.abc import Iterator
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -18,6 +19,7 @@ from jaxddp.core.errors import InputError
 from jaxddp.core.files import CACHE_VARIABLE
 from jaxddp.data.opening import open_images, open_splits, open_tables
 from jaxddp.data.order import SampleOrder, Shard
+from jaxddp.data.storage import tables
 from jaxddp.data.storage.objects import Objects
 from jaxddp.data.storage.root import folder_of
 
@@ -160,8 +162,12 @@ def test_shards_of_a_web_server_are_named_by_a_pattern(sets, tmp_path: Path, mon
                 with pytest.raises(InputError, match=message):
                     open_splits(config_of("WebDataset", f"{url}/WebDataset", **{**files, "train": train}))
             file = "data/train-00000-of-00001.parquet"
-            parquet = open_splits(config_of("Parquet", f"{url}/Parquet/{file}", val_share=0.3))
-            local = open_splits(config_of("Parquet", sets["Parquet"] / file, val_share=0.3))
+            for part in range(2):
+                shutil.copyfile(sets["Parquet"] / file, sets["WebDataset"].parent / f"part-{part}.parquet")
+            read, parts = tables.label_cells, "part-{0..1}.parquet"
+            local = open_splits(config_of("Parquet", sets["WebDataset"].parent / parts, val_share=0.3))
+            monkeypatch.setattr(tables, "label_cells", lambda *given: (together.wait(60), read(*given))[1])
+            parquet = open_splits(config_of("Parquet", f"{url}/{parts}", val_share=0.3))
             assert [one.fingerprint for one in parquet.values()] == [one.fingerprint for one in local.values()]
             with pytest.raises(InputError, match="its rows name images; below a URL, write the images into its rows"):
                 open_splits(config_of("Parquet", f"{url}/Parquet/{file}", val_share=0.3, columns=("image=label",)))

@@ -32,13 +32,14 @@ from jaxddp.config import DataConfig
 from jaxddp.config.data_section import TABLE_KEYS
 from jaxddp.config.registry import FORMATS
 from jaxddp.core.errors import InputError, about, counted, show, size
+from jaxddp.core.threads import map_in_threads
 from jaxddp.data.faults import Refuse, pass_faults_to
 from jaxddp.data.format import Place
 from jaxddp.data.formats.array_files import numbered_names
 from jaxddp.data.formats.splits import ShardFormat
 from jaxddp.data.source import Split
 from jaxddp.data.storage.root import Folder, FolderFile
-from jaxddp.data.storage.shards import record_columns
+from jaxddp.data.storage.shards import THREADS, record_columns
 from jaxddp.data.table import ExampleTable
 
 _PART = re.compile(r"-([0-9]+)-of-([0-9]+)")
@@ -235,13 +236,25 @@ def _read_cells(
     files: list[FolderFile], columns: listing.Columns, refuse: Refuse
 ) -> dict[FolderFile, tables.LabelCells]:
     """Return the labels of each file that can be read."""
-    cells, column = dict[FolderFile, tables.LabelCells](), columns.labels[0]
-    for file in files:
-        with pass_faults_to(refuse), tables.open_parquet(file) as parquet, tables.as_input_errors(file):
+    column = columns.labels[0]
+
+    def read(file: FolderFile) -> tuple[tables.LabelCells | None, list[str]]:
+        faults = list[str]()
+        with pass_faults_to(faults.append), tables.open_parquet(file) as parquet, tables.as_input_errors(file):
             values = _column(parquet, column, file, columns.image)
             if (_class_names(parquet.schema_arrow).get(column) or columns.names) != columns.names:
                 raise InputError(f"{file}: the names of {column} are not those of the first file; {tables.WRITE_AGAIN}")
-            cells[file] = tables.label_cells(values, file, column, refuse)
+            return tables.label_cells(values, file, column, faults.append), faults
+        return None, faults
+
+    cells = dict[FolderFile, tables.LabelCells]()
+    # In a store, each file is several requests.
+    threads = 1 if all(file.folder.root for file in files) else THREADS
+    for file, (of_file, faults) in zip(files, map_in_threads(read, files, threads), strict=True):
+        for fault in faults:
+            refuse(fault)
+        if of_file is not None:
+            cells[file] = of_file
     return cells
 
 

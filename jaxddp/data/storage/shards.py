@@ -40,7 +40,7 @@ Contents = tuple[Columns, list[str]]
 _FORMAT = 2
 _COUNT = "count"
 # Reading labels mostly waits for the disk or a server.
-_THREADS = 16
+THREADS = 16
 _SECONDS = 3600.0
 """The longest wait for another process of this machine that indexes the same files; then this process indexes them."""
 _log = logging.getLogger("jaxddp.data")
@@ -80,7 +80,7 @@ def load_or_build_index(
             return folder.state(path)
 
     # A web server, which does not list its files, gets a request for each.
-    found = dict(zip(paths, map_in_threads(state_of, paths, 1 if folder.can_list else _THREADS), strict=True))
+    found = dict(zip(paths, map_in_threads(state_of, paths, 1 if folder.can_list else THREADS), strict=True))
     for path in (path for path, state in found.items() if state is None):
         refuse(f"{folder.name(path)}: no such file; download it again, or correct its name")
     states = {path: state for path, state in found.items() if state is not None}
@@ -102,7 +102,7 @@ def load_or_build_index(
             return {path: {name: part[row] for name, part in parts.items()} for row, path in enumerate(states)}
         columns, has_faults = dict[str, Columns](), len(states) < len(paths)
         with doing(f"indexing {counted(len(states), 'file')}, once", len(states), "file"):
-            results = map_in_threads(read_in_thread, states, _THREADS)
+            results = map_in_threads(read_in_thread, states, THREADS)
             for done, (path, (part, faults)) in enumerate(zip(states, results, strict=True), 1):
                 reached(done)
                 has_faults |= bool(faults)
