@@ -97,8 +97,7 @@ def log_settings(
         if not profile:
             written = (Key("log_to", log_to), ": the output of loggers")
         raise InputError(written, " is written into the work directory", advice="give workdir too")
-    recorded = checked(config or {}, dict, "log_config")
-    words = tuple(f"{key}={value}" for key, value in recorded.items())
+    words = tuple(f"{key}={value}" for key, value in checked(config or {}, dict, "log_config").items())
     settings = {"to": ("jsonl", *checked(log_to, Names, "log_to")), "project": project, "name": name, "config": words}
     check_read(Config().replace(log=settings))
     return settings | {"profile": profile}

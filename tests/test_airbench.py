@@ -28,8 +28,7 @@ NET = airbench.Airbench(3, width=4)
 
 def random_images(count: int, size: int) -> np.ndarray:
     """Draw smooth uint8 images, whose neighbouring pixels are similar, as in photographs."""
-    rng = np.random.default_rng(0)
-    noise = rng.integers(0, 256, (count, size, size, 3))
+    noise = np.random.default_rng(0).integers(0, 256, (count, size, size, 3))
     return ((noise + np.roll(noise, 1, 1) + np.roll(noise, 1, 2)) // 3).astype(np.uint8)
 
 

@@ -99,8 +99,7 @@ def test_each_device_gets_its_rows_of_a_batch():
     assert [(rows.start, rows.stop) for _, rows in setup.slices] == [(0, 5), (5, 10), (10, 15)]
     assert "global batch 15 over 3 devices" in str(setup)
     assert f"{jax.devices()[2]}: rows 10:15" in str(setup)
-    batch = next(setup.batches(0, 1))
-    for (device, rows), shard in zip(setup.slices, batch.row.addressable_shards, strict=True):
+    for (device, rows), shard in zip(setup.slices, next(setup.batches(0, 1)).row.addressable_shards, strict=True):
         assert shard.device == device
         assert (np.asarray(shard.data) == setup.feed.order.rows(0)[rows]).all()
 

@@ -46,8 +46,7 @@ def test_each_stretch_has_every_class_equally_often_and_repeats_no_example_befor
         # The number of earlier appearances does not depend on the order of the calls.
         assert epochs[is_of_class].tolist() == [(appeared[:i] == row).sum() for i, row in enumerate(appeared)]
     step = data.draw(st.integers(0, steps - 1))
-    repeated = BalancedOrder.of(labels.copy(), batch, seed)
-    np.testing.assert_array_equal(repeated.rows(step), order.rows(step))
+    np.testing.assert_array_equal(BalancedOrder.of(labels.copy(), batch, seed).rows(step), order.rows(step))
 
 
 def test_the_balanced_order_equals_that_of_earlier_releases():

@@ -170,8 +170,7 @@ def warp(image: jax.Array, operation: PixelOperation) -> jax.Array:
     row = row // (2 * ONE) + operation.translate_y
     column = column // (2 * ONE) + operation.translate_x
     inside = (row >= 0) & (row < height) & (column >= 0) & (column < width)
-    moved = image.at[:, row, column].get(mode="clip")
-    return jnp.where(inside, moved, FILL).astype(image.dtype)
+    return jnp.where(inside, image.at[:, row, column].get(mode="clip"), FILL).astype(image.dtype)
 
 
 def operate(planes: jax.Array, operation: PixelOperation) -> jax.Array:

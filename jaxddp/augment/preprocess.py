@@ -96,8 +96,7 @@ class Preprocess:
 
         def augmented(epoch: jax.Array, row: jax.Array, image: jax.Array) -> jax.Array:
             if self.augment.alternate_flip:
-                first = jax.random.fold_in(key_of(0, row), _STREAMS["flip"])
-                image = geometry.alternate_flip(first, epoch, image)
+                image = geometry.alternate_flip(jax.random.fold_in(key_of(0, row), _STREAMS["flip"]), epoch, image)
             return self.augmented(key_of(epoch, row), image)
 
         pixels = batch.image if batch.side is None else geometry.resized(batch.image, batch.side, self._compute_dtype)

@@ -277,8 +277,7 @@ def measure_network(
 ) -> dict[str, float]:
     """Measure a network and its parameters; see `jaxddp.evaluate`. Raises: InputError."""
     if isinstance(examples, str | os.PathLike):
-        path = os.fspath(check_path(examples, "data"))
-        data = replace(data or DataConfig(), path=path)
+        data = replace(data or DataConfig(), path=os.fspath(check_path(examples, "data")))
         source: Source = open_validation_split(data)
         source.check(data)
     else:

@@ -290,8 +290,7 @@ def digest(function: Callable[..., Any], *arguments: Any) -> str:
 def _constants(closed: Any) -> Iterator[Any]:
     """Yield the constants and literals of a jaxpr, and of the jaxprs inside its operations."""
     yield from (constant for constant in getattr(closed, "consts", ()) if hasattr(constant, "dtype"))
-    jaxpr = getattr(closed, "jaxpr", closed)
-    for equation in jaxpr.eqns:
+    for equation in getattr(closed, "jaxpr", closed).eqns:
         yield from (operand.val for operand in equation.invars if hasattr(operand, "val"))
         for inner in jaxprs_in(equation.params.values()):
             yield from _constants(inner)

@@ -238,8 +238,7 @@ class _Loop:
             self.step = self.sums.step
             if not isinstance(error, TooManySkipped):
                 raise
-            suspects = self.run.suspects(self.way.whole(state), self.step)
-            raise NonFiniteError(error.problem, f". {suspects}") from error
+            raise NonFiniteError(error.problem, f". {self.run.suspects(self.way.whole(state), self.step)}") from error
         rates = self.clock.rates()
         self.used = self.run.usage(self.clock.rate(), self.work.mean())
         return metrics, *rates

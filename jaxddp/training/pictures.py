@@ -167,8 +167,7 @@ def heat_map_over(image: np.ndarray, heat: np.ndarray) -> np.ndarray:
     # The weights of red, green and blue are those of ITU-R BT.601.
     gray = drawable if drawable.ndim == 2 else drawable[..., :3] @ np.array([0.299, 0.587, 0.114], np.float32)
     shares = np.clip(np.nan_to_num(heat) / (np.nanmax(heat, initial=0) or 1), 0, 1)
-    colours = colormaps["inferno"](shares)[..., :3] * 255
-    return np.rint((colours + gray[..., None]) / 2).astype(np.uint8)
+    return np.rint((colormaps["inferno"](shares)[..., :3] * 255 + gray[..., None]) / 2).astype(np.uint8)
 
 
 def prediction_pixels(predictions: PredictedImages) -> np.ndarray:

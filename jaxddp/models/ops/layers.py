@@ -109,8 +109,7 @@ def pixels_of_windows(images: jax.Array, shape: tuple[int, ...], stride: int) ->
     rows, columns = ((side - size) // stride * stride + 1 for side, size in zip((height, width), shape, strict=False))
     none, steps = [0] * len(batch), [*[1] * len(batch), stride, stride, 1]
     for row, column in np.ndindex(*shape[:2]):
-        stop = (*batch, row + rows, column + columns, channels)
-        yield lax.slice(images, (*none, row, column, 0), stop, steps)
+        yield lax.slice(images, (*none, row, column, 0), (*batch, row + rows, column + columns, channels), steps)
 
 
 # Type checkers do not accept a `jax.custom_vjp` as a callable.
