@@ -436,7 +436,7 @@ def open_inputs(places: Sequence[str | os.PathLike[str]], data: DataConfig | Non
         raise InputError("no images are given; give a folder, files, a CSV file, or a directory with a test listing")
     texts = [os.fspath(files.check_path(place, "images")) for place in places]
     for text in texts:
-        path = files.expanded(text)
+        path = Path(text)
         is_test = is_url(text) or (path / TEST_CSV).is_file()
         if is_test or (is_csv(path) and path.is_file()):
             if len(texts) > 1:
@@ -456,7 +456,7 @@ def open_inputs(places: Sequence[str | os.PathLike[str]], data: DataConfig | Non
 
 def _images(place: str, *, alone: bool) -> Iterator[tuple[str, str]]:
     """Yield (id, real path) for each image of a folder, or for a single image file."""
-    path = files.expanded(place)
+    path = Path(place)
     if path.is_file():
         if alone and not is_image_name(path.name) and _is_data_set(_whole_place(place, DataConfig())):
             raise InputError(f"{place}: is a data set; give its images as files, or a CSV file with their paths")

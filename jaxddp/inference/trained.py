@@ -24,7 +24,6 @@ from jaxddp.config import Config, DataConfig
 from jaxddp.config.goal import flat
 from jaxddp.config.tree import Precision
 from jaxddp.config.values import checked
-from jaxddp.core import files
 from jaxddp.core.errors import InputError, Option, counted, show, some
 from jaxddp.core.phases import doing, phase
 from jaxddp.data.arrays import ArrayTable
@@ -474,14 +473,9 @@ def check_same_classes(members: Sequence[TrainedRun]) -> None:
 
 
 def restore_run(
-    directory: str | os.PathLike[str],
-    step: str,
-    topology: Topology,
-    model: Any = None,
-    *,
-    precision: Precision | None = None,
+    place: Path, step: str, topology: Topology, model: Any = None, *, precision: Precision | None = None
 ) -> TrainedRun:
-    """Restore the network of a run's checkpoint: "best", "latest" or its step.
+    """Restore the network of a checkpoint of the run in a work directory: "best", "latest" or its step.
 
     Args:
         model: the network of a run from Python. The work directory of such a run does not name its network.
@@ -489,7 +483,6 @@ def restore_run(
 
     Raises: InputError if there is no such run or checkpoint, or the network does not fit the checkpoint.
     """
-    place = files.expanded(directory)
     file = recipe_of_run(place)
     config = file.config if precision is None else file.config.replace(train={"precision": precision})
     signature, saved = Signature.read(place), restore_state(place, step, topology)
