@@ -51,6 +51,8 @@ Logits = Callable[[Any], jax.Array]
 """A function from pixels [B, H, W, C] to logits float32[B, K]."""
 _TOLERANCE = 1e-4
 """The maximum difference between logits. It is relative to the largest logit if the largest logit is above 1."""
+_ANY_CLASSES = 2
+"""An arbitrary number of classes. The names of a network's arrays do not depend on it."""
 
 
 def export_program(
@@ -323,7 +325,7 @@ def weights_of_run(directory: Path, which: str) -> tuple[int, Model, dict[str, n
     file = recipe_of_run(directory)
     file.check_network("write its weights in Python with jaxddp.export_weights(state, setup, FILE)")
     step, arrays = read_run(directory, which, Topology.create(1))
-    return step, recipe.model_of(file.config, 2, user_objects.objects_of_hooks(file.hooks)), arrays  # for any classes
+    return step, recipe.model_of(file.config, _ANY_CLASSES, user_objects.objects_of_hooks(file.hooks)), arrays
 
 
 def averaged(runs: Sequence[Path], which: str, precision: tree.Precision | None = None, **changes: Any) -> TrainedRun:
