@@ -88,7 +88,8 @@ def _auto_augment(settings: AugmentConfig) -> Policy:
         pair = jax.random.randint(pair_key, (), 0, len(policy), jnp.int32)
         is_used = jax.random.bernoulli(use_key, probabilities[pair])
         outcome = jnp.where(is_used, jax.random.randint(sign_key, (2,), 1, 3, jnp.int32), 0)
-        return ops.on_planes(ops.operate_all, image, ops.drawn(table, (2 * pair + jnp.arange(2)) * 3 + outcome))
+        drawn = ops.drawn(table, (2 * pair + jnp.arange(2)) * 3 + outcome)
+        return ops.on_planes(ops.operate_all, image, drawn)
 
     return apply
 

@@ -316,7 +316,8 @@ class RepeatedOrder(SampleOrder):
 
     def epochs(self, step: int) -> np.ndarray:
         """Return the number of earlier appearances of each row of `rows(step)`, int64[batch_size]."""
-        return (self.repeats * self.base.epochs(step) + np.arange(self.repeats, dtype=np.int64)[:, None]).reshape(-1)
+        copies = np.arange(self.repeats, dtype=np.int64)[:, None]
+        return (self.repeats * self.base.epochs(step) + copies).reshape(-1)
 
 
 def check_repeats(repeats: int, batch_size: int) -> None:

@@ -194,7 +194,8 @@ def differentiate_in_order(
     """
     traced, shapes = jax.make_jaxpr(jax.grad(loss, has_aux=True), return_shape=True)(params)
     order = order_of_readiness(traced, len(jax.tree.leaves(params)))
-    return *jax.tree.unflatten(jax.tree.structure(shapes), jaxpr_as_fun(traced)(*values(order))), order
+    results = jaxpr_as_fun(traced)(*values(order))
+    return *jax.tree.unflatten(jax.tree.structure(shapes), results), order
 
 
 def order_of_readiness(traced: ClosedJaxpr, count: int) -> list[int]:
