@@ -147,8 +147,7 @@ def test_network_equals_numpy(name, widths, depth, divisor):
         assert [params[f"conv{stage}_{depth}"]["kernel"].shape[-1] for stage in (1, 2, 3)] == widths
         expected = numpy_logits(jax.device_get(params), images, depth, divisor)
         for platform in ("cpu", "gpu"):
-            model = for_platform(adapt(net), platform)
-            apply = jax.jit(functools.partial(model.apply, train=True, key=None))
+            apply = jax.jit(functools.partial(for_platform(adapt(net), platform).apply, train=True, key=None))
             logits, _ = apply(params, state, jnp.asarray(images))
             np.testing.assert_allclose(logits, expected, rtol=1e-9, atol=1e-12)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
@@ -53,6 +53,7 @@ def write(folder: Path, **changed: bytes | None) -> Path:
     data=st.data(),
 )
 def test_the_written_data_are_read_back(images, is_compressed, data):
+    assume(images.shape[1] not in (1, 3, 4) or images.shape[2:] != (5, 5))  # Such channels are first, an error.
     labels = data.draw(npst.arrays(np.uint8, len(images)))
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
