@@ -21,6 +21,7 @@ from jaxddp.data.batch import Batch
 from jaxddp.data.source import check_one_label
 from jaxddp.engine.objective import MetricSums, Objective, TrainObjective
 from jaxddp.losses import softmax_cross_entropy
+from jaxddp.objectives.choices import FixMatchSettings
 
 ADDED_METRICS = ("supervised_loss", "unlabelled_loss", "pseudo_labels")
 """The names of the added metrics: the two terms of the loss, and the share of unlabelled images with a pseudo-label."""
@@ -33,13 +34,9 @@ _WEAK, _STRONG = 0x7765616B, 0x7374726F
 
 @dataclass(frozen=True)
 class FixMatch:
-    """Creates the FixMatch objective from the supervised objective and its settings.
+    """Creates the FixMatch objective from the supervised objective and its settings."""
 
-    Attributes:
-        settings: a `jaxddp.objectives.choices.FixMatchSettings`.
-    """
-
-    settings: Any
+    settings: FixMatchSettings
 
     def __call__(self, supervised: Objective) -> TrainObjective:
         """Return the objective, which takes batches that have unlabelled images.
