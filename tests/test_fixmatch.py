@@ -29,7 +29,7 @@ from jaxddp.engine.gradients import Gradients
 from jaxddp.engine.ways.reproducible import OrderedGradients, Reproducible
 from jaxddp.engine.ways.way import Way
 from jaxddp.objectives.choices import FixMatchSettings
-from jaxddp.objectives.fixmatch import ADDED_METRICS, FixMatch
+from jaxddp.objectives.fixmatch import ADDED_METRICS
 from jaxddp.setup.run_training import make_run
 
 LINEAR, NORMED = linear_model(), SmallNet(batch_norm=True, sync="data", dtype=jnp.float64)
@@ -59,7 +59,7 @@ def test_the_fixmatch_loss_equals_the_papers(masked):
     with jax.enable_x64(True):
         supervised = objective_of(linear_model())
         params = {"weight": jax.random.normal(jax.random.key(1), (108, CLASSES), jnp.float64) / 8}
-        objective = FixMatch(settings)(supervised)
+        objective = settings.make(None, None)(supervised)
 
         def mean(params):
             sums, _ = objective(params, {}, batch, train=True, key=jax.random.key(0))
@@ -99,7 +99,7 @@ def test_the_strong_view_is_augmented_more_and_each_view_has_its_own_random_numb
     batch = batch._replace(unlabelled=batch.unlabelled._replace(image=np.full((12, 6, 6, 3), 200, np.uint8)))
 
     def views(**settings):
-        objective = jax.jit(functools.partial(FixMatch(FixMatchSettings(**settings))(supervised), train=True))
+        objective = jax.jit(functools.partial(FixMatchSettings(**settings).make(None, None)(supervised), train=True))
         _, state = objective(params, {"seen": None}, batch, image_key=jax.random.key(3))
         # The network gets all views in one batch, so batch norm normalizes the views together.
         assert len(state["seen"]) == 30
@@ -139,7 +139,7 @@ def train_three_steps(net, devices: int, make_way: Any):
     with jax.enable_x64(True):
         objective, way = objective_of(net, augment=AugmentConfig()), make_way(topology_of(devices))
         batches = [batch_with_unlabelled(8, 3, seed=number) for number in range(3)]
-        key, minimized = jax.random.key(4), FixMatch(SETTINGS)(objective)
+        key, minimized = jax.random.key(4), SETTINGS.make(None, None)(objective)
         params, sums, after = train_steps(objective, way, batches, key, minimized=minimized)
         pairs = zip(*map(jax.tree.leaves, (params[0], after.params)), strict=True)
         assert all(np.abs(a - b).max() > 1e-6 for a, b in pairs)

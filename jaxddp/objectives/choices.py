@@ -39,9 +39,9 @@ class DistillationSettings:
     this."""
 
     def make(self, config: "Config", topology: Any) -> Made:
-        from jaxddp.objectives.distillation import distillation_of
+        from jaxddp.objectives.distillation import Distillation, best_of_run
 
-        return distillation_of(self, config, topology)
+        return Distillation(best_of_run(self.teacher, config, topology), self.temperature, self.teacher_share)
 
 
 @OBJECTIVES.add("fixmatch")
@@ -69,7 +69,8 @@ class FixMatchSettings:
     def make(self, config: "Config", topology: Any) -> Made:
         from jaxddp.objectives.fixmatch import FixMatch
 
-        return FixMatch(self)
+        strong = self.strong_rand_augment, self.strong_rand_magnitude, self.strong_cutout
+        return FixMatch(self.unlabelled_weight, self.threshold, *strong)
 
 
 @OBJECTIVES.add(SIMSIAM)

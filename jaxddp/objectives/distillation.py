@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from jaxddp.config import Config
 from jaxddp.config.layers import SIMSIAM
+from jaxddp.config.registry import OBJECTIVES
 from jaxddp.config.values import checked
 from jaxddp.core import files
 from jaxddp.core.errors import InputError, Key, about, counted, refused
@@ -19,7 +20,6 @@ from jaxddp.engine.objective import MetricSums, Objective, TrainObjective
 from jaxddp.inference.trained import TrainedRun, restore_run
 from jaxddp.mesh import Topology, device_axes
 from jaxddp.models.adapt import for_platform
-from jaxddp.objectives.choices import DistillationSettings
 from jaxddp.setup.identity import checksum
 from jaxddp.setup.network_checks import reason_of_rejection
 from jaxddp.setup.recipe import Recipe
@@ -147,14 +147,13 @@ def distillation(teacher: TrainedRun, temperature: float = 4.0, teacher_share: f
     """
     if not isinstance(teacher, TrainedRun):
         raise refused("teacher", teacher, "give what jaxddp.load_run returns")
-    types = get_type_hints(DistillationSettings, include_extras=True)
+    types = get_type_hints(OBJECTIVES.choice("distillation"), include_extras=True)
     values = {"temperature": temperature, "teacher_share": teacher_share}
     return Distillation(lambda: teacher, **{name: checked(value, types[name], name) for name, value in values.items()})
 
 
-def distillation_of(settings: DistillationSettings, config: Config, topology: Topology) -> Distillation:
-    """Create a `Distillation` from the best checkpoint of a run. Raises: InputError if no teacher is set."""
-    if settings.teacher is None:
+def best_of_run(teacher: str | None, config: Config, topology: Topology) -> Callable[[], TrainedRun]:
+    """Return a function that restores a run's best checkpoint as a teacher. Raises: InputError if no teacher is set."""
+    if teacher is None:
         raise InputError(_KEY, ": distillation has no teacher", advice="give a run's work directory")
-    restore = partial(restore_run, files.expanded(settings.teacher), "best", topology, precision=config.train.precision)
-    return Distillation(restore, settings.temperature, settings.teacher_share)
+    return partial(restore_run, files.expanded(teacher), "best", topology, precision=config.train.precision)

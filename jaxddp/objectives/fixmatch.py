@@ -21,7 +21,6 @@ from jaxddp.data.batch import Batch
 from jaxddp.data.source import check_one_label
 from jaxddp.engine.objective import MetricSums, Objective, TrainObjective
 from jaxddp.losses import softmax_cross_entropy
-from jaxddp.objectives.choices import FixMatchSettings
 
 ADDED_METRICS = ("supervised_loss", "unlabelled_loss", "pseudo_labels")
 """The names of the added metrics: the two terms of the loss, and the share of unlabelled images with a pseudo-label."""
@@ -34,9 +33,16 @@ _WEAK, _STRONG = 0x7765616B, 0x7374726F
 
 @dataclass(frozen=True)
 class FixMatch:
-    """Creates the FixMatch objective from the supervised objective and its settings."""
+    """Creates the FixMatch objective from the supervised objective.
 
-    settings: FixMatchSettings
+    Its attributes are settings; see `jaxddp.objectives.choices.FixMatchSettings`.
+    """
+
+    unlabelled_weight: float
+    threshold: float
+    strong_rand_augment: int
+    strong_rand_magnitude: float
+    strong_cutout: float
 
     def __call__(self, supervised: Objective) -> TrainObjective:
         """Return the objective, which takes batches that have unlabelled images.
@@ -75,13 +81,13 @@ class FixMatch:
             # Add the sums over the unlabelled images to the sums over the labelled images.
             mask = unlabelled.mask
             probabilities = jax.nn.softmax(jax.lax.stop_gradient(weak))
-            confident = (probabilities.max(-1) >= self.settings.threshold) & (mask > 0)
+            confident = (probabilities.max(-1) >= self.threshold) & (mask > 0)
             losses = jnp.where(confident, softmax_cross_entropy(strong, probabilities.argmax(-1)), 0)
             count = mask.sum().astype(losses.dtype)
             (loss, examples), *rest = sums.values
             # The step divides the sum by the number of labelled images. So the sum over unlabelled images is scaled by
             # the ratio of the two numbers of images, which is the same in each part of a batch.
-            total = loss + self.settings.unlabelled_weight * len(batch.mask) / len(mask) * losses.sum()
+            total = loss + self.unlabelled_weight * len(batch.mask) / len(mask) * losses.sum()
             rows = [(loss, examples), (losses.sum(), count), (confident.sum().astype(losses.dtype), count)]
             *metrics, last = rest
             values = [jnp.stack([total, examples]), *metrics, *map(jnp.stack, rows), last]
@@ -115,7 +121,6 @@ class FixMatch:
 
     def _strong(self, supervised: Objective, shape: tuple[int, ...]) -> Preprocess:
         """Return the strong augmentation for images [..., H, W, C]: the weak one with RandAugment and cutout."""
-        settings, weak = self.settings, self._weak(supervised)
-        layers, magnitude = settings.strong_rand_augment, settings.strong_rand_magnitude
-        side = round(settings.strong_cutout * min(shape[-3:-1]))
+        weak, layers, magnitude = self._weak(supervised), self.strong_rand_augment, self.strong_rand_magnitude
+        side = round(self.strong_cutout * min(shape[-3:-1]))
         return replace(weak, augment=replace(weak.augment, rand_augment=layers, rand_magnitude=magnitude, cutout=side))
