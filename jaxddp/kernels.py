@@ -78,7 +78,7 @@ class Kernels:
     def map(self, function: Callable[..., Any], params: Any, *trees: Any) -> Any:
         """Return a tree of `function(kernel, param, …)`, where `kernel` is None for parameters that are no kernels."""
         return jax.tree_util.tree_map_with_path(
-            lambda path, param, *others: function(self.get(name_of(path), param.shape), param, *others), params, *trees
+            lambda path, param, *others: function(self.get(path_of(path), param.shape), param, *others), params, *trees
         )
 
     def mask(self, params: Any) -> Any:
@@ -104,7 +104,7 @@ def add_decay(config: "Config", kernels: Kernels) -> "optax.GradientTransformati
         return optax.add_decayed_weights(default, mask=kernels.mask)
 
     def add(path: Any, update: jax.Array, param: jax.Array) -> jax.Array:
-        name = name_of(path)
+        name = path_of(path)
         decay = longest_match(by_layer, name, default) if kernels.get(name, param.shape) else 0.0
         return update + decay * param if decay else update
 
@@ -137,7 +137,7 @@ def matrices(kernel: Kernel | None, param: "jax.Array") -> Any:
     return optax.contrib.MuonDimensionNumbers(kernel.inputs, kernel.outputs) if kernel and kernel.inputs else None
 
 
-def name_of(path: Any) -> str:
+def path_of(path: Any) -> str:
     """Return a JAX key path as text, such as "layer1_0/conv1/kernel"."""
     return jax.tree_util.keystr(path, simple=True, separator="/")
 

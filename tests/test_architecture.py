@@ -34,11 +34,11 @@ class Group:
 LAYERS = (
     Group(0, "core"),
     Group(1, "config recipe"),
-    Group(2, "mesh", "jax"),
+    Group(2, "kernels mesh", "jax optax"),
     Group(2, "data"),
     Group(3, "models platforms", "jax flax"),
     Group(3, "calibration losses metrics", "jax optax"),
-    Group(3, "kernels optimizers schedules", "jax optax"),
+    Group(3, "optimizers schedules", "jax optax"),
     Group(3, "augment", "jax"),
     Group(3, "measure", "jax"),
     Group(4, "engine", "jax flax optax"),

@@ -11,7 +11,7 @@ from jaxddp.cli import main
 from jaxddp.config import Config, load
 from jaxddp.config.registry import MODELS
 from jaxddp.data.batch import Growth
-from jaxddp.kernels import BY_NAME, name_of
+from jaxddp.kernels import BY_NAME, path_of
 from jaxddp.models.adapt import adapt
 from jaxddp.optimizers import AdamW, Lamb, Lars, SgdWithMomentum
 from jaxddp.schedules import make_schedule
@@ -142,5 +142,5 @@ def test_biases_norms_and_these_parameters_have_no_weight_decay(network):
     model = adapt(MODELS.get(network)(load("imagenet_resnet50").replace(model={"name": network}), 9))
     params, _ = jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, 32, 32, 3)))
     leaves = jax.tree_util.tree_leaves_with_path(BY_NAME.mask(params))
-    decays = {(name_of(path).rpartition("/")[2], decays) for path, decays in leaves}
+    decays = {(path_of(path).rpartition("/")[2], decays) for path, decays in leaves}
     assert decays == {("kernel", True), *((name, False) for name in {"scale", "bias"} | OTHERS[network])}

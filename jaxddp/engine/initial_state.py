@@ -13,9 +13,10 @@ from jaxddp.engine.compilation import options_of_one_call
 from jaxddp.engine.parts.part import Part
 from jaxddp.engine.state import EVAL_PARAMS, TrainState, first_difference
 from jaxddp.engine.ways.way import Way
+from jaxddp.kernels import path_of
 from jaxddp.mesh import Topology
 from jaxddp.models.adapt import Adapted, without_adapters
-from jaxddp.models.interface import PARAMS, Model, path_of
+from jaxddp.models.interface import PARAMS, Model
 
 NO_OPTIMIZER = optax.identity()
 """The optimizer of a state that is only evaluated: it has no state of its own."""

@@ -20,7 +20,8 @@ from optax.contrib import ScheduleFreeState, schedule_free_eval_params
 
 from jaxddp.config.layers import Layers
 from jaxddp.core.errors import InputError, kind_of
-from jaxddp.models.interface import path_of, without_frozen
+from jaxddp.kernels import path_of
+from jaxddp.models.interface import without_frozen
 
 _MISSING = re.compile(r"missing \d+ required (?:keyword-only|positional) argument")
 _REFUSED = re.compile("unexpected keyword argument '(value|grad)'")

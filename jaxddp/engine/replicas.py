@@ -24,8 +24,8 @@ from jax.sharding import Mesh
 from jaxddp.core.errors import ReplicaError, counted, listed
 from jaxddp.engine.state import few_arrays
 from jaxddp.engine.ways.way import Way
+from jaxddp.kernels import path_of
 from jaxddp.mesh import AXIS, Device, stack_over_devices
-from jaxddp.models.interface import path_of
 
 _REPLICATED = P()
 _MOST_NAMES = 4

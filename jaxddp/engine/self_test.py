@@ -25,9 +25,9 @@ from jaxddp.engine.gradients import Gradients
 from jaxddp.engine.objective import TrainObjective
 from jaxddp.engine.state import TrainState
 from jaxddp.engine.ways.way import Way
+from jaxddp.kernels import path_of
 from jaxddp.measure.cost import operations_in
 from jaxddp.mesh import Topology
-from jaxddp.models.interface import path_of
 from jaxddp.platforms import platform_named
 
 EXAMPLES_PER_DEVICE, MOST_DEVICES = 2, 8

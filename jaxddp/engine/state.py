@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxddp.core.errors import InputError, counted, show
-from jaxddp.models.interface import path_of
+from jaxddp.kernels import path_of
 
 EVAL_PARAMS = "eval_params"
 """The key of evaluation parameters among a part's arrays. Prediction, export and serving use evaluation parameters

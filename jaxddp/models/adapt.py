@@ -21,6 +21,7 @@ from jax.typing import DTypeLike
 
 from jaxddp.config.layers import ADAPTERS, NO_LAYERS, Layers
 from jaxddp.core.errors import InputError, Key, kind_of
+from jaxddp.kernels import path_of
 from jaxddp.models import interface
 from jaxddp.models.interface import MODE_ARGUMENTS, Keys, Model, Outputs, Tree, cast, name_of
 from jaxddp.models.ops.layers import Convolution, Operations
@@ -322,14 +323,14 @@ class LinenModel:
             # A leaf may be a box of `nn.with_partitioning`, which has its array as "value".
             for path, leaf in jax.tree_util.tree_leaves_with_path(own):
                 # The module within a transformation returns before the transformed one.
-                found.setdefault("/".join((*module.path, interface.path_of(path))), (leaf.shape, module))
+                found.setdefault("/".join((*module.path, path_of(path))), (leaf.shape, module))
             return result
 
         example = jax.ShapeDtypeStruct((1, *image_shape), jnp.float32)
         with nn.intercept_methods(record):
             # A new function: JAX would reuse an earlier trace of `self.init`, which calls no module.
             params, _ = jax.eval_shape(lambda image: self.init(jax.random.key(0), image), example)
-        shapes = {interface.path_of(path): leaf.shape for path, leaf in jax.tree_util.tree_leaves_with_path(params)}
+        shapes = {path_of(path): leaf.shape for path, leaf in jax.tree_util.tree_leaves_with_path(params)}
         return {name: (shape, *found.get(name, (shape, None))) for name, shape in shapes.items()}
 
 
@@ -447,7 +448,7 @@ def merged(params: Tree, scale: float) -> Tree:
     adapters: Any = traverse_util.flatten_dict(params[ADAPTERS], sep="/")
 
     def add(path: Any, leaf: jax.Array) -> jax.Array:
-        if (name := interface.path_of(path)) + "/a" not in adapters:
+        if (name := path_of(path)) + "/a" not in adapters:
             return leaf
         product = jnp.matmul(adapters[f"{name}/a"], adapters[f"{name}/b"], precision="highest")
         return leaf + scale * product.reshape(leaf.shape)

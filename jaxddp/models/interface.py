@@ -16,6 +16,7 @@ from jax.typing import DTypeLike
 
 from jaxddp.config.layers import ADDED, Layers
 from jaxddp.core.errors import InputError, kind_of, shaped
+from jaxddp.kernels import path_of
 
 Tree = Any  # a pytree of arrays
 ImageShape = tuple[int, int, int]  # height, width, channels
@@ -135,11 +136,6 @@ def name_of(value: Any) -> str:
 
 PARAMS = "params/"
 """The prefix of the paths of parameters, which distinguishes them from paths in the model's state."""
-
-
-def path_of(path: Any) -> str:
-    """Return a JAX key path as text, such as "layer1_0/conv1/kernel"."""
-    return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
 def trees_of(model: Model, image_shape: ImageShape) -> tuple[Any, Any]:

@@ -16,7 +16,7 @@ from jaxddp.config.values import check_values, checked
 from jaxddp.core.ranges import Count, Growth, Period, Positive, Range
 from jaxddp.engine.parts.part import Part
 from jaxddp.engine.state import TrainState
-from jaxddp.models.interface import path_of
+from jaxddp.kernels import path_of
 
 GRADIENT_NORM = "gradient_norm"
 LOSS_SCALE = "loss_scale"

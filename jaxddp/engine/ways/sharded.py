@@ -29,8 +29,9 @@ from jaxddp.engine.programs import RESIDENT_FEED, Options, TrainStep, gather_bat
 from jaxddp.engine.state import TrainState, all_finite
 from jaxddp.engine.step import Phases
 from jaxddp.engine.ways.way import Way
+from jaxddp.kernels import path_of
 from jaxddp.mesh import AXIS, varying
-from jaxddp.models.interface import Keys, path_of, without_frozen
+from jaxddp.models.interface import Keys, without_frozen
 
 
 @dataclass(frozen=True)
