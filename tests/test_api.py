@@ -30,7 +30,7 @@ import jaxddp
 from jaxddp import InputError, prepare_training, train
 from jaxddp.core.errors import Preempted
 from jaxddp.data.source import Examples, Source, check_source
-from jaxddp.engine.parts.averages import ParameterAverage
+from jaxddp.engine.parts import averages, guard
 from jaxddp.workdir.lock import locked
 
 TABLE, VAL = random_table(50), random_table(23, seed=1)
@@ -331,7 +331,7 @@ def repeated_run(tmp_path_factory) -> Path:
         ({"model": ScaledDense(4)}, "model was 'ScaledDense .*' and is now 'ScaledDense .*'"),
         ({"initialize": lambda *fresh: fresh}, "initialize was None and is now '<lambda> .*'"),
         ci_case({"weights": "."}, "weights was None and is now '.'"),
-        ci_case({"parts": [ParameterAverage(0.9)]}, "parts was None and is now 'average "),
+        ci_case({"parts": [averages.ParameterAverage(0.9), guard.LossScale(8)]}, "now 'average .*, loss_scale "),
     ],
 )
 def test_resuming_with_another_object_names_the_object(change, message, repeated_run, monkeypatch):

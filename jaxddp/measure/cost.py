@@ -281,7 +281,7 @@ def digest(function: Callable[..., Any], *arguments: Any) -> str:
     found = hashlib.sha256(_ADDRESS.sub("", str(traced)).encode())
     # A printed jaxpr omits the constants, and the middle of a large literal.
     for constant in _constants(traced):
-        if jnp.issubdtype(constant.dtype, jax.dtypes.prng_key):
+        if jnp.issubdtype(jnp.result_type(constant), jax.dtypes.prng_key):  # A literal may be a bool of Python.
             constant = jax.random.key_data(constant)
         found.update(np.ascontiguousarray(constant).tobytes())
     return found.hexdigest()[:12]
