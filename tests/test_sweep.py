@@ -11,12 +11,13 @@ from support.runs import fails
 
 from jaxddp.cli import main
 from jaxddp.command_line.words import options_of
-from jaxddp.commands.sweep import _split
+from jaxddp.commands.sweep import _split, _trials
 from jaxddp.commands.train import Train
 from jaxddp.core.duration import Duration
 from jaxddp.core.errors import InputError
 from jaxddp.core.ranges import Range
-from jaxddp.sweeps.folder import folds_of
+from jaxddp.sweeps.folder import SweepFolder, folds_of
+from jaxddp.sweeps.queues import GridQueue
 from jaxddp.sweeps.trials import Choices, Interval, Template, Trial, is_split, short_names, space_of, trial_name
 
 Whole: Any = Annotated[int, Range(0, 100)]
@@ -112,10 +113,8 @@ def test_names_show_the_values_of_the_config():
     assert trial_name(values) == "learning_rate=0.001__model=resnet18__duration=5-epochs__seed=2"
     assert re.fullmatch(r"weights=a-b\.npz-[0-9a-f]{8}", trial_name({"model.weights": "a/b.npz"}))
     assert len(trial_name({f"some.long_name_{number}": 1.5 for number in range(50)})) < 200
-    assert short_names(["train.batch_size", "eval.batch_size"]) == {
-        "train.batch_size": "train.batch_size",
-        "eval.batch_size": "eval.batch_size",
-    }
+    keys = ["train.batch_size", "eval.batch_size"]
+    assert short_names(keys) == dict(zip(keys, keys, strict=True))
 
 
 def words_of(*arguments: str) -> list[list[str]]:
@@ -157,23 +156,17 @@ SEARCH = ["--search", "optuna", "--trials", "2"]
         (["--lr", "1e-3,0.001"], "--lr: 1e-3 and 0.001 are the same value; give each value once"),
         (["--seed", "0:2", "--lr", "1,1"], "--lr: 1 and 1 are the same value"),
         (["--lr", "1,,2"], "--lr 1,,2: a value of the list is empty; give a,b,c"),
-        (
-            ["--lr", "0.1..1"],
-            "--lr: an interval A..B needs --search optuna; a grid has a,b,c, or A:B for whole numbers",
-        ),
+        (["--lr", "0.1..1"], "--lr: an interval A..B needs --search optuna; a grid has a,b,c, or A:B for whole"),
         (["--seed", "0:9999", "--lr", "1,2"], "the grid has 19,998 trials; a sweep has at most 10,000"),
         (["--seed", "0:2", "--resume", "never"], "--resume: a sweep always resumes its trials; leave it out"),
         (
             ["--checkpoint.best", "val loss", "--checkpoint.best", "val top1"],
-            "--checkpoint.best: the trials of a sweep are compared by it; give one value",
+            "--checkpoint.best: the trials of a sweep",
         ),
         (["--folds", "2", *SEARCH], "--search: compares trials, and folds belong together; leave --search or the"),
         (["--seed", "0:2", "--prune"], "--prune: has no effect without --search optuna"),
         (["--seed", "0:2", "--search", "optuna"], "--search: give the number of trials with --trials N"),
-        (
-            ["--seed", "0:2", "--list", *SEARCH],
-            "--search: suggests the trials one after another; leave --list and --index out",
-        ),
+        (["--seed", "0:2", "--list", *SEARCH], "--search: suggests the trials one after another; leave --list and"),
         (["--seed", "0:2", "--index", "2"], "--index 2: the sweep has 2 trials, from 0"),
         (["--train.label-smoothing", "0..1", *SEARCH], "--train.label-smoothing 1.0: expected at least 0, below 1"),
     ],
@@ -186,9 +179,22 @@ def test_mistakes_are_one_line_before_anything_is_trained(arguments, message, ca
 
 def test_another_config_in_the_folder_is_refused(capfd, tmp_path):
     (tmp_path / "sweep.json").write_text('{"version": 1, "config": "cifar10", "trials": []}')
-    command = ["sweep", "digits", "--seed", "0:2", "--workdir", str(tmp_path)]
     message = f"jaxddp: {tmp_path}/sweep.json: is a sweep of cifar10, not of digits; give another --workdir"
-    assert fails(command, capfd) == message
+    assert fails(["sweep", "digits", "--seed", "0:2", "--workdir", str(tmp_path)], capfd) == message
+
+
+def test_a_trial_is_not_finished_after_its_recipe_was_edited(tmp_path):
+    recipe, result = tmp_path / "my.py", tmp_path / "batch_size=8" / "result.json"
+    template = Template(str(recipe), {"train.batch_size": ("--batch-size",)}, {"train.batch_size": Choices(("8",))})
+    source = "from jaxddp.config import Config\nget_config = lambda: Config(seed={})\nget_loss = lambda config: {}\n"
+    result.parent.mkdir()
+    result.write_text('{"status": "done"}')
+    for seed, loss, unfinished in ((0, 1, 1), (0, 1, 0), (0, 2, 1), (1, 2, 1)):
+        recipe.write_text(source.format(seed, loss))
+        queue = GridQueue(SweepFolder(tmp_path, "a config"), _trials(template, tmp_path))
+        assert len(queue.unfinished()) == unfinished
+        if (trial := queue.next()) is not None:
+            queue.record_end(trial, "done")
 
 
 def test_a_damaged_file_and_a_run_in_its_place_are_refused(capfd, tmp_path):
@@ -205,9 +211,8 @@ def test_a_damaged_file_and_a_run_in_its_place_are_refused(capfd, tmp_path):
 
 
 def test_a_trial_of_a_job_array_is_in_the_folder_before_it_is_trained(capfd, tmp_path):
-    sweep = str(tmp_path / "sweep")
-    fails(["sweep", "digits", "--data", f"{tmp_path}/none", "--seed", "0:2", "--workdir", sweep, "--index", "1"], capfd)
-    assert "seed=1 of its 1 run not finished" in fails(["predict", sweep, "x", "--out", "y.csv"], capfd)
+    fails(["sweep", "digits", "--data", "x", "--seed", "0:2", "--workdir", str(tmp_path), "--index", "1"], capfd)
+    assert "seed=1 of its 1 run not finished" in fails(["predict", str(tmp_path), "x", "--out", "y.csv"], capfd)
 
 
 def test_a_trial_without_a_fold_is_in_no_set_of_folds():

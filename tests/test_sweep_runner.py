@@ -202,16 +202,11 @@ def test_two_sweeps_of_one_folder_claim_different_trials(sweeps):
     assert [trial and trial.name for trial in claimed] == ["0-good", "1-good", "2-good", None]
     # The claims end with the process.
     first.folder.release("0-good")
-    trial = second.next()
-    assert trial is not None and trial.name == "0-good"
+    assert (trial := second.next()) is not None and trial.name == "0-good"
 
 
 def test_a_trial_with_other_arguments_is_not_finished(tmp_path):
-    folder, words, result = (
-        SweepFolder(tmp_path, "a config"),
-        ["digits", "--epochs", "2"],
-        tmp_path / "a" / "result.json",
-    )
+    folder, words, result = SweepFolder(tmp_path, "a config"), ["digits", "--epochs", "2"], tmp_path / "a/result.json"
     result.parent.mkdir()
     result.write_text('{"status": "done"}')
     assert folder.is_finished(Trial("a", {}, words, finished_words=words))

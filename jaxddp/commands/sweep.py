@@ -1,5 +1,6 @@
 """`jaxddp sweep CONFIG`: train a config with all combinations of some values, or with values that a search suggests."""
 
+import json
 import shlex
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -13,18 +14,19 @@ from jaxddp.command_line.terminal import IMPORTING, print_table
 from jaxddp.command_line.words import by_key, config_and_words, format_option, is_flag, options_of
 from jaxddp.commands.train import Train
 from jaxddp.commands.train import run as train
-from jaxddp.config import Config
 from jaxddp.config.values import HELP
 from jaxddp.core.errors import InputError, Key, counted, key_of_option, some
 from jaxddp.core.log import say
 from jaxddp.core.phases import doing
 from jaxddp.core.ranges import Range, Seed
+from jaxddp.recipe.file import RecipeFile
 from jaxddp.recipe.sources import is_built_in, recipe_path
 from jaxddp.reports.tables import Estimate, is_run, number
 from jaxddp.sweeps.folder import RESULTS, SweepFolder, folds_of, report, seed_table, table, write_results
 from jaxddp.sweeps.queues import GridQueue, Search, SearchQueue
 from jaxddp.sweeps.runner import Runner, describe, slots
 from jaxddp.sweeps.trials import FOLD, MOST_TRIALS, VAL_FOLD, Template, Trial, space_of, trial_name
+from jaxddp.training.checkpoints.integrity import sha256
 
 _GOAL = "checkpoint.best"
 
@@ -118,7 +120,7 @@ def _split(name: str, rest: Sequence[str]) -> tuple[list[str], Template]:
 def _check(options: Sweep, template: Template) -> None:
     """Check the options of a sweep. Raises: InputError."""
     if not template.spaces:
-        _config(template.words({}), options.workdir)
+        _recipe(template.words({}), options.workdir)
         raise InputError("sweep: no option has several values; give some, such as --lr 1e-3,3e-3 or --seed 0:3")
     if "resume" in {key_of_option(words[0]) for words in template.entries.values()}:
         raise InputError("--resume: a sweep always resumes its trials; leave it out")
@@ -141,12 +143,14 @@ def _check(options: Sweep, template: Template) -> None:
 def _trial(template: Template, folder: Path, values: Mapping[str, str]) -> Trial:
     """Return a trial. Raises: InputError if `jaxddp train` does not accept its arguments."""
     words = template.words(values)
-    flat = _config(words, folder).flat()
-    return Trial(trial_name({key: flat[key] for key in values}), dict(values), words)
+    recipe = _recipe(words, folder)
+    flat = recipe.config.flat()
+    digest = sha256(json.dumps([flat, recipe.entry()]).encode())
+    return Trial(trial_name({key: flat[key] for key in values}), dict(values), words, recipe=digest)
 
 
-def _config(words: Sequence[str], folder: Path) -> Config:
-    return parse_recipe(Train, "jaxddp train", [*words, "--workdir", str(folder)])[1].config
+def _recipe(words: Sequence[str], folder: Path) -> RecipeFile:
+    return parse_recipe(Train, "jaxddp train", [*words, "--workdir", str(folder)])[1]
 
 
 def _trials(template: Template, folder: Path) -> list[Trial]:
@@ -184,9 +188,9 @@ def _search(options: Sweep, template: Template, folder: SweepFolder) -> SearchQu
     for key, space in template.spaces.items():
         for word in space.words[1:]:
             _trial(template, options.workdir, first | {key: word})
-    config = _config(template.words(first), options.workdir)
-    lowest = config.checkpoint.goal(averages=False).lowest  # It is the same for averages.
-    search = Search(template.spaces, lowest, options.search_seed)
+    checkpoint = _recipe(template.words(first), options.workdir).config.checkpoint
+    # The direction is the same for averages.
+    search = Search(template.spaces, checkpoint.goal(averages=False).lowest, options.search_seed)
     make_trial = partial(_trial, template, options.workdir)
     return SearchQueue(folder, search, make_trial, options.trials or 1, prune=options.prune)
 

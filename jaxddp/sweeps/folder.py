@@ -181,8 +181,7 @@ def runs_of(directory: Path) -> list[Path]:
 
 def _given(trial: Trial, key: str) -> str:
     """Return the value of a trial for a key; "" if it is absent, or the text of `--data.fold None`."""
-    value = trial.values.get(key, "")
-    return "" if value == "None" else value
+    return "" if (value := trial.values.get(key, "")) == "None" else value
 
 
 def folds_of(trials: Sequence[Trial]) -> dict[str, list[Trial]]:

@@ -7,6 +7,7 @@ pruner its `MedianPruner`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -44,9 +45,10 @@ class GridQueue:
         with folder.changed() as known:
             self.earlier = [name for name in known if name not in self._names]
             for trial in trials:
-                # The options of the command may have changed since a known trial was added.
-                record = known.setdefault(trial.name, trial)
-                record.values, record.words = trial.values, trial.words
+                # The options, or the recipe file, may have changed. `jaxddp train` then decides what is left.
+                record = known.get(trial.name, trial)
+                finished_words = record.finished_words if record.recipe == trial.recipe else None
+                known[trial.name] = replace(trial, ended=record.ended, finished_words=finished_words)
 
     def summary(self) -> str:
         """Return the number of trials, and how many have finished."""

@@ -48,6 +48,7 @@ class Trial:
         ended: "pruned" or "failed", if the sweep does not continue the trial for this reason; else None.
         finished_words: the arguments with which the sweep last saw the trial finish. With other arguments, such as a
             longer duration, the trial is started again.
+        recipe: a digest of its settings and its hooks, which differs after the recipe file was edited.
     """
 
     name: str
@@ -55,6 +56,7 @@ class Trial:
     words: list[str]
     ended: Literal["pruned", "failed"] | None = None
     finished_words: list[str] | None = None
+    recipe: str = ""
 
     def command(self, folder: Path) -> list[str]:
         """Return all arguments of `jaxddp`."""
@@ -110,9 +112,8 @@ class Interval:
         """Return Optuna's distribution of the numbers."""
         from optuna.distributions import FloatDistribution, IntDistribution
 
-        if self.whole:
-            return IntDistribution(int(self.low), int(self.high), log=self.log)
-        return FloatDistribution(self.low, self.high, log=self.log)
+        kind: Any = IntDistribution if self.whole else FloatDistribution
+        return kind(self.low, self.high, log=self.log)
 
     def param(self, word: str) -> float:
         """Return the number of a word. Raises: ValueError."""
@@ -163,8 +164,7 @@ def space_of(key: str, hint: Any, texts: Sequence[str]) -> Space | None:
 
 def is_split(key: str, hint: Any) -> bool:
     """Return whether the text of a key is split at commas. Other texts, such as `model.freeze`, may contain commas."""
-    kind = bare(hint)
-    return key in _SPLIT_TEXTS or not (kind is str or get_origin(kind) is tuple)
+    return key in _SPLIT_TEXTS or not (bare(hint) is str or get_origin(bare(hint)) is tuple)
 
 
 @dataclass(frozen=True)
