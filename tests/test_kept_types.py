@@ -11,9 +11,9 @@ from support.networks import linear_model
 import jaxddp
 from jaxddp.core.errors import InputError
 from jaxddp.engine.parts.part import Part
-from jaxddp.engine.state import cast_like
 from jaxddp.engine.ways.way import Way
 from jaxddp.mesh import Topology
+from jaxddp.models.interface import cast_like
 
 TABLE = random_table(24, image=6)
 

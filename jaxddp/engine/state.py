@@ -182,22 +182,6 @@ def _type_of(leaf: Any) -> str:
     return f"{saved.dtype}{list(saved.shape)}"
 
 
-def cast_like(before: Any, after: Any) -> Any:
-    """Cast the floats of `after` to the dtypes of `before`, if both have the same structure.
-
-    With `jax_enable_x64`, Flax's `BatchNorm` creates its statistics in float32 and updates them in float64. A run whose
-    dtypes change cannot be resumed.
-    """
-    if jax.tree.structure(before) != jax.tree.structure(after):
-        return after
-
-    def cast(old: Any, new: Any) -> Any:
-        are_floats = all(jnp.issubdtype(array.dtype, jnp.floating) for array in (old, new))
-        return new.astype(old.dtype) if are_floats else new
-
-    return jax.tree.map(cast, before, after)
-
-
 def check_types(before: TrainState, after: TrainState, owner_name: str | None = None) -> TrainState:
     """Return `after` if its arrays have the same names, shapes and dtypes as those of `before`.
 

@@ -17,8 +17,8 @@ from jaxddp.engine.gradients import Contribution, Gradients
 from jaxddp.engine.objective import MetricSums, TrainObjective
 from jaxddp.engine.optimizer import call_update, scale_updates
 from jaxddp.engine.parts.part import Part
-from jaxddp.engine.state import TrainState, cast_like, check_types
-from jaxddp.models.interface import Keys, with_frozen, without_frozen
+from jaxddp.engine.state import TrainState, check_types
+from jaxddp.models.interface import Keys, cast_like, with_frozen, without_frozen
 
 _DROPOUT = 0x64726F
 

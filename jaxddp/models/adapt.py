@@ -23,7 +23,7 @@ from jaxddp.config.layers import ADAPTERS, NO_LAYERS, Layers
 from jaxddp.core.errors import InputError, Key, kind_of
 from jaxddp.kernels import path_of
 from jaxddp.models import interface
-from jaxddp.models.interface import MODE_ARGUMENTS, Keys, Model, Outputs, Tree, cast, name_of
+from jaxddp.models.interface import MODE_ARGUMENTS, Keys, Model, Outputs, Tree, cast, cast_like, name_of
 from jaxddp.models.ops.layers import Convolution, Operations
 from jaxddp.platforms import platform_named
 
@@ -114,7 +114,7 @@ class NNXModel:
             return logits, model_state
         updated = _arrays(flax.nnx.state(module))
         new_state = _nested({path: updated[path] for path in self.state})
-        return logits, new_state if self.dtype is None else interface.like(new_state, model_state)
+        return logits, new_state if self.dtype is None else cast_like(model_state, new_state)
 
     def layer_arrays(self, image_shape: tuple[int, int, int]) -> dict[str, tuple[Shape, Shape, Any]]:
         """Return, for each parameter by name, its shape, its shape in a single layer, and the module that owns it.
@@ -290,7 +290,7 @@ class LinenModel:
     ) -> Outputs:
         keys: dict[str, Any] = {"example_keys": example_keys, "rngs": _linen_streams(key)}
         logits, updated = self.run(params, model_state, images, train=train, **keys)
-        updated = updated if self.dtype is None else interface.like(updated, model_state)
+        updated = updated if self.dtype is None else cast_like(model_state, updated)
         return logits, {**model_state, **updated} if train else model_state
 
     def run(
@@ -394,7 +394,7 @@ class FunctionModel:
         logits, updated = interface.pair(result, "apply", "(logits, state)")
         if not train:
             return logits, model_state
-        return logits, updated if self.dtype is None else interface.like(updated, model_state)
+        return logits, updated if self.dtype is None else cast_like(model_state, updated)
 
 
 @dataclass(frozen=True, eq=False)

@@ -100,11 +100,20 @@ def cast(tree: Tree, dtype: DTypeLike | None) -> Tree:
     return jax.tree.map(lambda leaf: leaf.astype(dtype) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf, tree)
 
 
-def like(updated: Tree, before: Tree) -> Tree:
-    """Cast the arrays of a new state to the dtypes of the state before."""
-    if jax.tree.structure(updated) != jax.tree.structure(before):
-        return updated
-    return jax.tree.map(lambda new, old: new.astype(jnp.result_type(old)), updated, before)
+def cast_like(before: Tree, after: Tree) -> Tree:
+    """Cast the floats of `after` to the dtypes of `before`, if both have the same structure.
+
+    A network in lower precision computes its next state in that precision. With `jax_enable_x64`, Flax's `BatchNorm`
+    creates its statistics in float32 and updates them in float64. A run whose dtypes change cannot be resumed.
+    """
+    if jax.tree.structure(before) != jax.tree.structure(after):
+        return after
+
+    def like(old: jax.Array, new: jax.Array) -> jax.Array:
+        are_floats = all(jnp.issubdtype(array.dtype, jnp.floating) for array in (old, new))
+        return new.astype(old.dtype) if are_floats else new
+
+    return jax.tree.map(like, before, after)
 
 
 def signature(function: Callable[..., Any]) -> inspect.Signature:
