@@ -21,11 +21,10 @@ from jaxddp.config import Config
 from jaxddp.config.registry import LOGGERS, METRICS
 from jaxddp.core.errors import InputError
 from jaxddp.data.source import LabelKind
-from jaxddp.engine.objective import compute_contributions, finish_metrics
+from jaxddp.engine.objective import SetSums, compute_contributions, finish_metrics
 from jaxddp.metrics import average_precision
 from jaxddp.setup.user_objects import metrics_of as make_metrics
 from jaxddp.setup.user_objects import objects_of_arguments
-from jaxddp.training.evaluation import SetSums
 
 NAMES = ("mean_class_accuracy", "confusion", "ece", "map", "f1")
 VAL = random_table(29, seed=1)

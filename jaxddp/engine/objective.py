@@ -466,6 +466,46 @@ def combine_devices(contributions: Mapping[str, Any]) -> dict[str, Any]:
     return {name: combine(found) for name, found in contributions.items()}
 
 
+class SetSums:
+    """The contributions of the batches so far; see `combine_devices`."""
+
+    def __init__(self) -> None:
+        self._sums, self._examples = dict[str, Any](), list[dict[str, Any]]()
+
+    def add(self, contributions: Mapping[str, Any]) -> None:
+        """Add the contributions of one or more batches, along a first axis.
+
+        The arrays of examples, [batches, B, …], are copied to the host without the padding, as [n, …].
+        """
+        kept = {name: each for name, each in contributions.items() if isinstance(each, BatchArrays)}
+        if sums := {name: each for name, each in contributions.items() if name not in kept}:
+            self._sums = added(self._sums or None, sums)
+        self._examples.append({name: _unpadded(*each) for name, each in jax.device_get(kept).items()})
+
+    def results(self) -> dict[str, Any]:
+        """Return the arguments of each metric's `finish`, by name, as NumPy arrays."""
+        examples = jax.tree.map(lambda *parts: np.concatenate(parts), *self._examples) if self._examples else {}
+        return {**jax.device_get(self._sums), **examples}
+
+
+def _unpadded(arrays: Any, mask: np.ndarray) -> Any:
+    return jax.tree.map(lambda values: values.reshape(-1, *values.shape[2:])[mask.reshape(-1) > 0], arrays)
+
+
+@jax.jit
+def added(total: Any, batches: Any) -> Any:
+    """Add trees of sums batch by batch, so the result has the same bits for any number of batches in a step.
+
+    Args:
+        total: the sum of earlier batches; None if there are none.
+        batches: the sums of one or more batches, along a first axis.
+    """
+    for number in range(len(jax.tree.leaves(batches)[0])):
+        each = jax.tree.map(lambda values, number=number: values[number], batches)
+        total = each if total is None else jax.tree.map(jnp.add, total, each)
+    return total
+
+
 def finish_metrics(metrics: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, float]:
     """Compute the numbers of all metrics over a set. `found` holds the combined contributions of the whole set."""
     finished = [metric.finish(found[name]) for name, metric in metrics.items() if name in found]
@@ -501,17 +541,13 @@ def _of_slice(metric: Any, logits: jax.Array, labels: jax.Array, mask: jax.Array
 
 def _try_metric(metric: Any, parts: list[tuple[np.ndarray, np.ndarray]]) -> dict[str, float]:
     """Return a metric's numbers for a set of these batches, each padded by one example."""
-    batches: list[Any] = []
+    set_sums = SetSums()
     for logits, labels in parts:
         padded = (np.concatenate([array, array[:1]]) for array in (logits, labels))
         mask = np.append(np.ones(len(logits)), 0.0)
-        batches.append(jax.device_get(jax.jit(functools.partial(_of_slice, metric))(*padded, mask)))
-    if isinstance(batches[0], BatchArrays):
-        unpadded = [jax.tree.map(lambda values, mask=kept.mask: values[mask > 0], kept.arrays) for kept in batches]
-        whole = jax.tree.map(lambda *values: np.concatenate(values), *unpadded)
-    else:
-        whole = jax.tree.map(lambda *values: sum(values[1:], values[0]), *batches)
-    return finish_metrics({"": metric}, {"": whole})
+        contribution = jax.jit(functools.partial(_of_slice, metric))(*padded, mask)
+        set_sums.add({"": jax.tree.map(lambda each: each[None], contribution)})
+    return finish_metrics({"": metric}, set_sums.results())
 
 
 def mean_logits(classify: Callable[[jax.Array], jax.Array], images: jax.Array, views: "Views") -> jax.Array:

@@ -37,7 +37,6 @@ from jaxddp.engine.predictions import Pool
 from jaxddp.inference import predictions, trained
 from jaxddp.mesh import Topology
 from jaxddp.setup import resources, user_objects
-from jaxddp.training import evaluation
 from jaxddp.training.checkpoints.integrity import MAY_CHANGE
 from jaxddp.workdir.claim import check_evaluation
 from jaxddp.workdir.saved_state import recipe_of_run
@@ -346,7 +345,7 @@ def metrics_of_logits(
     ones, zeros = jnp.ones(len(labels)), jnp.zeros(len(labels), jnp.int32)
     batch = Batch(None, jnp.asarray(labels), ones, zeros, zeros)
     measured = objective.Objective(cast(Any, None), loss, cast(Any, None), metrics)
-    sums, sets = measured.sums(measured.columns(logits, batch, None), batch), evaluation.SetSums()
+    sums, sets = measured.sums(measured.columns(logits, batch, None), batch), objective.SetSums()
     contributions = objective.compute_contributions(metrics, logits, objective.targets(batch.label, logits), ones)
     sets.add(jax.tree.map(lambda each: each[None], contributions))
     return {**sums.means(), **objective.finish_metrics(metrics, sets.results())}

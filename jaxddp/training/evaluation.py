@@ -26,7 +26,7 @@ from jaxddp.core.phases import doing, moved, phase, reached, running_time
 from jaxddp.data.batch import Batch
 from jaxddp.data.order import ChosenOrder, Shard
 from jaxddp.data.source import Source
-from jaxddp.engine.objective import BatchArrays, MetricSums, Objective, finish_metrics, targets
+from jaxddp.engine.objective import MetricSums, Objective, SetSums, added, finish_metrics, targets
 from jaxddp.engine.state import TrainState
 from jaxddp.mesh import AXIS, Topology
 from jaxddp.training.events import EvaluationRecord, PredictedImages
@@ -114,7 +114,7 @@ class Evaluator:
             stacked = sums.values.ndim == 3
             if not stacked:
                 sums = jax.tree.map(lambda each: each[None], sums)
-            totals = sums.replace(values=_added(None if totals is None else totals.values, sums.values), sets={})
+            totals = sums.replace(values=added(None if totals is None else totals.values, sums.values), sets={})
             in_flight.append((totals.values, sums.sets))
             if len(in_flight) > (1 if stacked else _BATCHES_IN_FLIGHT):
                 with phase("device"):
@@ -154,46 +154,6 @@ class Evaluator:
 
         metrics, sets = self.measure(state, report, between)
         return replace(begun, metrics=metrics, seen=begun.total, seconds=running_time() - begin, sets=sets)
-
-
-class SetSums:
-    """The contributions of the batches so far; `jaxddp.engine.objective.combine_devices` returns them for a batch."""
-
-    def __init__(self) -> None:
-        self._sums, self._examples = dict[str, Any](), list[dict[str, Any]]()
-
-    def add(self, contributions: Mapping[str, Any]) -> None:
-        """Add the contributions of one or more batches, along a first axis.
-
-        The arrays of examples, [batches, B, …], are copied to the host without the padding, as [n, …].
-        """
-        kept = {name: each for name, each in contributions.items() if isinstance(each, BatchArrays)}
-        if sums := {name: each for name, each in contributions.items() if name not in kept}:
-            self._sums = _added(self._sums or None, sums)
-        self._examples.append({name: _unpadded(*each) for name, each in jax.device_get(kept).items()})
-
-    def results(self) -> dict[str, Any]:
-        """Return the arguments of each metric's `finish`, by name, as NumPy arrays."""
-        examples = jax.tree.map(lambda *parts: np.concatenate(parts), *self._examples) if self._examples else {}
-        return {**jax.device_get(self._sums), **examples}
-
-
-def _unpadded(arrays: Any, mask: np.ndarray) -> Any:
-    return jax.tree.map(lambda values: values.reshape(-1, *values.shape[2:])[mask.reshape(-1) > 0], arrays)
-
-
-@jax.jit
-def _added(total: Any, batches: Any) -> Any:
-    """Add trees of sums batch by batch, so the result has the same bits for any number of batches in a step.
-
-    Args:
-        total: the sum of earlier batches; None if there are none.
-        batches: the sums of one or more batches, along a first axis.
-    """
-    for number in range(len(jax.tree.leaves(batches)[0])):
-        each = jax.tree.map(lambda values, number=number: values[number], batches)
-        total = each if total is None else jax.tree.map(jax.numpy.add, total, each)
-    return total
 
 
 @dataclass(frozen=True)
