@@ -216,7 +216,8 @@ class MetricSums(flax.struct.PyTreeNode):
 
     def means(self) -> dict[str, float]:
         """Return each metric's mean over the unmasked examples, in float64. It is NaN if the weight is 0."""
-        return means_of(self.names, jax.device_get(self.values).astype("float64"))
+        values = jax.device_get(self.values).astype("float64")
+        return means_of(dict(zip(self.names, values[:-1], strict=True)))
 
     def mean_loss(self) -> jax.Array:
         """Return the mean loss, the first metric, as an array: float[], 0 if the weight is 0."""
@@ -237,10 +238,9 @@ class MetricSums(flax.struct.PyTreeNode):
         return MetricSums(values, (*self.names, *scalars))
 
 
-def means_of(names: tuple[str, ...], values: Any) -> dict[str, float]:
-    """Compute the means from sums, float64[names + 1, 2]."""
-    pairs = zip(names, values[:-1], strict=True)
-    return {name: float(total) / float(weight) if weight else float("nan") for name, (total, weight) in pairs}
+def means_of(sums: Mapping[str, Any]) -> dict[str, float]:
+    """Compute the means from pairs (sum, weight), float64[2], by name."""
+    return {name: float(total) / float(weight) if weight else float("nan") for name, (total, weight) in sums.items()}
 
 
 TrainObjective = Callable[..., tuple[MetricSums, Any]]

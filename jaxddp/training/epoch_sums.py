@@ -128,22 +128,22 @@ class EpochSums:
         with phase("device"):
             fetched = self._fetch([sums.values for _, sums in pending])
         self._sums = {name: self._sums.get(name, np.zeros(2)) for name in names if name != SKIPPED}
-        latest = np.zeros(0)
+        latest = dict[str, np.ndarray]()
         for (steps, _), array in zip(pending, fetched, strict=True):
             values = array.astype(np.float64).reshape(len(self._skipped), len(steps), *array.shape[-2:])
             for self.step, of_states in zip(steps, np.swapaxes(values, 0, 1), strict=True):
                 for counter, all_sums in zip(self._skipped, of_states, strict=True):
                     self._add(counter, dict(zip(names, all_sums[:-1], strict=True)))
-                latest = of_states.sum(0)
+                latest = dict(zip(names, of_states.sum(0)[:-1], strict=True))
                 # The sums cover all processes, so all processes stop at the same step.
                 if SUBSTITUTED in self._sums:
                     check_substituted(round(self._sums[SUBSTITUTED][0]), self._max_substituted, f"step {self.step}")
-        means = means_of(names, latest)
+        means = means_of(latest)
         return {name: means[name] for name in self._sums}
 
     def _add(self, skipped: SkippedSteps, sums: Mapping[str, np.ndarray]) -> None:
         """Add the sums of a step, or of one group's step, to the epoch's sums. Raises: see `fetch`."""
-        means = {name: float(total / weight) if weight else math.nan for name, (total, weight) in sums.items()}
+        means = means_of(sums)
         included = skipped.count_step(self.step, means)
         if included and not math.isfinite(sums["loss"][0]):
             problem = f"step {self.step}: the loss is {means['loss']}; the run stops and its state is not saved"
@@ -156,7 +156,7 @@ class EpochSums:
 
     def end_epoch(self) -> dict[str, float]:
         """Return the means of the epoch, NaN if all its steps were skipped, and begin the next epoch."""
-        means = means_of(tuple(self._sums), [*self._sums.values(), None])
+        means = means_of(self._sums)
         self._sums = {}
         return means
 
