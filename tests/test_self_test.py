@@ -28,11 +28,11 @@ from jaxddp.mesh import AXIS
 from jaxddp.setup.run_training import make_run
 from jaxddp.training.checkpoints.manager import Checkpoints
 
-TABLE = random_table(64)
+TABLE, AVERAGE = random_table(64), Averaging.average
 ALWAYS = {"parallel": {"self_test": "always"}, "train": {"duration": "1 step"}}
 AUTO = {"parallel": {"self_test": "auto"}}
 PLAIN, LINEAR = SmallNet(), linear_model()
-AVERAGE = Averaging.average
+COMPLEX = lambda key, x: jnp.full((x.size, 5), 0.1j), lambda weight, x: abs(x.reshape(len(x), -1) @ weight)
 
 
 def run_of(model, devices: int = 4, changes=ALWAYS, **settings):
@@ -62,7 +62,7 @@ def has_compared(test: SelfTest) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("devices", essential_and_rare((3,), 2, 8))
-@pytest.mark.parametrize("model", [LINEAR, SmallNet(batch_norm=True, sync="data")])
+@pytest.mark.parametrize("model", [LINEAR, COMPLEX, SmallNet(batch_norm=True, sync="data")])
 def test_right_gradients_pass(model, devices):
     """Networks that use running statistics pass the comparison for the whole batch, so none is made in slices."""
     assert run_self_test(model, devices, batch_size=24)._compare.cache_info().currsize == 1

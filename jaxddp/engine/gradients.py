@@ -119,8 +119,9 @@ class Averaging:
 
     def _alone(self, grads: Any, other_values: Any) -> tuple[Any, Any, list[jax.Array]]:
         """Return the result of `average` on one device."""
-        # Mean and maximum are equal, and XLA compiles no collective.
-        leaves, structure = jax.tree.flatten(jax.tree.map(lambda leaf: jax.lax.pmax(leaf, AXIS), (other_values, grads)))
+        leaves, structure = jax.tree.flatten((other_values, grads))
+        # Sum, mean and maximum are equal, and XLA compiles no collective. Complex numbers have no maximum.
+        leaves = [(jax.lax.psum if jnp.iscomplexobj(leaf) else jax.lax.pmax)(leaf, AXIS) for leaf in leaves]
         first = len(jax.tree.leaves(other_values))
         ravelled = [index for index, leaf in enumerate(leaves) if is_float(leaf) and leaf.size <= self.ravels_alone]
         gradients = [leaf for index, leaf in enumerate(leaves[first:], first) if index not in ravelled]
@@ -131,8 +132,7 @@ class Averaging:
             for index, leaf in zip(ravelled, unravel(buffer), strict=True):
                 leaves[index] = leaf
             gradients.append(buffer[sum(leaves[index].size for index in ravelled if index < first) :])
-        other_values, grads = jax.tree.unflatten(structure, leaves)
-        return grads, other_values, gradients
+        return *jax.tree.unflatten(structure, leaves)[::-1], gradients
 
     def _arrange(self, early: list[int], leaves: list[jax.Array], order: Sequence[int]) -> list[list[int]]:
         """Return the indices of the leaves of each bucket, in the order in which the buckets are sent."""
@@ -156,7 +156,7 @@ class Averaging:
         if self.ravels:
             buffer, unravel = ravel_pytree(leaves)
             arrays = [buffer]
-        message = arrays if dtype is None else [x.astype(dtype) for x in arrays]
+        message = arrays if dtype is None else [x if jnp.iscomplexobj(x) else x.astype(dtype) for x in arrays]
         message = compute_after(message, previous)
         means = jax.lax.pmean(message, AXIS)
         results = [mean.astype(x.dtype) for mean, x in zip(means, arrays, strict=True)]

@@ -163,7 +163,7 @@ class SelfTest:
             single = jax.shard_map(mean_gradient, mesh=single_device.mesh, in_specs=P(), out_specs=P())(*arguments)
             pairs = zip(jax.tree.leaves(averaged), jax.tree.leaves(single), strict=True)
             wide = [[leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32)) for leaf in pair] for pair in pairs]
-            return jnp.stack([jnp.stack([((a - b) ** 2).sum(), (b * b).sum(), (a * b).sum()]) for a, b in wide])
+            return jnp.array([[x.sum() for x in (abs(a - b) ** 2, abs(b) ** 2, (a * b.conj()).real)] for a, b in wide])
 
         compared = self._jit(compare)
 

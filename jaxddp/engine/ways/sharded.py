@@ -202,7 +202,7 @@ class Scattering(gradients.Averaging):
         count = lax.axis_size(AXIS)
         pairs = list(zip(leaves, axes, strict=True))
         arrays = [_concatenated([_divided(leaf, count, axis) for leaf, axis in pairs])] if self.ravels else leaves
-        message = arrays if dtype is None else [array.astype(dtype) for array in arrays]
+        message = arrays if dtype is None else [x if jnp.iscomplexobj(x) else x.astype(dtype) for x in arrays]
         message = gradients.compute_after(message, previous)
         if self.ravels:
             arrays = [lax.psum_scatter(message[0], AXIS) / count]
