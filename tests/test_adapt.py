@@ -178,8 +178,7 @@ class LinenNoise(nn.Module):
     @nn.compact
     def __call__(self, images, example_keys):
         calls = self.variable("counters", "calls", lambda: jnp.zeros((), jnp.int32))
-        if not self.is_initializing():
-            calls.value += 1
+        calls.value += not self.is_initializing()
         return jnp.stack([jax.random.normal(self.make_rng(name), (3,)) for name in ("dropout", "noise")])
 
 
@@ -291,7 +290,7 @@ class Switched(nn.Module):
 
 
 class Spectral(nn.Module):
-    """A network with a spectral norm, whose evaluation reads `u` and not `sigma`, and with a batch norm."""
+    """A network with a spectral norm, whose evaluation reads `u` and not `sigma`, a batch norm and a sown loss."""
 
     always_training: bool = False
 
@@ -299,6 +298,7 @@ class Spectral(nn.Module):
     def __call__(self, images, train: bool):
         x = nn.SpectralNorm(nn.Dense(5))(images.mean((1, 2)), update_stats=train)
         x += self.variable("constants", "shift", jnp.ones, 5).value
+        self.sow("losses", "size", (x**2).mean())
         return nn.BatchNorm(use_running_average=not (train or self.always_training))(x)
 
 

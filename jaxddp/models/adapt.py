@@ -290,7 +290,7 @@ class LinenModel:
     ) -> Outputs:
         keys: dict[str, Any] = {"example_keys": example_keys, "rngs": _linen_streams(key)}
         logits, updated = self.run(params, model_state, images, train=train, **keys)
-        updated = updated if self.dtype is None else cast_like(model_state, updated)
+        updated = cast_like(model_state, _sown_last(model_state, updated))
         return logits, {**model_state, **updated} if train else model_state
 
     def run(
@@ -339,6 +339,14 @@ def _in_mode(module: nn.Module, train: bool, call_arguments: Mapping[str, Any]) 
     names = [name for name in MODE_ARGUMENTS if isinstance(vars(module).get(name), bool) and name not in call_arguments]
     fields: dict[str, Any] = {name: MODE_ARGUMENTS[name] == train for name in names}
     return module.clone(**fields) if names else module
+
+
+def _sown_last(before: Tree, after: Tree) -> Tree:
+    """Return a state of Linen with only the last values of `Module.sow`, which appends them to a tuple of the state."""
+    is_tuple = lambda node: isinstance(node, tuple)  # noqa: E731
+    one, other = (jax.tree.structure(tree, is_leaf=is_tuple) for tree in (before, after))
+    last = lambda old, new: new[len(old) :] if is_tuple(old) and len(new) > len(old) else new  # noqa: E731
+    return jax.tree.map(last, before, after, is_leaf=is_tuple) if one == other else after
 
 
 def _linen_streams(key: jax.Array | None) -> dict[str, jax.Array]:

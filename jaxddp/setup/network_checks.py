@@ -213,7 +213,8 @@ def notices(
     if unchanged := [path for path in kept if not selects(frozen, path, params)]:
         yield f"training does not change {listed(unchanged)}, as if the network were in evaluation mode; {advice}"
     *_, images, key = range(len(training.jaxpr.invars))
-    changed = [(index, path) for index, path in paths if images in of_state[index][0]]
+    # A value that the network sows, as a loss, does not depend on its last value.
+    changed = [(index, path) for index, path in paths if {index, images} <= of_state[index][0]]
     # A layer may keep an array for its users only, such as `sigma` of `nn.SpectralNorm`.
     layers_read = {path.rpartition("/")[0] for index, path in changed if index in read_in_evaluation}
     if unread := [path for _, path in changed if path.rpartition("/")[0] not in layers_read]:
