@@ -42,6 +42,7 @@ def get_config():
         data={"path": "set.npz", "image_size": 6, "crop": "whole"},
         train={"batch_size": 8, "duration": "1 epoch", "ema": 0.5},
         eval={"batch_size": 8},
+        loss={"class_weights": "balanced"},
     )
 
 def get_model(config, num_classes):
@@ -136,21 +137,25 @@ def test_eval_rejects_a_network_data_or_loss_that_differs_from_the_runs(run):
         ({"data": {"mean": (0.5,), "std": (0.5,)}}, r"data.mean was \[0.485, .*\] and is now \[0.5\]"),
         ({"data": {"classes": "0:2"}}, "data.classes was None and is now '0:2'"),
         ({"train": {"ema": None}}, "train.ema was 0.5 and is now None"),
-        ({"loss": {"class_weights": "balanced"}}, "loss.class_weights was None and is now 'balanced'"),
+        ({"loss": {"class_weights": None}}, "loss.class_weights was 'balanced' and is now None"),
     ):
         with pytest.raises(InputError, match=f"^{run}/config.json: {line}; a checkpoint is .* as it was trained"):
             check_evaluation(run, config.replace(**changes))
-    content = json.loads((run / "config.json").read_text())
-    (run / "config.json").write_text(json.dumps({**content, "loss": {**content["loss"], "class_weights": "balanced"}}))
     with pytest.raises(InputError, match="data.limit was None and is now 4; a checkpoint is evaluated as it was"):
-        check_evaluation(run, config.replace(loss={"class_weights": "balanced"}, data={"limit": 4}))
+        check_evaluation(run, config.replace(data={"limit": 4}))
     assert {f"loss.{field.name}" for field in dataclasses.fields(LossConfig)} <= {*EVALUATION_KEYS}
 
 
 def test_data_with_other_classes_are_rejected(folder, run, tmp_path, capfd):
     tables = (ArrayTable(table.images, table.labels % 3, tuple("abc")) for table in map(random_table, (20, 9)))
     file = write_arrays(tmp_path / "others.npz", *tables)
-    assert "other classes than the run was trained on" in fails(["eval", str(run), "--data.path", str(file)], capfd)
+    assert "other classes (0, 1, 2) than the run was" in fails(["eval", "copy", "--data.path", str(file)], capfd)
+
+
+def test_balanced_weights_are_those_of_the_run_on_any_data(run, tmp_path, capfd):
+    one_class = dataclasses.replace(random_table(20), labels=random_table(20).labels * 0)
+    file = write_arrays(tmp_path / "others.npz", one_class, random_table(9, seed=1))
+    assert evaluate(["eval", str(run), "--data.path", str(file)], capfd) == evaluate(["eval", str(run)], capfd)
 
 
 @pytest.mark.slow
@@ -197,14 +202,9 @@ def test_paths_become_absolute_and_symbolic_links_are_kept(tmp_path, monkeypatch
         model={"weights": "c"},
         objective={"teacher": "d"},
     )
-    resolved = with_absolute_paths(config)
-    assert (
-        resolved.data.path,
-        resolved.data.unlabelled,
-        resolved.data.local_cache,
-        resolved.model.weights,
-        resolved.objective.teacher,
-    ) == (*(f"{tmp_path}/a", "train", f"{tmp_path}/b"), *(f"{tmp_path}/c", f"{tmp_path}/d"))
+    resolved = with_absolute_paths(config).flat()
+    keys = ("data.path", "data.unlabelled", "data.local_cache", "model.weights", "objective.teacher")
+    assert [resolved[key] for key in keys] == [f"{tmp_path}/a", "train", *(f"{tmp_path}/{name}" for name in "bcd")]
 
 
 def test_a_data_set_name_is_resolved_to_its_path(tmp_path, monkeypatch):

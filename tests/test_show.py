@@ -38,7 +38,7 @@ def drawn_inputs(monkeypatch: pytest.MonkeyPatch, config: Config, out: Path, **o
     """Return the pixels and titles of the picture that `show` draws."""
     # Drawing all images takes longer than making them.
     grid = mock.Mock(side_effect=lambda pixels, titles: input_grid(pixels[:1], titles[:1]))
-    monkeypatch.setattr("jaxddp.training.pictures.input_grid", grid)
+    monkeypatch.setattr("jaxddp.setup.input_figure.input_grid", grid)
     show(recipe_of(config), out=out, **{"step": 1, "count": 32} | options)
     return grid.call_args.args
 

@@ -119,5 +119,4 @@ class LocalFormat:
         return True
 
     def open(self, place: Place, split: Split) -> SourceTable:
-        refuse = [place.refuse] if self.skips_faults else []
-        return self.read(place.path, split, *refuse).select(place.data.classes)
+        return self.read(place.path, split, *([place.refuse] if self.skips_faults else [])).select(place.data.classes)

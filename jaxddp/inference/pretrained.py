@@ -134,8 +134,7 @@ def network_of_weights(
         form = stated.label_form
     elif own and source is not None:
         form = labels_of(source).form
-    in_memory = source is not None and source.pixel_shape is not None
-    signature = Signature(*known, shape, dtype.name, in_memory, form)
+    signature = Signature(*known, shape, dtype.name, source is not None and source.pixel_shape is not None, form)
     return TrainedRun(path or file.path, 0, config, target.model, state, Preprocess.of(config), signature, topology)
 
 
@@ -303,8 +302,7 @@ def measure_network(
     config = Config(data=data).replace(eval={"batch_size": size, "metrics": names})
     loss = loss or losses.DEFAULT_LOSSES[form]
     of = TrainingData.of(source, data)
-    measure = evaluator_of(config, objects_of_arguments(loss=loss), model, of, source, topology)
-    return measure(topology.replicate(state))
+    return evaluator_of(config, objects_of_arguments(loss=loss), model, of, source, topology)(topology.replicate(state))
 
 
 def trained_network(

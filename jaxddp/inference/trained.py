@@ -9,7 +9,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -145,8 +145,7 @@ def output_batches(
 def _batches(source: Source, order: EvalOrder, run: "TrainedRun", omissions: Substitutes) -> Iterator[Batch]:
     """Return this process's batches; none if no image can be used. Images that cannot be used go into `omissions`."""
     data, peers = run.data_of(source), run.topology.peers
-    shard = Shard.of_process(peers)
-    verified = getattr(source, "verified", None)
+    shard, verified = Shard.of_process(peers), getattr(source, "verified", None)
     if verified is None:
         return source.eval_batches(order, data, shard)
     try:
@@ -304,8 +303,7 @@ class TrainedRun:
             raise InputError(f"rows={show(rows)}: {advice}")
         images = chosen_images(source, self.data_of(source), chosen)
         labels = np.asarray(source.labels)[chosen]
-        stream = self.explained_stream if explain else self.stream
-        batches = [batch.values for batch in stream(self.source(images))]
+        batches = [batch.values for batch in (self.explained_stream if explain else self.stream)(self.source(images))]
         values = jax.tree.map(lambda *arrays: np.concatenate(arrays), *batches)
         probabilities, maps = values[:2] if explain else (values, None)
         best = probabilities.argmax(-1), probabilities.max(-1)
@@ -539,8 +537,12 @@ def evaluate_checkpoint(
     classes = (signature.class_ids, signature.class_names) if signature else ()
     train, val = open_validation(config, topology, of_run, classes)
     if signature is not None and signature.class_ids != tuple(train.class_ids):
-        raise InputError(f"{directory}: the data have other classes than the run was trained on; give the run's data")
+        new = [class_id for class_id in train.class_ids if class_id not in signature.class_ids]
+        classes = f"other classes ({some(new or train.class_ids)}) than the run was trained on"
+        raise InputError(f"{directory}: the data have {classes}; give the run's data")
     data, user_object = TrainingData.of(train, config.data), objects_of_hooks(file.hooks)
+    if signature is not None and signature.num_examples:  # The data may be others than those of the run.
+        data = replace(data, num_examples=signature.num_examples, class_counts=np.array(signature.class_counts))
     model = model_of(config, data.labels.num_classes, user_object, data.image_shape)
     network_checks.check_sizes(config.data, model, data)
     evaluator = evaluator_of(config, user_object, model, data, val, topology, on_classes)

@@ -12,7 +12,7 @@ from jaxddp.core.errors import counted
 from jaxddp.setup.feed import Feed
 from jaxddp.setup.recipe import Recipe
 from jaxddp.training.events import short_class_name
-from jaxddp.training.pictures import png
+from jaxddp.training.pictures import input_grid, png
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -20,9 +20,6 @@ if TYPE_CHECKING:
 
 def input_figure(feed: Feed, preprocess: Preprocess, step: int, count: int) -> "Figure":
     """Draw the first images of a step's batch, without normalization, with labels and rows. The first step is 1."""
-    # Imported here, because a machine that only trains needs no matplotlib.
-    from jaxddp.training.pictures import input_grid
-
     batch = next(feed.batches(step - 1, step))
     inputs = jax.jit(lambda batch: preprocess(batch, train=True, key=jax.random.key(feed.order.seed)))(batch)
     places = np.flatnonzero(np.asarray(batch.mask))[:count]

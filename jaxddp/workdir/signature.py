@@ -22,6 +22,7 @@ from jaxddp.core.ranges import Range
 from jaxddp.data.arrays import as_pixels, widened
 from jaxddp.data.source import LabelForm, Source, image_dtype, labels_of
 from jaxddp.data.storage.root import absolute
+from jaxddp.data.united import class_counts
 from jaxddp.recipe.file import RUN_ID, RecipeFile, read_config
 from jaxddp.recipe.sources import CONFIG_FILE
 from jaxddp.training.checkpoints.integrity import RunIdentity
@@ -29,7 +30,6 @@ from jaxddp.weights import places
 from jaxddp.weights.download import SCHEME, HubFile
 from jaxddp.weights.state_dict import read
 
-_FILE_CHANNELS = (1, 3, 4)
 _Side = Annotated[int, Range(1, 1_000_000)]
 NORMALIZED = "float32"
 """The dtype of images that were normalized before the run."""
@@ -49,6 +49,9 @@ class Signature:
     """Whether the images were arrays, which are not resized, instead of files."""
     label_form: LabelForm = "one label"
     """The form of the labels, on which the probabilities depend; the ids are names of numbers if it is "numbers"."""
+    num_examples: int = 0
+    class_counts: tuple[float, ...] = ()
+    """The number of training examples, and the amount of each class (`Labels.amounts`); 0 and none if unknown."""
 
     def __repr__(self) -> str:
         classes = f"{counted(len(self.class_names), 'class')} ({some(self.class_names)})"
@@ -58,8 +61,9 @@ class Signature:
     def of(cls, source: Source, data: DataConfig) -> "Signature":
         """Return the signature of a run that trains on a source. It describes the images as they are evaluated."""
         data = data.of_evaluation
+        amounts = len(source), tuple(class_counts(source).tolist())
         labels, shape, dtype = labels_of(source), source.image_shape(data), image_dtype(source, data).name
-        return cls(labels.ids, labels.names, shape, dtype, source.pixel_shape is not None, labels.form)
+        return cls(labels.ids, labels.names, shape, dtype, source.pixel_shape is not None, labels.form, *amounts)
 
     @classmethod
     def read(cls, directory: Path) -> "Signature | None":
@@ -73,7 +77,7 @@ class Signature:
         content = files.content_of(path, "make it readable")
         hints = get_type_hints(cls, include_extras=True) | {"dtype": Literal["uint8", "uint16", "float32"]}
         try:
-            entries = files.parse_json(content, dict)
+            entries = {"num_examples": 0, "class_counts": (), **files.parse_json(content, dict)}
             signature = cls(**{key: checked(entries[key], hint, key) for key, hint in hints.items()})
             if len(signature.class_ids) != len(signature.class_names):
                 raise ValueError("there are more ids than names of classes, or fewer")
@@ -116,7 +120,7 @@ class Signature:
     def data(self, data: DataConfig) -> DataConfig:
         """Return the config that reads such images from files. Raises: InputError if files cannot have this shape."""
         height, width, channels = self.image_shape
-        if channels not in _FILE_CHANNELS or height != width or self.dtype == NORMALIZED:
+        if channels not in (1, 3, 4) or height != width or self.dtype == NORMALIZED:
             problem = f"the run was trained on arrays of {height}x{width} pixels with {channels} channels"
             advice = f"give an array, {self.dtype}[N, {height}, {width}, {channels}]"
             raise InputError(f"{problem}, which files cannot have", advice=advice)
@@ -158,9 +162,8 @@ def with_settings_of_weights(file: RecipeFile, weights: str, workdir: Path | Non
     published run. If `workdir` has a run that began with these weights, its settings are read, because the earlier run
     may be gone. Nothing is fetched if `offline`.
 
-    Raises:
-        InputError: no published weights have this name, there is no such repository, or config.json cannot be read.
-        Unreachable: the Hub does not answer.
+    Raises: InputError if no published weights have this name, there is no such repository, or config.json cannot be
+    read; Unreachable if the Hub does not answer.
     """
     own_network = "get_model" in file.hooks
     started_here = workdir is not None and _started_from(workdir, weights)
