@@ -112,7 +112,10 @@ def test_a_folder_of_classes_is_divided_for_validation(tmp_path: Path):
         other = DataConfig(path=str(write(tmp_path / str(count), *names)), val_share=0.3)
         assert len(open_evaluated(other, None, RunData([val.fingerprint], True))[1]) == count
     bees = DataConfig(path=str(write(tmp_path / "bees", "bee/1.png")), val_share=0.3)
-    assert open_evaluated(bees, None, RunData([val.fingerprint], True), (("ant", "bee"),) * 2)[1].labels.tolist() == [1]
+    of_run = None, RunData([val.fingerprint], True), (("ant", "bee"),) * 2
+    assert open_evaluated(bees, *of_run)[1].labels.tolist() == [1]
+    # A network for several labels is measured so, even if each image of the other data has one.
+    assert open_evaluated(bees, *of_run, "several labels")[1].labels.tolist() == [[0, 1]]
     few = DataConfig(path=str(tmp_path / "4"), val_share=0.3, labels_per_class=2)
     assert ids(open_evaluated(few, None, RunData([few_labels(train, 2).fingerprint], True))[1]) == ids(val)
     assert sorted(ids(train) + ids(val)) == sorted(name.removesuffix(".png") for name in NAMES)

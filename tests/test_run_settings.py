@@ -197,11 +197,8 @@ def test_paths_become_absolute_and_symbolic_links_are_kept(tmp_path, monkeypatch
         "tfds:mnist": "tfds:mnist",
     }.items():
         assert absolute(text) == expected
-    config = Config().replace(
-        data={"path": "a", "unlabelled": "train", "local_cache": "b"},
-        model={"weights": "c"},
-        objective={"teacher": "d"},
-    )
+    data = {"path": "a", "unlabelled": "train", "local_cache": "b"}
+    config = Config().replace(data=data, model={"weights": "c"}, objective={"teacher": "d"})
     resolved = with_absolute_paths(config).flat()
     keys = ("data.path", "data.unlabelled", "data.local_cache", "model.weights", "objective.teacher")
     assert [resolved[key] for key in keys] == [f"{tmp_path}/a", "train", *(f"{tmp_path}/{name}" for name in "bcd")]

@@ -95,17 +95,17 @@ class RunData(NamedTuple):
 
 
 def open_evaluated(
-    data: DataConfig, val_limit: int | None, of_run: RunData, classes: Sequence[tuple[str, ...]] = ()
+    data: DataConfig, val_limit: int | None, of_run: RunData, classes: Sequence[tuple[str, ...]] = (), form: str = ""
 ) -> tuple[SourceTable, SourceTable]:
     """Open the data of an evaluation: the labelled training examples, and the validation split, at most `val_limit`.
 
     A run that held out images may be evaluated on other data. Their validation split, or else all of them, is both.
     Other data may have only some of the run's classes, unless they are arrays, whose classes may be mere numbers.
 
-    `classes` are the ids and the names of the run's classes, if they are known.
+    `classes` are the ids and the names of the run's classes, and `form` that of its labels, if they are known.
     """
     known = of_run.fingerprints if of_run.is_elsewhere else ()
-    train, val = _open_evaluated(data, val_limit, known)
+    train, val = (in_form(table, form) for table in _open_evaluated(data, val_limit, known))
     if of_run.has_changed(data, train, val):
         _log.warning("%s: changed since the run, which may have trained on images that are measured", data.path)
     is_mapped = known and classes and train.pixel_shape is None and labels_of(train).form != "numbers"
@@ -159,6 +159,11 @@ def _with_equal_labels(splits: Splits) -> Splits:
     several = any((labels.sum(1) != 1).any() for labels in multi_hot)
     convert = ExampleTable.with_several_labels if several else ExampleTable.with_single_labels
     return {split: convert(cast(ExampleTable, table)) for split, table in splits.items()}
+
+
+def in_form(table: Any, form: str) -> Any:
+    """Return a table with the form of a network's labels: of several, each image of other data may have only one."""
+    return table.with_several_labels() if form == "several labels" and isinstance(table, ExampleTable) else table
 
 
 @contextmanager

@@ -64,8 +64,7 @@ def make_probabilities(objective: Objective, temperature: float = 1.0) -> Output
     def probabilities(logits: jax.Array) -> jax.Array:
         logits = logits.astype(jnp.float32)
         # XLA may compute any values from logits that are not finite.
-        finite = jnp.isfinite(logits).all(-1, keepdims=True)
-        return jnp.where(finite, function(logits / temperature), jnp.nan)
+        return jnp.where(jnp.isfinite(logits).all(-1, keepdims=True), function(logits / temperature), jnp.nan)
 
     return probabilities
 

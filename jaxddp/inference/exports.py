@@ -187,8 +187,7 @@ def _stablehlo(function: Logits, signature: Signature, *_: Any) -> tuple[bytes, 
     (count,) = jax.export.symbolic_shape("b")
     pixels = jax.ShapeDtypeStruct((count, *signature.image_shape), signature.dtype)
     with _any_number_of_images():
-        exported = jax.export.export(jax.jit(function), platforms=PLATFORMS)(pixels)
-        content = bytes(exported.serialize())
+        content = bytes(jax.export.export(jax.jit(function), platforms=PLATFORMS)(pixels).serialize())
     return content, lambda pixels: np.asarray(jax.export.deserialize(bytearray(content)).call(pixels))
 
 

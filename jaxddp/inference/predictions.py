@@ -328,8 +328,7 @@ def write_prediction_rows(
     elif form == "parquet":
         arrow = parquet_library()
         types = {str: arrow.string(), float: arrow.float32()}
-        schema = arrow.schema([(name, types[kind]) for name, kind in columns.items()])
-        _write_parquet(file, schema, rows, _AT_ONCE)
+        _write_parquet(file, arrow.schema([(name, types[kind]) for name, kind in columns.items()]), rows, _AT_ONCE)
     else:
         lines = _kaggle(columns, rows, source) if form == "kaggle" else (row.values() for row in rows)
         text = io.TextIOWrapper(file, "utf-8", newline="")

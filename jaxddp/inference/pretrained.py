@@ -24,7 +24,7 @@ from jaxddp.config.tree import Precision
 from jaxddp.core.errors import InputError, Key, counted, some
 from jaxddp.core.files import check_path
 from jaxddp.core.phases import doing, phase
-from jaxddp.data.opening import open_validation_split, sample_images
+from jaxddp.data.opening import in_form, open_validation_split, sample_images
 from jaxddp.data.source import LabelForm, Source, check_labelled, check_source, image_dtype, labels_of
 from jaxddp.data.united import in_classes, own_part
 from jaxddp.engine.initial_state import NO_OPTIMIZER, make_init
@@ -254,6 +254,7 @@ def open_measured(file: RecipeFile) -> tuple[TrainedRun, Source]:
             raise
         val = open_validation_alone(file.config, topology, of_all=True)
         network = network_of_weights(file, topology, val, measures=True)
+    val = in_form(val, network.signature.label_form)
     return network, in_classes(val, network.class_ids, network.class_names)
 
 

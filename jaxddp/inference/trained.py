@@ -534,8 +534,8 @@ def evaluate_checkpoint(
     with manager.Checkpoints(directory / integrity.CHECKPOINTS, topology.peers, read_only=True) as checkpoints:
         agreed_step(checkpoints, which)
     signature = Signature.read(directory)
-    classes = (signature.class_ids, signature.class_names) if signature else ()
-    train, val = open_validation(config, topology, of_run, classes)
+    of_signature = ((signature.class_ids, signature.class_names), signature.label_form) if signature else ((), "")
+    train, val = open_validation(config, topology, of_run, *of_signature)
     if signature is not None and signature.class_ids != tuple(train.class_ids):
         new = [class_id for class_id in train.class_ids if class_id not in signature.class_ids]
         classes = f"other classes ({some(new or train.class_ids)}) than the run was trained on"

@@ -168,10 +168,10 @@ def open_resources(config: Config, topology: Topology) -> Resources:
 
 
 def open_validation(
-    config: Config, topology: Topology, of_run: opening.RunData, classes: Sequence[tuple[str, ...]]
+    config: Config, topology: Topology, of_run: opening.RunData, classes: Sequence[tuple[str, ...]], form: str
 ) -> tuple[Source, Source]:
     """Open both splits; see `open_evaluated`. Check only the images of the validation data. Raises: InputError."""
-    train, val = opening.open_evaluated(_data_of_process(config, topology), config.eval.limit, of_run, classes)
+    train, val = opening.open_evaluated(_data_of_process(config, topology), config.eval.limit, of_run, classes, form)
     with doing("looking for the images"):
         val.check(config.data)
     train, val = _united(train, val, config, topology)
