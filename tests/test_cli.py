@@ -395,6 +395,7 @@ def test_a_mistyped_option_gets_the_nearest_name_as_a_suggestion_on_a_terminal(c
         "--optimizer": "--optimizer.name",
         "--every": "--eval.every or --checkpoint.every or --log.every",
         "--work-dir": "--workdir",
+        "--gpus": "jaxddp launch --nodes N --gpus K --nr RANK -- train …",
     }.items():
         message = f"jaxddp: Unrecognized options: {option}, 1; perhaps you mean {suggestion}"
         assert fails(["train", "digits", option, "1"], capfd) == f"{message}; see jaxddp train digits --help"

@@ -11,8 +11,7 @@ from jaxddp.config import Config
 from jaxddp.config.values import SHORT, keys_of, similar_keys
 from jaxddp.core.errors import InputError
 
-OPTIONS = options_of(Train)
-KEYS = dict(keys_of(Config))
+OPTIONS, KEYS = options_of(Train), dict(keys_of(Config))
 
 
 def test_the_options_of_a_command_are_its_own_and_the_keys_of_its_config():
@@ -63,7 +62,7 @@ def test_without_a_config_there_are_no_short_forms():
     ("name", "meant"),
     [
         ("train.lr", ["optimizer.learning_rate"]),
-        ("wd", ["optimizer.weight_decay"]),
+        ("gradient-clip-val", ["optimizer.clip_norm"]),
         ("train.weight-decay", ["optimizer.weight_decay"]),
         ("loss", ["loss.name"]),
         ("every", ["eval.every", "checkpoint.every", "log.every"]),

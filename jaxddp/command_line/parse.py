@@ -34,6 +34,8 @@ Command = TypeVar("Command")
 _SIDES, _RULES = "│| ", "─-"
 """The vertical and horizontal lines around tyro's messages, on a terminal with box characters or without."""
 _UNKNOWN = "Unrecognized options: "
+_LAUNCH = "jaxddp launch --nodes N --gpus K --nr RANK -- train …"
+_OF_LAUNCH = ("nodes", "gpus", "nr", "processes", "restarts", "nnodes", "nproc_per_node", "node_rank", "world_size")
 ConfigOfRecipe = Annotated[Config, tyro.conf.arg(name="")]
 """The type of a command's field for the config. The options of the config's keys have no prefix."""
 _VALUES = {"lr": "X", "epochs": "N", "batch_size": "B", "model": "NAME", "data": "DIR", "seed": "N", "offline": ""}
@@ -82,7 +84,7 @@ def _message(box: str, arguments: Sequence[str], options: Mapping[str, Any]) -> 
     for flag, word in itertools.pairwise(part for argument in arguments for part in argument.split("=", 1)):
         if word == unknown[0] and is_flag(options.get(key_of_option(flag))):
             return f"{flag} {word}: expected True or False"
-    similar = dict[str, None]()
+    similar = dict.fromkeys([_LAUNCH] if {*_OF_LAUNCH} & {*map(key_of_option, unknown)} else ())
     for word in unknown:
         # `train.batch_size=64`, and also `--set train.batch_size=64`, as in other programs.
         name, equals, value = word.removeprefix("--").partition("=")
@@ -138,8 +140,7 @@ def _overridden(
         file = with_settings_of_weights(file, weights, run_workdir, offline=offline == str(True))
         if workdir is None and "model.name" not in set_keys:
             file = recognized_file(file, weights)
-    own = {"config": file.config} | ({"workdir": workdir or Path()} if "workdir" in options else {})
-    default: Any = command(**own)
+    default: Any = command(config=file.config, **({"workdir": workdir or Path()} if "workdir" in options else {}))
     if {*HELP} & {*rest}:
         chosen = {key: name for key in registry.NAMES if (name := option(rest, format_option(key)))}
         parse(*page_of_config(replace(default, config=file.config.replace(**chosen)), file.hooks), prog, rest)
@@ -257,9 +258,7 @@ def _spec_of(kind: Any) -> PrimitiveConstructorSpec | None:
     metavar = f"[{name} [{name} ...]]" if many else " ".join([name] * len(parts))
 
     def value(words: list[str]) -> Any:
-        if optional and words == ["None"]:
-            return None
-        return converted(words if several else words[0], inner)
+        return None if optional and words == ["None"] else converted(words if several else words[0], inner)
 
     return PrimitiveConstructorSpec(
         nargs="*" if many else len(parts),

@@ -25,10 +25,8 @@ _WIDTH_OF_FILE = 10_000
 """The console's width in characters for output to a file or a pipe. It is larger than any row."""
 SECONDS_OF_LINES = (10.0, 30.0)
 """In a file or a pipe, seconds until the second line of an activity, and between further lines."""
-_BAR = 20
-"""The number of characters of a bar."""
-_BAR_AND_WORDS = 60
-"""The width of a terminal from which on the line has a bar."""
+_BAR, _BAR_AND_WORDS = 20, 60
+"""The number of characters of a bar, and the width of a terminal from which on the line has one."""
 _SIZE = re.compile(r"[1-9][0-9]{0,3}")
 _NARROWEST = 10
 

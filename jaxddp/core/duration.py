@@ -50,9 +50,7 @@ class Duration:
         decimal = str(self.amount if self.amount.denominator == 1 else float(self.amount))
         # A fraction such as 1/3 has no exact decimal form.
         amount = decimal if Fraction(decimal) == self.amount else str(self.amount)
-        if self.unit == "%":
-            return f"{amount}%"
-        return f"{amount} {self.unit[:-1] if self.amount == 1 else self.unit}"
+        return f"{amount}%" if self.unit == "%" else f"{amount} {self.unit[:-1] if self.amount == 1 else self.unit}"
 
     def examples(self, *, num_examples: int, batch_size: int, total_steps: int | None = None) -> Fraction:
         """Return the duration as a number of examples. Only a percentage needs `total_steps`, the length of the run.
