@@ -164,15 +164,15 @@ def prepare_training(
     per_device = checked(batch_size_per_device, BatchSize, "batch_size_per_device")
     length = {"duration": f"{checked(epochs, arguments.Epochs, 'epochs')} epochs"}
     names = inspect.signature(prepare_training).parameters.keys() - {"options"}
-    config = arguments.config_of_options({"precision": "float32"} | options, objective, seed, names)
+    of_train = inspect.signature(train).parameters
+    config = arguments.config_of_options({"precision": "float32"} | options, objective, seed, names, of_train)
     config = dataclasses.replace(config, data=arguments.check_data(data) or table.default_data())
     topology = Topology.create(devices, join_job(find_job(), config.parallel))
     config = config.replace(train={"batch_size": per_device * topology.num_devices, **length})
     objects = {"model": model, "optimizer": optimizer, "initialize": initialize, "augmentation": augmentation}
     # `train` may replace this loss.
     objects |= {"metrics": metrics, "parts": parts, "loss": softmax_cross_entropy}
-    if not isinstance(objective, str):
-        objects["objective"] = objective
+    objects |= {} if isinstance(objective, str) else {"objective": objective}
     if (form := labels_of(table).form) != "one label":
         config = config.replace(eval={"metrics": DEFAULT_METRICS[form]})
         objects["loss"] = DEFAULT_LOSSES[form]
@@ -470,10 +470,8 @@ def evaluate_run(
     file = recipe_of_run(directory)
     # The devices of the run are not part of its recipe.
     changes: dict[str, dict[str, Any]] = {"parallel": plain(Config().parallel)}
-    if data is not None:
-        changes["data"] = {"path": str(files.check_path(data, "data")), "name": None}
-    if batch_size is not None:
-        changes["eval"] = {"batch_size": batch_size}
+    changes |= {} if data is None else {"data": {"path": str(files.check_path(data, "data")), "name": None}}
+    changes |= {} if batch_size is None else {"eval": {"batch_size": batch_size}}
     file = dataclasses.replace(file, config=file.config.replace(**changes))
     return evaluate_checkpoint(file, directory, _which(step))
 

@@ -14,7 +14,7 @@ import optax
 from jaxddp.config import CheckpointConfig, Config, DataConfig, ObjectiveConfig, ParallelConfig, TrainConfig
 from jaxddp.config.data_section import TABLE_KEYS
 from jaxddp.config.registry import OBJECTIVES, check_read
-from jaxddp.config.values import Names, checked
+from jaxddp.config.values import Names, checked, similar_keys
 from jaxddp.core.errors import InputError, JaxddpError, Key, choices, first_line, kind_of, refused, shaped
 from jaxddp.core.ranges import Range
 from jaxddp.core.user_code import describing_errors
@@ -58,18 +58,24 @@ _NAMES |= {"fingerprint.train": "table.fingerprint", "the config": "the model an
 """The argument of each key of a config."""
 
 
-def config_of_options(options: Mapping[str, Any], objective: Any, seed: int, other_names: Iterable[str] = ()) -> Config:
+def config_of_options(
+    options: Mapping[str, Any], objective: Any, seed: int, others: Iterable[str] = (), of_train: Iterable[str] = ()
+) -> Config:
     """Return the config of the options of `prepare_training`.
 
     Args:
         objective: a name or a function.
-        other_names: names of the other arguments, for suggestions if an option is unknown.
+        others: names of its other arguments, for suggestions if an option is unknown; `of_train`: those of `train`.
 
     Raises: InputError if an option is unknown, or has no effect.
     """
     for name in options.keys() - OPTIONS:
-        of_loss = f"the loss of train has it: jaxddp.losses.cross_entropy({name}=…)"
-        known = of_loss if name in ("class_weights", "label_smoothing") else choices(name, {*OPTIONS, *other_names})
+        meant = next((_NAMES[key] for key in similar_keys(name, _NAMES)), name)
+        known = choices(meant, {*OPTIONS, *others})
+        if name in ("class_weights", "label_smoothing"):
+            known = f"the loss of train has it: jaxddp.losses.cross_entropy({name}=…)"
+        elif of_its := {name, meant} & {*of_train} - {*others}:
+            known = f"it is an argument of train: train(…, {min(of_its)}=…)"
         raise InputError(f"prepare_training: unknown option {name!r}; {known}")
     values = {OPTIONS[name]: value for name, value in options.items()}
     if isinstance(shares := options.get("shares"), tuple | list):
@@ -93,9 +99,8 @@ def log_settings(
     Raises: InputError if a value is invalid, or a work directory is needed and there is none.
     """
     if workdir is None and (profile or log_to):
-        written = (Key("profile", profile), ": a trace")
-        if not profile:
-            written = (Key("log_to", log_to), ": the output of loggers")
+        loggers = (Key("log_to", log_to), ": the output of loggers")
+        written = (Key("profile", profile), ": a trace") if profile else loggers
         raise InputError(written, " is written into the work directory", advice="give workdir too")
     words = tuple(f"{key}={value}" for key, value in checked(config or {}, dict, "log_config").items())
     settings = {"to": ("jsonl", *checked(log_to, Names, "log_to")), "project": project, "name": name, "config": words}

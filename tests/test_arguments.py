@@ -100,7 +100,8 @@ PREPARED = [
     ("max_bad_steps", -1, "max_bad_steps=-1: expected 0 to 1,000,000"),
     ("precision", "half", "precision='half': expected 'float32' or 'bfloat16' or 'float16'"),
     ("reproducible", "yes", "reproducible='yes': expected True or False"),
-    ("buckets", 0, "buckets=0: expected 1 to 1,024")
+    ("buckets", 0, "buckets=0: expected 1 to 1,024"),
+    ("val", 1, "prepare_training: unknown option 'val'; it is an argument of train: train(…, val=…)")
 ]  # fmt: skip
 
 
@@ -119,13 +120,12 @@ def test_invalid_arrays_and_settings_are_rejected_on_creation():
 
 def test_prepare_training_rejects_an_unknown_option_and_a_repeated_device():
     model_and_table = (linear_model(), TABLE)
-    for typo, meant in (("epoch", "epochs"), ("acumulate", "accumulate")):
+    for typo, meant in (("epoch", "epochs"), ("acumulate", "accumulate"), ("grad_clip", "clip_norm")):
         message = error_line(prepare_training, *model_and_table, 2, SGD, 4, longest=2000, **{typo: 3})
         assert message.startswith(f"prepare_training: unknown option '{typo}'; did you mean '{meant}'? there are: acc")
     message = error_line(prepare_training, *model_and_table, 2, SGD, 4, class_weights=[1, 2])
     assert message.endswith("; the loss of train has it: jaxddp.losses.cross_entropy(class_weights=…)")
-    device = jax.devices()[1]
-    message = error_line(prepare_training, *model_and_table, [device, device], SGD, 4)
+    message = error_line(prepare_training, *model_and_table, [device := jax.devices()[1], device], SGD, 4)
     assert message == f"devices: {device} is given twice; give each device once"
     assert prepare_training(*model_and_table, np.array(jax.devices()[:2]), SGD, 4).topology.num_devices == 2
 

@@ -528,9 +528,8 @@ def few_labels(table: SourceTable, per_class: int, seed: int = 0) -> SourceTable
         advice = f"give at most {least}" if least else ("leave it out, by ", Key("data.classes"))
         raise InputError(Key("data.labels_per_class", per_class), fault, advice=advice)
     by_class = np.argsort(labels.values, kind="stable")[-counts.sum() :]
-    chosen = list[np.ndarray]()
-    for class_id, rows in zip(labels.ids, np.split(by_class, np.cumsum(counts)[:-1]), strict=True):
-        chosen.append(rows[permutation(len(rows), seed, digest64(class_id.encode()))[:per_class]])
+    of_ids = zip(labels.ids, np.split(by_class, np.cumsum(counts)[:-1]), strict=True)
+    chosen = [rows[permutation(len(rows), seed, digest64(class_id.encode()))[:per_class]] for class_id, rows in of_ids]
     return table.rows(np.sort(np.concatenate(chosen)))
 
 
