@@ -36,7 +36,7 @@ def train(args: argparse.Namespace) -> None:
     val = jaxddp.val_solutions(args.data, classes=args.classes)
     # The ImageNet stem halves the resolution twice before the first block, which is too much for small images.
     stem = "imagenet" if args.image_size > 64 else "small"
-    model = jaxddp.resnet(args.model, table.num_classes, width=args.width, stem=stem)
+    model = jaxddp.resnet(args.model, table.num_classes, width=args.width, stem=stem, dtype=args.precision)
     data = jaxddp.DataConfig(image_size=args.image_size, resize=args.image_size * 8 // 7)
     # This call joins the job, so JAX's devices must not be used before it.
     setup = jaxddp.prepare_training(
@@ -48,6 +48,7 @@ def train(args: argparse.Namespace) -> None:
         epochs=args.epochs,
         data=data,
         seed=args.seed,
+        precision=args.precision,
     )
     if setup.topology.peers.is_first:
         print(setup)
@@ -88,6 +89,7 @@ def arguments() -> argparse.Namespace:
     recipe.add_argument("--width", type=int, default=64, help="channels of the first stage")
     recipe.add_argument("--image-size", type=int, default=224)
     recipe.add_argument("--learning-rate", type=float, default=0.1)
+    recipe.add_argument("--precision", default="float32", help="or bfloat16; or float16, with loss scaling")
     recipe.add_argument("--seed", type=int, default=0)
     recipe.add_argument("--log-every", default="10 steps")
     return parser.parse_args()
