@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import jaxddp.job.messages as messages
 from jaxddp.core.errors import InputError, Unreachable, error_of, show
 from jaxddp.job.environment import Job
-from jaxddp.job.messages import Challenge, Hello, Malformed, Refusal, Welcome, is_equal, proof_of_client
+from jaxddp.job.messages import Challenge, Hello, Malformed, Message, Refusal, Welcome, is_equal, proof_of_client
 
 LONGEST_OF_STRANGER, LONGEST = 1 << 16, 1 << 28
 """The maximum number of bytes of a message, before and after the peer has proved that it belongs to the job."""
@@ -34,12 +34,12 @@ class Connection:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter):
         self.reader, self.writer = reader, writer
 
-    def send(self, message: Any) -> None:
+    def send(self, message: Message) -> None:
         """Send a message without waiting. If the peer is gone, the message is dropped, and `receive` returns None."""
         if not self.writer.is_closing():
             self.writer.write(messages.encode(message))
 
-    async def receive(self, longest: int = LONGEST) -> Any | None:
+    async def receive(self, longest: int = LONGEST) -> Message | None:
         """Return the next message; None if the connection has ended. Raises Malformed if the message is invalid."""
         with contextlib.suppress(OSError, asyncio.IncompleteReadError):
             length = int.from_bytes(await self.reader.readexactly(messages.LENGTH), "big")
@@ -48,7 +48,7 @@ class Connection:
             return messages.decode(await self.reader.readexactly(length))
         return None
 
-    async def messages(self) -> AsyncIterator[Any]:
+    async def messages(self) -> AsyncIterator[Message]:
         """Yield all messages until the connection ends. A malformed message also ends the iteration."""
         with contextlib.suppress(Malformed):
             while (message := await self.receive()) is not None:

@@ -119,6 +119,7 @@ class Malformed(ValueError):
     """The received bytes are not a message of this protocol."""
 
 
+@dataclass(frozen=True)
 class Message:
     """A message: a frozen dataclass whose fields are `str`, `bool`, `dict[str, …]`, or one of the types above."""
 
@@ -131,7 +132,7 @@ _types = functools.cache(functools.partial(get_type_hints, include_extras=True))
 """Maps a kind of messages to the types of its fields, by name."""
 
 
-def encode(message: Any) -> bytes:
+def encode(message: Message) -> bytes:
     """Return the bytes of a message. The first four bytes are the number of bytes that follow."""
     content = json.dumps({"kind": type(message).__name__, **asdict(message)}).encode()
     return len(content).to_bytes(LENGTH, "big") + content

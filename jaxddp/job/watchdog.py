@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jaxddp.core.phases as phases
 from jaxddp.core.process_exit import STALL_ADVICE, end_now, show_stacks
@@ -127,7 +127,7 @@ class Watchdog:
         """Stop reporting losses, because this process ends."""
         self._closed = True
 
-    def receive(self, process: int, message: Any) -> None:
+    def receive(self, process: int, message: Message) -> None:
         """Record a message of a process. Every message counts as a heartbeat."""
         self._last_received[process] = time.monotonic()
         if isinstance(message, Alive):
