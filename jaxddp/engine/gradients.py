@@ -316,7 +316,7 @@ class Gradients:
             return self.share(loss, params, state.model_state, batch, jax.random.fold_in(key, device))[0]
         return self._divided(state, self.mean(loss, params, state.model_state, batch, key), words.get("scale", 1))
 
-    def combine(self, state: TrainState, contribution: Contribution, scale: Any) -> Contribution:
+    def combine(self, state: TrainState, contribution: Contribution, scale: jax.Array | float) -> Contribution:
         """Average the sums of `of_batch` over the devices; return a result like that of `of_batch`."""
         return self._divided(state, self._average(contribution, range(len(jax.tree.leaves(contribution.grads)))), scale)
 
@@ -334,7 +334,7 @@ class Gradients:
 
         return total_loss, without_frozen(all_params, self.frozen)
 
-    def _divided(self, state: TrainState, averaged: Contribution, scale: Any) -> Contribution:
+    def _divided(self, state: TrainState, averaged: Contribution, scale: jax.Array | float) -> Contribution:
         """Divide the averaged gradients by the averaged weight."""
         grads, model_state, means, arrays = averaged
         arrays = grads if arrays is None else arrays

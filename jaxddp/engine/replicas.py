@@ -22,7 +22,7 @@ from jax import P, lax
 from jax.sharding import Mesh
 
 from jaxddp.core.errors import ReplicaError, counted, listed
-from jaxddp.engine.state import few_arrays
+from jaxddp.engine.state import TrainState, few_arrays
 from jaxddp.engine.ways.way import Way
 from jaxddp.kernels import path_of
 from jaxddp.mesh import AXIS, Device, stack_over_devices
@@ -41,7 +41,7 @@ class Replicas:
 
     way: Way
 
-    def check(self, step: int, state: Any) -> None:
+    def check(self, step: int, state: TrainState) -> None:
         """Wait for the state of a step, and check that all devices that hold an array hold the same bits.
 
         All processes must call it together.

@@ -64,7 +64,7 @@ class Phases:
         """Return the gradient of the global batch from the sums of the devices; see `Gradients.combine`."""
         return self.gradients.combine(state, contribution, self._loss_scale(state))
 
-    def _loss_scale(self, state: TrainState) -> Any:
+    def _loss_scale(self, state: TrainState) -> jax.Array | float:
         return math.prod(part.loss_scale(state.parts.get(part.name)) for part in self.parts)
 
     def update(

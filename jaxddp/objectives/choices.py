@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from jaxddp.config.data_section import UNLABELLED_RATIO, RandAugment, RandMagnitude
 from jaxddp.config.layers import SIMSIAM
@@ -13,12 +13,13 @@ from jaxddp.core.ranges import Factor, Range, Share
 if TYPE_CHECKING:
     from jaxddp.config import Config
     from jaxddp.engine.objective import Objective, TrainObjective
+    from jaxddp.mesh import Topology
 
 Made = Callable[["Objective"], "TrainObjective"]
 
 
 @OBJECTIVES.add("supervised")
-def supervised(config: "Config", topology: Any) -> Made:
+def supervised(config: "Config", topology: "Topology") -> Made:
     """Return supervised learning: the objective is the recipe's loss of the examples' labels."""
     from jaxddp.engine.objective import supervised
 
@@ -38,7 +39,7 @@ class DistillationSettings:
     """Distillation: the weight of the teacher's part of the loss; the loss on the labels has the weight 1 minus
     this."""
 
-    def make(self, config: "Config", topology: Any) -> Made:
+    def make(self, config: "Config", topology: "Topology") -> Made:
         from jaxddp.objectives.distillation import Distillation, best_of_run
 
         return Distillation(best_of_run(self.teacher, config, topology), self.temperature, self.teacher_share)
@@ -66,7 +67,7 @@ class FixMatchSettings:
     """FixMatch: side of the black square of the strong augmentation, as a fraction of the image's shorter side; 0 for
     none."""
 
-    def make(self, config: "Config", topology: Any) -> Made:
+    def make(self, config: "Config", topology: "Topology") -> Made:
         from jaxddp.objectives.fixmatch import FixMatch
 
         strong = self.strong_rand_augment, self.strong_rand_magnitude, self.strong_cutout
@@ -88,7 +89,7 @@ class SimSiamSettings:
     predictor_width: Annotated[int, Range(1, 65_536)] = 512
     """SimSiam: width of the hidden layer of the predictor."""
 
-    def make(self, config: "Config", topology: Any) -> Made:
+    def make(self, config: "Config", topology: "Topology") -> Made:
         from jaxddp.mesh import AXIS
         from jaxddp.models.projection import Projection
         from jaxddp.objectives.simsiam import SimSiam
@@ -109,7 +110,7 @@ class JensenShannonSettings:
     consistency_weight: Factor = 12.0
     """Jensen-Shannon: weight of the divergence of the predictions for an image and two augmented copies."""
 
-    def make(self, config: "Config", topology: Any) -> Made:
+    def make(self, config: "Config", topology: "Topology") -> Made:
         from jaxddp.objectives.jensen_shannon import JensenShannon
 
         return JensenShannon(self.consistency_weight)

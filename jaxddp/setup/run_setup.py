@@ -97,7 +97,7 @@ class RunSetup(Recipe):
         return Objective(self.network, self.loss, self.preprocess, self.metrics, remat=self.config.train.remat)
 
     @cached_property
-    def measured(self) -> Any:
+    def measured(self) -> TrainObjective:
         """The loss and the metrics of evaluation as one function of the parameters."""
         labelled = Objective(self.network, self.eval_loss, self.preprocess, self.metrics, self.config.eval.views)
         return labelled if self._num_references is None else self.programs(minimized, self.objective, labelled)

@@ -16,7 +16,7 @@ import optax
 
 import jaxddp.engine.objective as objective
 from jaxddp.config import Config
-from jaxddp.config.registry import LOSSES, METRICS, OPTIMIZERS
+from jaxddp.config.registry import LOSSES, METRICS, OPTIMIZERS, Registry
 from jaxddp.config.tree import BALANCED, ShownImages
 from jaxddp.config.values import checked
 from jaxddp.core.errors import InputError, Key, about, counted, kind_of, refused
@@ -145,7 +145,7 @@ def _make_loss(config: Config, weights: np.ndarray | None, labels: LabelKind) ->
     return objective.example_loss(loss, labels)
 
 
-def _that_take(registry: Any, labels: LabelKind, *arguments: Any) -> str:
+def _that_take(registry: Registry, labels: LabelKind, *arguments: Any) -> str:
     """Return the names of the losses or metrics that take some labels."""
     made = {name: registry.get(name)(*arguments) if arguments else registry.get(name) for name in registry.names()}
     return " or ".join(name for name, each in made.items() if labels.form in getattr(each, "takes", ()))

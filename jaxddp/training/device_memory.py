@@ -47,7 +47,7 @@ class Memory:
 
         return checked_step
 
-    def _check_validation(self, step: Any, state: TrainState, feed: tuple[Any, ...]) -> None:
+    def _check_validation(self, step: EvalStep, state: TrainState, feed: tuple[Any, ...]) -> None:
         topology = self._run.topology
         division = Division(len(feed[-1].row), topology.num_devices)
         # JAX keeps the executable for the call. The program uses, and its memory counts, only a part of the state.

@@ -206,7 +206,7 @@ class Clock:
         """Exclude the time since the last call of `rates` from training time."""
         self._begin, self._waited, self._steps = time.perf_counter(), 0.0, 0
 
-    def count_dispatch(self, steps: int, result: Any) -> None:
+    def count_dispatch(self, steps: int, result: jax.Array) -> None:
         """Count steps that were dispatched together. The first dispatch is a warm-up and is timed separately."""
         if self._first_steps:
             self._steps += steps

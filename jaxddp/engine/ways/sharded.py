@@ -25,6 +25,7 @@ from jax import P, lax
 import jaxddp.engine.gradients as gradients
 from jaxddp.config.layers import NO_LAYERS, Layers
 from jaxddp.data.batch import Batch
+from jaxddp.engine.parts.part import Follow, Part
 from jaxddp.engine.programs import RESIDENT_FEED, Options, TrainStep, gather_batch
 from jaxddp.engine.state import TrainState, all_finite
 from jaxddp.engine.step import Phases
@@ -88,7 +89,7 @@ class Sharded(Way):
     def gather(self) -> Callable[..., Batch]:
         return jax.shard_map(gather_batch, mesh=self.mesh, in_specs=(*RESIDENT_FEED, P()), out_specs=P(AXIS))
 
-    def follow(self, parts: Sequence[Any]) -> Any:
+    def follow(self, parts: Sequence[Part]) -> Follow:
         follow = super().follow(parts)
         return lambda state, metrics: self.placed(follow(state, metrics))
 
