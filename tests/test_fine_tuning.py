@@ -26,7 +26,6 @@ from jaxddp.models.adapt import adapt
 from jaxddp.models.interface import by_path
 from jaxddp.models.projection import Projection
 from jaxddp.models.resnet import BASIC, Architecture, build
-from jaxddp.objectives.choices import SimSiamSettings
 from jaxddp.objectives.simsiam import SimSiam
 from jaxddp.training.checkpoints.manager import Checkpoints
 
@@ -147,7 +146,7 @@ def test_a_frozen_batch_norm_of_any_module_uses_its_running_statistics(network):
 
 @pytest.mark.slow
 def test_with_layer_decay_earlier_layers_have_lower_rates():
-    simsiam = SimSiam(Projection(SimSiamSettings(2, 6, 4)))
+    simsiam = SimSiam(Projection(2, 6, 4))
     setup = make_setup({"optimizer": {"layer_decay": 0.5}}, optimizer=sgd(1.0), objective=simsiam)
     ones = jax.tree.map(jnp.ones_like, setup.state.params)
     updates, _ = setup.optimizer.update(ones, setup.state.opt_state, setup.state.params)

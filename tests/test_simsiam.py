@@ -19,11 +19,10 @@ from jaxddp.engine.ways.way import Way
 from jaxddp.metrics import vote_of_neighbours
 from jaxddp.models.adapt import Adapted
 from jaxddp.models.projection import Projection
-from jaxddp.objectives.choices import SimSiamSettings
 from jaxddp.objectives.simsiam import OUTPUT_STD, SimSiam, _folded, _unit
 from jaxddp.workdir.saved_state import restore_state
 
-SETTINGS = SimSiamSettings(projector_layers=2, projector_width=6, predictor_width=4)
+PROJECTION = Projection(projector_layers=2, projector_width=6, predictor_width=4)
 RECIPE = str(Path(__file__).parent / "recipes" / "small_recipe.py")
 TABLE, VAL = random_table(50, image=16), random_table(20, seed=4, image=16)
 OBJECTIVE = ["--objective.name", "simsiam", "--objective.projector-width", "8"]
@@ -31,7 +30,7 @@ OBJECTIVE = ["--objective.name", "simsiam", "--objective.projector-width", "8"]
 
 def made(net, axis_name=None):
     """Return SimSiam's objective for a network in float64, and the supervised one."""
-    simsiam = SimSiam(Projection(SETTINGS), axis_name)
+    simsiam = SimSiam(PROJECTION, axis_name)
     supervised = objective_of(net, augment=AugmentConfig(pad=1))
     # The wrapper of LoRA's adapters, here of none, does not hide the head.
     network = Adapted(simsiam.network(supervised.model, (6, 6, 3)), {}, 1, 1.0)

@@ -1,7 +1,6 @@
 """The projector and the predictor of SimSiam (Chen & He 2021, arXiv:2011.10566), which are trained beside a network."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import flax.linen as nn
 import jax
@@ -30,15 +29,15 @@ def moments(x: jax.Array, mask: jax.Array, axis_name: str | None) -> tuple[jax.A
 
 
 class Projection(nn.Module):
-    """The projector and the predictor: features float[B, D] -> (z, p), float[B, settings.projector_width] each.
+    """The projector and the predictor: features float[B, D] -> (z, p), float[B, projector_width] each.
 
-    Their batch norms always use the statistics of the batch, which are those of its unmasked images.
-
-    Attributes:
-        settings: a `jaxddp.objectives.choices.SimSiamSettings`.
+    Their batch norms always use the statistics of the batch, which are those of its unmasked images. For the
+    attributes, see `jaxddp.objectives.choices.SimSiamSettings`.
     """
 
-    settings: Any
+    projector_layers: int
+    projector_width: int
+    predictor_width: int
 
     @nn.compact
     def __call__(self, x: jax.Array, mask: jax.Array, axis_name: str | None) -> tuple[jax.Array, jax.Array]:
@@ -51,20 +50,20 @@ class Projection(nn.Module):
             scale, bias = self.param(f"{name}_scale", ones, width), self.param(f"{name}_bias", zeros, width)
             return nn.relu(normed(x, width) * scale + bias)
 
-        width, ones, zeros = self.settings.projector_width, nn.initializers.ones, nn.initializers.zeros
-        for number in range(self.settings.projector_layers - 1):
+        width, ones, zeros = self.projector_width, nn.initializers.ones, nn.initializers.zeros
+        for number in range(self.projector_layers - 1):
             x = hidden(x, width, f"projector_{number}")
         z = normed(x, width)
-        x = hidden(z, self.settings.predictor_width, "predictor")
+        x = hidden(z, self.predictor_width, "predictor")
         return z, nn.Dense(width)(x)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Projected(LinenModel):
     """A network whose parameters include those of a `Projection`, as the entry `SIMSIAM`, which `apply` ignores."""
 
-    projection: Any = None
-    features: int = 0
+    projection: Projection
+    features: int
 
     def init(self, key: jax.Array, example: jax.Array) -> tuple[Tree, Tree]:
         params, model_state = super().init(key, example)

@@ -99,7 +99,8 @@ class SimSiamSettings:
             raise InputError(*both, ": a validation compares the images of all processes", advice="share them")
         # The shards of a reproducible step, and unequal slices, are computed separately.
         separate = config.parallel.reproducible or config.parallel.shares is not None
-        return SimSiam(Projection(self), None if separate else AXIS)
+        projection = Projection(self.projector_layers, self.projector_width, self.predictor_width)
+        return SimSiam(projection, None if separate else AXIS)
 
 
 @OBJECTIVES.add("jensen_shannon")
