@@ -215,7 +215,7 @@ def _savedmodel(function: Logits, signature: Signature, *_: Any) -> tuple[dict[P
     return content, lambda pixels: program(**{INPUT: tf.constant(pixels)})[OUTPUT].numpy()
 
 
-def _tflite(function: Logits, signature: Signature, precision: str, images: Any) -> tuple[bytes, Runner]:
+def _tflite(function: Logits, signature: Signature, precision: str, images: np.ndarray | None) -> tuple[bytes, Runner]:
     tf, call = _traced_by_tensorflow(function, signature)
     converter = tf.lite.TFLiteConverter.from_concrete_functions([call], tf.Module())
     converter.optimizations = [] if precision == "float32" else [tf.lite.Optimize.DEFAULT]
@@ -232,7 +232,7 @@ def _tflite(function: Logits, signature: Signature, precision: str, images: Any)
     return content, lambda pixels: runner(**{INPUT: pixels})[OUTPUT]
 
 
-def _onnx(function: Logits, signature: Signature, precision: str, images: Any) -> tuple[bytes, Runner]:
+def _onnx(function: Logits, signature: Signature, precision: str, images: np.ndarray | None) -> tuple[bytes, Runner]:
     content = convert(function, jax.ShapeDtypeStruct(("B", *signature.image_shape), signature.dtype))
     content = content if precision == "float32" else _narrow_onnx(content, images)
     return content, session(content)
