@@ -156,7 +156,7 @@ class Feed:
         return _bytes_of(self._by_use(val))
 
     def resident_chunks(self, chunks: Iterable[range], key: jax.Array | None = None) -> Iterator[Chunk]:
-        """Iterate over the arguments of `make_resident_steps`: images, columns and the run's key, for each chunk.
+        """Iterate over what `steps_on_residents` takes beside the state: images, columns and the key, for each chunk.
 
         A thread computes and places a chunk's columns while the devices compute the one before. Raises: see `place`.
         """
@@ -171,7 +171,7 @@ class Feed:
         yield from map_in_threads(placed, chunks, ahead=1)
 
     def resident_eval(self, source: Source, batch_size: int, longest: int) -> Iterator[tuple[jax.Array, Batch]]:
-        """Yield the arguments of `make_resident_eval` for a source, at most `longest` batches at once; see `place`."""
+        """Yield what `make_eval_step` takes on resident images, at most `longest` batches at once; see `place`."""
         self.place(source)
         images, order = self.resident[VALIDATION].images, EvalOrder(len(source), batch_size)
         shard = Shard.of_process(self.topology.peers)
