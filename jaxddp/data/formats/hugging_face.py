@@ -16,11 +16,11 @@ from typing import Any
 
 import numpy as np
 
-import jaxddp.core.files as files
 import jaxddp.data.formats.listing as listing
 import jaxddp.data.storage.tables as tables
 from jaxddp.config.registry import FORMATS
 from jaxddp.core.errors import InputError
+from jaxddp.core.files import expanded
 from jaxddp.data.format import Match, Place
 from jaxddp.data.formats.splits import required_split, split_name
 from jaxddp.data.source import Split
@@ -70,7 +70,7 @@ class HubSets:
 
 def _open_splits(place: Place) -> Mapping[str, Any]:
     name = place.address.removeprefix(_PREFIX)
-    folder = files.expanded(name).absolute()
+    folder = expanded(name).absolute()
     if tables.is_saved(folder):
         return tables.open_saved(folder)
     if folder.is_dir():

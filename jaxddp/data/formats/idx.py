@@ -18,9 +18,9 @@ from pathlib import Path
 
 import numpy as np
 
-import jaxddp.core.files as files
 from jaxddp.config.registry import FORMATS
 from jaxddp.core.errors import InputError
+from jaxddp.core.files import open_regular
 from jaxddp.data.arrays import ArrayTable
 from jaxddp.data.format import LocalFormat
 from jaxddp.data.formats.array_files import as_input_errors, make_table, numbered_names, read_names, read_rest
@@ -85,7 +85,7 @@ def _read(file: Path, kinds: dict[int, str]) -> np.ndarray:
     Args:
         kinds: a dict from each allowed number of dimensions to the kind of content, for messages.
     """
-    with as_input_errors(file), files.open_regular(file) as raw:
+    with as_input_errors(file), open_regular(file) as raw:
         # Browsers unpack some downloads but keep their names, so only the content shows whether a file is compressed.
         stream = gzip.GzipFile(fileobj=raw) if raw.peek(2)[:2] == _GZIP else raw
         magic = stream.read(4)

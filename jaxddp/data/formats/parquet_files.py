@@ -25,13 +25,13 @@ from typing import Any
 
 import numpy as np
 
-import jaxddp.core.files as files
 import jaxddp.data.formats.listing as listing
 import jaxddp.data.storage.tables as tables
 from jaxddp.config import DataConfig
 from jaxddp.config.data_section import TABLE_KEYS
 from jaxddp.config.registry import FORMATS
 from jaxddp.core.errors import InputError, about, counted, show, size
+from jaxddp.core.files import parse_json
 from jaxddp.core.threads import map_in_threads
 from jaxddp.data.faults import Refuse, pass_faults_to
 from jaxddp.data.format import Place
@@ -219,7 +219,7 @@ def _class_names(schema: Any) -> dict[str, tuple[str, ...]]:
     """
     text = (schema.metadata or {}).get(b"huggingface", b'{"info": {"features": {}}}')
     try:
-        features = files.parse_json(text, dict)["info"]["features"].items()
+        features = parse_json(text, dict)["info"]["features"].items()
         # The features of other columns may also be lists.
         each = ((name, one.get("feature", one)) for name, one in features if isinstance(one, dict))
         named = ((name, one) for name, one in each if isinstance(one, dict) and one.get("_type") == "ClassLabel")

@@ -256,17 +256,17 @@ Example: Any = message_factory.GetMessageClass(_POOL.FindMessageTypeByName("tens
 """The class of tf.train.Example."""
 
 
-def record_columns(files: np.ndarray, lengths: Sequence[int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def record_columns(paths: np.ndarray, lengths: Sequence[int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return (id, path, number) for each record of several files, one file after the other.
 
     Args:
-        files: bytes 'S'[F], their paths in the store.
+        paths: bytes 'S'[F], those of the files in the store.
         lengths: the number of records in each file.
 
     Returns: ids, bytes 'S'[N] such as train-00000.parquet__17; paths, bytes 'S'[N]; and the records' numbers in their
         files, int64[N].
     """
-    path = np.repeat(files, lengths)
+    path = np.repeat(paths, lengths)
     number = np.concatenate([np.arange(length) for length in lengths])
     return np.strings.add(np.strings.add(path, b"__"), number.astype("S")), path, number
 

@@ -127,17 +127,17 @@ class StepManifest:
     def parse(cls, data: bytes) -> "StepManifest":
         """Read the content of the file. Raises: one of `_DAMAGES` if the content is invalid."""
         content = unsealed(data)
-        files = {name: (int(entry["bytes"]), entry["sha256"]) for name, entry in content["files"].items()}
-        if any(name.startswith("/") or ".." in name.split("/") or not name.isprintable() for name in files):
+        listed = {name: (int(entry["bytes"]), entry["sha256"]) for name, entry in content["files"].items()}
+        if any(name.startswith("/") or ".." in name.split("/") or not name.isprintable() for name in listed):
             raise ValueError("a file is not below the step's directory")
         run = content.get("run")
-        return cls(int(content["step"]), files, run and RunIdentity(**run))
+        return cls(int(content["step"]), listed, run and RunIdentity(**run))
 
     def encode(self) -> bytes:
         """Return the content of the file."""
         run = {"run": vars(self.run)} if self.run else {}
-        files = {name: {"bytes": size, "sha256": digest} for name, (size, digest) in self.files.items()}
-        return sealed({"step": self.step, **run, "files": files})
+        listed = {name: {"bytes": size, "sha256": digest} for name, (size, digest) in self.files.items()}
+        return sealed({"step": self.step, **run, "files": listed})
 
     def differs(self, step: int, run: RunIdentity | None) -> str | None:
         """Return why the manifest is not of this step and run; None if it is. An unknown run is not compared."""
