@@ -50,9 +50,9 @@ def test_the_averaged_gradient_is_clipped_and_its_norm_before_clipping_is_report
 
 
 class Doubled(Part):
-    """A part that doubles the gradients."""
+    """A part that doubles the gradients. Any true value of `judges` counts."""
 
-    name = "doubled"
+    name, judges = "doubled", 1
 
     def gradients(self, own, grads):
         return jax.tree.map(lambda g: 2 * g, grads)

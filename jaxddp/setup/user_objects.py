@@ -272,6 +272,6 @@ def parts_of(config: Config, steps: Steps, user_object: ObjectSource) -> tuple[P
     names = [part.name for part in (*parts, *configured)]
     if duplicates := [name for name in names if names.count(name) > 1]:
         raise InputError(f"{custom.where}: two parts are called {duplicates[0]!r}; give each another name")
-    ordinary, judging = ([part for part in parts if part.judges is judges] for judges in (False, True))
+    ordinary, judging = [part for part in parts if not part.judges], [part for part in parts if part.judges]
     first, others = ([part for part in configured if isinstance(part, GradientNorm) is norm] for norm in (True, False))
     return (*first, *ordinary, *others, *judging)

@@ -163,5 +163,4 @@ def with_average(parts: Sequence[Part], opt_state: Any) -> tuple[Part, ...]:
     for key in conflicts:
         problem = ": a schedule-free optimizer averages its parameters itself"
         raise InputError(key, problem, advice="leave one of them out")
-    other_parts, judging_parts = ([part for part in parts if part.judges is judges] for judges in (False, True))
-    return (*other_parts, ScheduleFreeAverage(), *judging_parts)
+    return tuple(sorted([*parts, ScheduleFreeAverage()], key=lambda part: bool(part.judges)))
