@@ -153,7 +153,7 @@ def takes_rngs(function: Any) -> bool:
         function = functools.partial(function)
     if isinstance(function, functools.partial) and isinstance(function.func, type):
         # The signature of an NNX class is that of its metaclass.
-        function = functools.partial(function.func.__init__, None, *function.args, **function.keywords)  # pyright: ignore
+        function = functools.partial(function.func.__init__, None, *function.args, **function.keywords)
     with contextlib.suppress(TypeError, ValueError):
         signature = inspect.signature(function)
         signature.bind(rngs=None)

@@ -112,7 +112,7 @@ def conv_general_dilated(
     margin = edges[0][0] if len({*edges[0], *edges[1]}) == 1 and edges[0][0] > 0 else 0
     images = images if margin else lax.pad(images, zero, [keep, *((*edge, 0) for edge in edges), keep])
     stride = strides[0] if len({*strides}) == 1 else 1
-    results: jax.Array = convolve_on_cpu(images, kernel, stride, margin)  # pyright: ignore
+    results: jax.Array = convolve_on_cpu(images, kernel, stride, margin)
     return results if stride == max(strides) else results[:, :: strides[0], :: strides[1]]
 
 
