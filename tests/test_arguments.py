@@ -181,13 +181,14 @@ TRAINED = [
 
 
 @pytest.mark.parametrize(("argument", "value", "expected"), TRAINED)
-def test_train_names_the_bad_argument(argument, value, expected, setup, tmp_path):
+def test_train_names_the_bad_argument(argument, value, expected, setup, tmp_path, monkeypatch):
     arguments = {"loss": jaxddp.softmax_cross_entropy, "setup": setup, "listeners": (), argument: value}
     assert error_line(train, **arguments) == expected
     if argument == "log_to":
-        assert error_line(train, **arguments, workdir="r\udcfc") == r"'r\udcfc': the name is not UTF-8; choose another"
-        message = error_line(train, **arguments, workdir=tmp_path)
-        assert message.startswith("log_to='tensorbord' is unknown; did you mean 'tensorboard'? there are: ")
+        assert "did you mean 'tensorboard'? there are: " in error_line(train, **arguments, workdir=tmp_path)
+        (tmp_path / "r\udcfc").mkdir()
+        monkeypatch.chdir(tmp_path / "r\udcfc")
+        assert f"{tmp_path}/r\\udcfc/w': the path is not UTF-8; choose" in error_line(train, **arguments, workdir="w")
 
 
 @pytest.mark.parametrize(
@@ -224,11 +225,9 @@ def test_train_rejects_a_finished_state_and_a_state_of_another_setup(setup, trai
     repeated, _ = train(loss, dataclasses.replace(setup, state=finished), workdir=tmp_path / "done", listeners=())
     assert int(repeated.step) == 6
     momentum = prepare_training(linear_model(), TABLE, 2, sgd(0.05, momentum=0.9), 4, epochs=9)
+    fault = "state: opt_state/0/trace/weight is absent, and float32[108, 5] in this setup"
     message = error_line(train, loss, dataclasses.replace(momentum, state=trained), listeners=())
-    assert message == (
-        "state: opt_state/0/trace/weight is absent, and float32[108, 5] in this setup; give a state of its model and "
-        "optimizer"
-    )  # fmt: skip
+    assert message == f"{fault}; give a state of its model and optimizer"
 
 
 def test_invalid_results_of_user_objects_are_rejected(setup):

@@ -90,9 +90,10 @@ def check_path(path: Any, name: str, *, in_utf8: bool = False) -> str | os.PathL
     scheme, separator, _ = text.partition(":/")
     if in_utf8 and separator and scheme.isalnum():
         raise refused(name, text, "is a URL, and files are written to this machine only; give a path, as of a mount")
-    if in_utf8 and any("\ud800" <= character <= "\udfff" for character in text):
-        raise InputError(f"{show(text)}: the name is not UTF-8; choose another")
     text = os.path.expanduser(text)
+    # Under another encoding of file names, TensorStore would write to another path.
+    if in_utf8 and os.fsencode(full := os.path.abspath(text)) != full.encode(errors="replace"):
+        raise InputError(f"{show(full)}: the path is not UTF-8; choose another, or set PYTHONUTF8=1")
     try:
         with suppress(FileNotFoundError):
             os.stat(text)
