@@ -208,6 +208,8 @@ def test_a_damaged_file_and_a_run_in_its_place_are_refused(capfd, tmp_path):
         assert f"{tmp_path}/sweep.json: is not the file of a sweep" in fails(command, capfd)
     (tmp_path / "metrics.jsonl").touch()
     assert f"{tmp_path}: is the work directory of a run; give another --workdir" in fails(command, capfd)
+    (tmp_path / "link").symlink_to("gone")
+    assert f"{tmp_path}/link: cannot be written (File exists)" in fails([*command[:-1], f"{tmp_path}/link"], capfd)
 
 
 def test_a_trial_of_a_job_array_is_in_the_folder_before_it_is_trained(capfd, tmp_path):

@@ -48,10 +48,10 @@ class SweepFolder:
         Other hosts wait.
 
         Raises:
-            InputError: the file is damaged, or belongs to a sweep of another config.
+            InputError: the file is damaged or cannot be written, or belongs to a sweep of another config.
             Unreachable: another process holds the lock for a minute.
         """
-        with files.one_at_a_time(self.directory / _LOCK, patience=60.0):
+        with files.one_at_a_time(files.create(self.directory) / _LOCK, patience=60.0):
             before = self._as_json(trials := self.read())
             yield trials
             if (after := self._as_json(trials)) != before or not self.path.exists():
