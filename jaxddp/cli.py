@@ -49,7 +49,7 @@ from jaxddp.core.errors import HelpPrinted, InputError, JaxddpError, Preempted, 
 from jaxddp.core.files import current_directory
 from jaxddp.core.peers import ALONE, joined
 from jaxddp.core.phases import show_on
-from jaxddp.core.user_code import describing_errors
+from jaxddp.core.user_code import describing_errors, place_of
 from jaxddp.job.environment import report_work
 from jaxddp.recipe.sources import config_names
 
@@ -161,6 +161,10 @@ def _run(arguments: list[str]) -> int:
         return command_named(command)(rest) or 0
     except HelpPrinted:
         return 0
+    except ModuleNotFoundError as error:
+        fault = f"the module {error.name} is missing; install jaxddp with its requirements: pip install . in its folder"
+        # The user's code may import it.
+        raise error if place_of(error) else InputError(fault) from None
 
 
 def _usage() -> str:

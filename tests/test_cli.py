@@ -380,9 +380,11 @@ def test_an_impossible_path_raises_a_one_line_error(words, path, reason, tmp_pat
         ("train digits", "jaxddp: no data are given; give --data.path (a folder, a URL or tfds:NAME) or --data.name ("),
         ("train nowhere/digits.py", "did you mean 'digits'?"),
         ("eval digits --workdir /nonexistent/run", "no such work directory"),
+        ("probe a b", "jaxddp: the module jaxddp.commands.probe is missing; install jaxddp with its requirements"),
     ],
 )
-def test_a_wrong_command_config_or_work_directory_raises_a_one_line_error(words, expected, capfd):
+def test_a_wrong_command_config_or_work_directory_raises_a_one_line_error(words, expected, capfd, monkeypatch):
+    monkeypatch.setitem(sys.modules, "jaxddp.commands.probe", None)
     assert expected in fails(words.split(), capfd)
 
 
@@ -426,8 +428,7 @@ def test_invalid_data_raises_a_one_line_error(damage, tmp_path, capfd):
     root = write_tree(tmp_path / "tree", classes=3, images=13, val=3, size=20)
     text = (root / TRAIN).read_text()
     (root / TRAIN).write_text(text + damage(text.splitlines()[1].split(",")[1]) + "\n")
-    words = train_words(root, tmp_path / "w", "--train.duration", "2 steps", *PLAIN)
-    assert f"{TRAIN}:41" in fails(words, capfd)
+    assert f"{TRAIN}:41" in fails(train_words(root, tmp_path / "w", "--train.duration", "2 steps", *PLAIN), capfd)
 
 
 def test_help_names_commands_and_configs(capfd):
@@ -435,8 +436,7 @@ def test_help_names_commands_and_configs(capfd):
     text = capfd.readouterr().out
     assert "jaxddp train CONFIG" in text and "imagenet_resnet50" in text
     assert main(["train", "digits", "--help"]) == 0 and "(default: adamw; there" in capfd.readouterr().out
-    assert main([]) == 2
-    capfd.readouterr()
+    assert main([]) == 2 and capfd.readouterr().out == text
     # Versions are on one line.
     assert main(["--version"]) == 0
     assert re.fullmatch(r"jaxddp \S+ \(jax \S+, flax \S+, optax \S+, Python \S+\)\n", capfd.readouterr().out)

@@ -30,9 +30,8 @@ def installed_version(package: str) -> str | None:
 
 def versions() -> str:
     """Return a line with the versions of this package and of the libraries that affect results."""
-    others = {name: installed_version(name) for name in ("jax", "flax", "optax")}
-    others |= {"Python": platform.python_version()}
-    known = ", ".join(f"{name} {number}" for name, number in others.items() if number is not None)
+    found = {name: installed_version(name) for name in ("jax", "flax", "optax")} | {"Python": platform.python_version()}
+    known = ", ".join(f"{name} {number}" for name, number in found.items() if number is not None)
     return f"jaxddp {installed_version('jaxddp') or '(not installed)'} ({known})"
 
 
