@@ -15,6 +15,7 @@ from support.shared import sgd
 
 from jaxddp.core.errors import InputError
 from jaxddp.engine.initial_state import make_init
+from jaxddp.engine.objective import MetricSums
 from jaxddp.engine.parts.averages import Lookahead, ParameterAverage
 from jaxddp.engine.parts.guard import GradientNorm
 from jaxddp.engine.parts.part import Part
@@ -90,13 +91,15 @@ def test_a_step_reports_scalars_beside_its_metrics():
     norms = [record.metrics["gradient_norm"] for record in records.steps]
     assert len(norms) == 12 and min(norms) > 0
     epoch_ends = [record.epoch_end for record in records.steps if record.epoch_end]
-    # An epoch of 50 examples in batches of 8 ends with step 7. The history shows a scalar's mean over the epoch's
-    # steps.
+    # An epoch of 50 examples in batches of 8 ends with step 7. It shows a scalar's mean over its steps.
     assert epoch_ends[0].metrics["gradient_norm"] == pytest.approx(np.mean(norms[:7]), rel=1e-5)
     plain_setup = make_setup(net=linear_model())
     grads = jax.jit(jax.grad(loss_of(plain_setup)))(plain_setup.state.params)
     assert norms[0] == pytest.approx(float(optax.tree.norm(grads)), rel=1e-5)
     assert all("gradient_norm" not in record.metrics for record in records.evaluations)
+    for name, value in (("loss", 1.0), ("norms", np.ones(2))):
+        with pytest.raises(InputError, match=f"the step reports '{name}'; report numbers, float"):
+            MetricSums(jnp.ones((2, 2)), ("loss",)).with_scalars({name: value})
 
 
 def loss_of(setup):

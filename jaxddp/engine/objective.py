@@ -229,12 +229,13 @@ class MetricSums(flax.struct.PyTreeNode):
         return int(jax.device_get(self.values)[-1, 0])
 
     def with_scalars(self, scalars: Mapping[str, jax.Array]) -> "MetricSums":
-        """Return these sums with additional scalars of one step."""
+        """Return these sums with more scalars of one step. Raises: InputError for a wrong shape or a used name."""
         if not scalars:
             return self
-        dtype = self.values.dtype
-        rows = [jnp.stack([value.astype(dtype), jnp.ones((), dtype)]) for value in scalars.values()]
-        values = jnp.concatenate([self.values[:-1], jnp.stack(rows), self.values[-1:]])
+        if wrong := [name for name, value in scalars.items() if jnp.ndim(value) or name in self.names]:
+            raise InputError(f"the step reports {wrong[0]!r}", advice="report numbers, float[], under unused names")
+        rows = jnp.array([[value, 1] for value in scalars.values()], self.values.dtype)
+        values = jnp.concatenate([self.values[:-1], rows, self.values[-1:]])
         return MetricSums(values, (*self.names, *scalars))
 
 
