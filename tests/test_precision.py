@@ -39,8 +39,7 @@ def setup_of(precision: str) -> RunSetup:
 @pytest.mark.slow
 def test_parameters_statistics_and_loss_are_float32_and_convolutions_are_not():
     setup = setup_of("bfloat16")
-    step = setup.step()
-    batch = next(setup.batches(0, 1))
+    step, batch = setup.step(), next(setup.batches(0, 1))
     program = str(jax.make_jaxpr(step)(setup.state, batch))
     outputs = re.findall(r":(\w+)\[[\d,]*\](?:\{[^}]*\})? = conv_general_dilated", program)
     assert outputs and set(outputs) == {"bf16"}
@@ -118,10 +117,12 @@ def test_a_users_network_computes_in_the_precision_and_keeps_float32(network):
     assert {leaf.dtype for leaf in leaves if jnp.issubdtype(leaf.dtype, jnp.floating)} == {jnp.dtype("float32")}
 
 
-def test_a_network_with_a_dtype_of_its_own_is_refused_only_if_the_precision_is_set():
+def test_a_network_with_a_dtype_of_its_own_is_refused_only_if_the_precision_is_set(caplog):
     arguments = TABLE, 1, sgd(0.05), BATCH
-    setup = prepare_training(Mixed("bfloat16"), *arguments)
-    assert make_run(setup).description.network == "Mixed in bfloat16"
+    for dtype, warnings in (("bfloat16", 0), ("float16", 1)):
+        setup = prepare_training(Mixed(dtype), *arguments)
+        assert make_run(setup).description.network == f"Mixed in {dtype}"
+        assert caplog.text.count("in float16 without a loss scale") == warnings
     for dtype, precision in (("float32", "bfloat16"), ("bfloat16", "float32")):
         with pytest.raises(InputError, match=f"^precision='{precision}': the network computes in {dtype}, because"):
             prepare_training(Mixed(dtype), *arguments, precision=precision)
@@ -145,7 +146,6 @@ def test_a_network_that_does_not_accept_the_cast_computes_in_float32(layer, mode
 
     model, shape = adapt(Net()), (SIZE, SIZE, 3)
     assert in_precision(model, shape, "bfloat16") is model
-    evaluation, _ = check_outputs(model, shape, CLASSES, "bfloat16")
-    assert [*dtypes_of_products(evaluation)] == ["float32"]
+    assert [*dtypes_of_products(check_outputs(model, shape, CLASSES, "bfloat16")[0])] == ["float32"]
     with pytest.raises(InputError, match="^precision='bfloat16': the network computes in float32, because"):
         prepare_training(Net(), TABLE, 1, sgd(0.05), BATCH, precision="bfloat16")

@@ -100,9 +100,10 @@ def check_network(model: Model, where: str, config: Config, layout: Layout, prec
     convolutions = [each for each in operations_in(evaluation) if each.primitive.name == "conv_general_dilated"]
     count = sum(each.params["feature_group_count"] > 1 and each.invars[0].aval.ndim == 4 for each in convolutions)
     if replaces and count:
-        faster = "computed as sums and products of matrices, which is faster on CPUs"
-        key = "model.cpu_convolutions=False leaves them to XLA"
-        _log.info(f"{where}: {counted(count, 'convolution')} of grouped channels {faster}; {key}")
+        faster = "faster on CPUs as sums and products of matrices; model.cpu_convolutions=False leaves them to XLA"
+        _log.info(f"{where}: {counted(count, 'convolution')} of grouped channels computed {faster}")
+    if computed == "float16" != used:
+        _log.warning(f"{where}: the network computes in float16 without a loss scale; set the precision to float16")
     for notice in notices(model, data.image_shape, evaluation, training, config.frozen_norms):
         _log.warning(f"{where}: {notice}")
 
@@ -117,8 +118,7 @@ def check_outputs(model: Model, image_shape: ImageShape, classes: int, precision
 
     Return the jaxprs of both; None for training if the network does not accept so few images. Raises: InputError.
     """
-    evaluation = _trace(model, image_shape, precision, train=False, classes=classes)
-    training = _trace(model, image_shape, precision, train=True, classes=classes)
+    evaluation, training = (_trace(model, image_shape, precision, train=t, classes=classes) for t in (False, True))
     return evaluation, training if training.out_avals else None
 
 
