@@ -191,8 +191,7 @@ def test_splits_are_those_of_the_data_set(tmp_path):
     (photos / "5.png").unlink()
     # The config's own path has the validation split that the config makes.
     assert len(open_one_split([str(photos)], DataConfig(path=str(photos), val_share=0.4))) == 2
-    unlabelled = open_one_split([str(photos / "a" / "1.png"), str(photos / "b" / "3.png")], data)
-    assert unlabelled.labels.tolist() == [-1, -1]
+    assert open_one_split([str(photos / "a" / "1.png"), str(photos / "b" / "3.png")], data).labels.tolist() == [-1, -1]
     with pytest.raises(InputError, match="--split train: .*1.png is no data set with splits; leave it out"):
         open_one_split([str(photos / "a" / "1.png")], data, "train")
     listings = (

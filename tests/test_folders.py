@@ -149,8 +149,7 @@ def test_rows_are_in_the_order_of_the_names(tmp_path_factory: pytest.TempPathFac
         (root / file).parent.mkdir(parents=True, exist_ok=True)
         (root / file).write_bytes(b"")
     table = read_folders(root, "train")
-    paths = [path for path, _ in rows(table)]
-    assert paths == sorted(files, key=lambda file: (file.split("/")[1], file))
+    assert [path for path, _ in rows(table)] == sorted(files, key=lambda file: (file.split("/")[1], file))
     assert list(table.class_ids) == sorted({label for label, _ in names})
     assert len(np.unique(table.id)) == len(files)
 

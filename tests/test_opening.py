@@ -65,8 +65,7 @@ def test_limited_validation_keeps_the_class_shares_on_any_number_of_devices(tmp_
         )
         source = open_resources(config, Topology.create(devices)).val
         assert source is not None
-        order = EvalOrder(len(source), 8)
-        counts.append(sum(batch.mask.sum() for batch in source.eval_batches(order, config.data)))
+        counts.append(sum(batch.mask.sum() for batch in source.eval_batches(EvalOrder(len(source), 8), config.data)))
         np.testing.assert_array_equal(source.labels, (val.take(limit) if limit else val).labels)
     assert counts == [40, 13, 13, 40]
 

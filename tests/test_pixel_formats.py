@@ -80,8 +80,7 @@ def test_gray_and_colors_of_pgm_and_ppm_keep_their_values(largest: int):
     content = gray.astype(np.dtype(dtype).newbyteorder(">")).tobytes()
     data = b"P5\n# a comment\n%d %d\n%d\n" % (SIZE, SIZE, largest) + content
     assert verify(data) == ImageHeader("ppm", SIZE, SIZE) and parse_header(data).bits == bits
-    expected = gray / largest * full
-    np.testing.assert_allclose(decode_train(data, 1, bits), expected, atol=0.5 if largest == 1023 else 0)
+    np.testing.assert_allclose(decode_train(data, 1, bits), gray / largest * full, atol=0.5 if largest == 1023 else 0)
     for cut in (1, SIZE):
         with pytest.raises(InputError, match="damaged: "):
             verify(data[:-cut])

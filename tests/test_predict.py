@@ -330,8 +330,7 @@ def test_every_output_format_has_the_same_predictions(run, pictures, unusable_im
     lines = [json.loads(line) for line in contents["jsonl"].splitlines()]
     table = pyarrow.parquet.read_table(tmp_path / "out.parquet")
     assert [{name: "" if value is None else str(value) for name, value in line.items()} for line in lines] == rows
-    kinds = [str(kind) for kind in table.schema.types]
-    assert kinds == ["string", "string", "float", "string", "float", "string"]
+    assert [str(kind) for kind in table.schema.types] == ["string", "string", "float", "string", "float", "string"]
     for record, line in zip(table.to_pylist(), lines, strict=True):
         assert {name: shortest(value) for name, value in record.items()} == line
 

@@ -294,8 +294,7 @@ def test_imagenet_opens_as_people_have_it(tmp_path: Path):
     root = write_tree(tmp_path / "kaggle", classes=3, images=2, val=6)
     before = [table.fingerprint for table in (train_solutions(root), val_solutions(root))]
     for inner in ("ILSVRC", "ILSVRC/Data", str(IMAGES)):
-        tables = open_splits(DataConfig(path=str(root / inner)))
-        assert [table.fingerprint for table in tables.values()] == before
+        assert [table.fingerprint for table in open_splits(DataConfig(path=str(root / inner))).values()] == before
     original = tmp_path / "original"
     shutil.copytree(root / IMAGES, original)
     for row, image in enumerate(sorted((root / IMAGES / "val").iterdir())):

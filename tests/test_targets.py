@@ -1,6 +1,7 @@
 """Shares of classes, numbers to predict and weights of images: the way from a table to predictions, and metrics."""
 
 import csv
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from jaxddp.cli import main
 from jaxddp.config import DataConfig
 from jaxddp.core.errors import InputError
 from jaxddp.data.formats.array_files import check_grades
-from jaxddp.data.opening import open_full_splits
+from jaxddp.data.opening import RunData, open_evaluated, open_full_splits, open_one_split
 from jaxddp.data.order import EvalOrder, SampleOrder, columns
 from jaxddp.data.source import LabelKind, labels_of
 from jaxddp.engine.objective import Objective, example_loss
@@ -76,6 +77,13 @@ def test_a_table_holds_numbers_or_shares_and_weights(folder):
     np.testing.assert_array_equal(batch.weight, splits["train"].weights[batch.row])
     np.testing.assert_array_equal(batch.label, splits["train"].labels[batch.row])
     assert columns(splits["val"], EvalOrder(6, 4), 1).weight is None
+    # Another table has the same columns of numbers, and needs none that only training reads.
+    write_table(folder / "other.csv", "path,grade,age", [("0.png", 3, 0.5)])
+    keys = {"path": str(folder / "other.csv"), "columns": ("label=grade", "label=age"), "targets": "numbers"}
+    data = DataConfig(**keys, val_share=0.25, weight_column="w", group_column="patient")
+    other = open_one_split([keys["path"]], replace(data, path="t.csv"))
+    for table in (open_evaluated(data, None, RunData("f", True))[1], other):
+        assert labels_of(table).form == "numbers" and table.labels.tolist() == [[3, 0.5]]
 
 
 @pytest.mark.parametrize(

@@ -124,7 +124,8 @@ def _open_evaluated(data: DataConfig, val_limit: int | None, known: Collection[s
     except InputError:  # Other data may have a validation split, or too few images to hold some out.
         if not known:
             raise
-    whole = open_validation_split(dataclasses.replace(data, val_share=None, fold=None))
+    of_training = dict.fromkeys(("val_share", "fold", "group_column", "weight_column"))
+    whole = open_validation_split(dataclasses.replace(data, **of_training))
     val = whole if val_limit is None else whole.take(val_limit)
     _log.info("%s: other data than the run's; %s are measured", data.path or data.name, counted(len(val), "image"))
     return val, val
@@ -417,7 +418,7 @@ def _nearest_data_set(place: Place) -> str:
 
 
 def _table_keys(data: DataConfig) -> dict[str, Any]:
-    return {key: getattr(data, key) for key in ("columns", "label_separator")}
+    return {key: getattr(data, key) for key in ("columns", "targets", "label_separator")}
 
 
 @convert_os_errors()

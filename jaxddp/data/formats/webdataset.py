@@ -86,5 +86,4 @@ def _names_in_file(folder: Folder) -> tuple[str, ...]:
     return ()
 
 
-_DESCRIPTION = "a directory, a URL or a pattern of .tar files (WebDataset)"
-FORMATS.add("webdataset")(ShardFormat(_DESCRIPTION, ".tar", read_tars))
+FORMATS.add("webdataset")(ShardFormat("a directory, a URL or a pattern of .tar files (WebDataset)", ".tar", read_tars))
