@@ -285,8 +285,7 @@ def test_duplicates_are_noted_with_the_image_that_they_repeat(tmp_path, capfd):
 def test_balance_names_classes_without_images(tmp_path):
     root = write_tree(tmp_path / "set", classes=4, images=2, val=3)
     rows = (root / "LOC_train_solution.csv").read_text().splitlines(keepends=True)
-    other_rows = [row for row in rows if not row.startswith(synset(0))]
-    (root / "LOC_train_solution.csv").write_text("".join(other_rows))
+    (root / "LOC_train_solution.csv").write_text("".join(row for row in rows if not row.startswith(synset(0))))
     summary = check({"train": train_solutions(root), "val": val_solutions(root)}).summary()
     assert summary["train"]["images_a_class"] == {"least": 0, "median": 2.0, "most": 2}
     assert summary["train"]["empty_classes"] == [synset(0)]

@@ -97,6 +97,7 @@ NO_IMAGES, NO_LABELS = (f":1: no column of {cells} by a usual name, found" for c
         ("path,label,Path\na.png,cat,b\n", "train.csv:1: columns 1 and 3 have the same name"),
         ("path,label\n", "train.csv: no rows below the header"),
         ("path,label\na.png\n", "train.csv:2: 1 of 2 fields in 'a.png'"),
+        ("path,label\na.png,1\nb/2.png,1.0\n", "train.csv:3: '1.0' (U+0031 U+002E U+0030) looks like '1'"),
         ("path,label\na.png,cat;;dog\n", "train.csv:2: label 'cat;;dog' has an empty name or one name twice"),
         ("path,label\na.png,cat; cat\n", "train.csv:2: label 'cat; cat' has an empty name or"),
         (SINGLE + "./a.png,dog\n", "train.csv:4: 'a.png' has other labels than in ROOT/train.csv:3; write one row for"),

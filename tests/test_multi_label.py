@@ -111,8 +111,7 @@ def test_a_multi_label_run_learns_and_its_metrics_equal_scikit_learns():
     logits = pixels.reshape(23, -1) @ results[4][0]
     assert results[4][1]["map"][-1] == pytest.approx(average_precision_score(VAL.labels, logits), abs=1e-6)
     assert results[4][1]["f1"][-1] == pytest.approx(f1_score(VAL.labels, logits > 0, average="macro"), abs=1e-12)
-    exact = ((logits > 0) == VAL.labels).all(1).mean()
-    assert results[4][1]["exact_match"][-1] == pytest.approx(exact, abs=1e-6)
+    assert results[4][1]["exact_match"][-1] == pytest.approx(((logits > 0) == VAL.labels).all(1).mean(), abs=1e-6)
     assert results[4][1]["map"][-1] > 0.5
 
 

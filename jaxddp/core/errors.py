@@ -156,8 +156,7 @@ def some(names: Sequence[str], most: int = 3) -> str:
 def listed(names: Iterable[str], between: str = ", ", most: int = 6) -> str:
     """List the first `most` names, and the number of the others: `cat, dog and 4 more`."""
     names = list(names)
-    more = f" and {len(names) - most:,} more" if len(names) > most else ""
-    return between.join(names[:most]) + more
+    return between.join(names[:most]) + (f" and {len(names) - most:,} more" if len(names) > most else "")
 
 
 def shaped(array: Any) -> str:

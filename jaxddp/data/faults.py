@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 
@@ -25,15 +26,18 @@ def pass_faults_to(refuse: Refuse) -> Iterator[None]:
         refuse(str(error))
 
 
-def check_distinct(names: Iterable[str], where: Callable[[str], str], refuse: Refuse = raise_fault) -> None:
+def check_distinct(
+    names: Iterable[str], where: Callable[[str], str], refuse: Refuse = raise_fault, look: Any = appearance
+) -> None:
     """Pass to `refuse` each name without visible characters, and each name that looks like a different earlier name.
 
     Args:
         where: returns the file, and the line if there is one, of a name, for messages.
+        look: returns the same text for names that look alike.
     """
     first: dict[str, str] = {}
     for name in names:
-        before = first.setdefault(visible := appearance(name), name)
+        before = first.setdefault(visible := look(name), name)
         if not visible:
             refuse(f"{where(name)}: the name {show(name)} has no visible character; write one that can be read")
         elif before != name:

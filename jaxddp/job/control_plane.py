@@ -95,8 +95,7 @@ class ControlPlane(Peers):
     @property
     def own_address(self) -> str:
         """The IP address of this machine on the network of the coordinator."""
-        connection = next(iter(self._member.connections.values()))
-        return connection.writer.get_extra_info("sockname")[0]
+        return next(iter(self._member.connections.values())).writer.get_extra_info("sockname")[0]
 
     def decide(self, name: str, text: str, decide: Callable[[list[str]], str]) -> str:
         """See `Peers.decide`. Raises: InputError if a process makes a call with another name."""

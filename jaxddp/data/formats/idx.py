@@ -74,8 +74,7 @@ def _find(folder: Path, names: tuple[str, ...]) -> Path | None:
 def _find_or_raise(folder: Path, names: tuple[str, ...]) -> Path:
     if file := _find(folder, names):
         return file
-    found = [_find(folder, (name,)) for name in _NAMES]
-    beside = ", ".join(sorted(file.name for file in found if file))
+    beside = ", ".join(sorted(file.name for name in _NAMES if (file := _find(folder, (name,)))))
     raise InputError(f"{folder / names[0]}: no such file, with or without .gz; put it next to {beside}")
 
 

@@ -23,9 +23,9 @@ import numpy as np
 
 import jaxddp.core.files as files
 from jaxddp.config import DataConfig
-from jaxddp.core.errors import InputError, Key, choices, counted, nearest, show, some
+from jaxddp.core.errors import InputError, Key, appearance, choices, counted, nearest, show, some
 from jaxddp.data.faults import Refuse, check_columns, check_distinct, find_repeats, raise_fault
-from jaxddp.data.formats.array_files import check_names, in_order
+from jaxddp.data.formats.array_files import are_numbers, check_names, in_order
 from jaxddp.data.formats.folders import is_image_name, visible_folders
 from jaxddp.data.formats.splits import SPLITS
 from jaxddp.data.source import FLOATS, ClassSelection, LabelForm, Split, float_labels
@@ -186,7 +186,7 @@ def read_listing(
     labelled = [(label, row) for row in reversed(rows) for label in row.labels if is_of_classes and label != of_unknown]
     first = {label: row.number for label, row in labelled}
     names = columns.labels if columns.form != "one label" else columns.names or numbered or in_order(first)
-    check_distinct(sorted(first, key=first.__getitem__), lambda name: listing.place(first[name]), refuse)
+    check_distinct(sorted(first, key=first.__getitem__), lambda name: listing.place(first[name]), refuse, _look)
     if split == "val":
         if val is not None:
             listed, named = val, data.columns
@@ -215,6 +215,11 @@ def read_listing(
     more: Any = {"group": group, "weights": weights, "label_form": data.targets}
     table = replace(table, labels=labels, class_ids=tuple(names), class_names=tuple(names), **more)
     return sound_rows(table, lambda row: listed.place(known[row].number), refuse)
+
+
+def _look(label: str) -> str:
+    """Return a normal form of a label: the value of a whole number, which a table may hold as 1 and as 1.0."""
+    return str(int(label.removesuffix(".0"))) if are_numbers([label]) else appearance(label)
 
 
 def _label_array(rows: Sequence[Row], index: Mapping[str, int], num_classes: int, form: LabelForm) -> np.ndarray:
@@ -280,8 +285,7 @@ def finds_images(listing: Listing, data: DataConfig, image: str | None = None) -
 def choose_columns(listing: Listing, data: DataConfig, divider: str | None = None) -> Columns:
     """Return the columns of a table with labels. Raises: InputError if there is none, or another has the same name."""
     header = listing.header
-    chosen = data.named_columns.items()
-    named = {role: [listing.column("columns", name) for name in names] for role, names in chosen}
+    named = {role: [listing.column("columns", each) for each in names] for role, names in data.named_columns.items()}
     group = None if data.group_column is None else listing.column("group_column", data.group_column)
     image = named["image"][0] if "image" in named else find_column(listing.images or header, IMAGES)
     weight = None if data.weight_column is None else listing.column("weight_column", data.weight_column)
