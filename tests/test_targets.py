@@ -92,6 +92,7 @@ def test_a_table_holds_numbers_or_shares_and_weights(folder):
         ("path,a,b", "0.png,inf,x", {"targets": "numbers"}, "t.csv:2: 'inf', 'x': give finite numbers, like 0.5"),
         ("path,a,b", "0.png,0,0", {"targets": "shares"}, "t.csv:2: '0', '0': give finite numbers of 0 or more that"),
         ("path,label,w", "0.png,a,0", {"weight_column": "w"}, "t.csv:2: w is no weight above 0: '0'; write it like"),
+        ("path,label,w", "0.png,a,1e39", {"weight_column": "w"}, "t.csv:2: w is no weight above 0: '1e39'; write it"),
         ("path,label,w", "0.png,a,1", {"weight_column": "v"}, "data.weight_column: .* has no column 'v'"),
         ("path,a,b", "0.png,1,2", {"targets": "numbers", "classes": "0:1"}, "classes '0:1': the labels are numbers"),
     ],

@@ -427,11 +427,11 @@ def _labels_of_cells(
 
 
 def _floats(cells: Sequence[str], form: str) -> tuple[tuple[float, ...], str]:
-    """Return the numbers in some cells, and what is wrong with them; shares are 0 or more, and not all are 0."""
+    """Return numbers of cells, float32, and what is wrong with them; shares are 0 or more, and not all are 0."""
     values: tuple[float, ...] = (math.nan,)
     with suppress(ValueError):
         values = tuple(map(float, cells))
-    if not all(map(math.isfinite, values)) or (form == "shares" and (min(values) < 0 or not any(values))):
+    if not all(abs(value) < 3e38 for value in values) or (form == "shares" and (min(values) < 0 or not any(values))):
         return values, f"{', '.join(map(show, cells))}: give {FLOATS[form]}"
     return values, ""
 
