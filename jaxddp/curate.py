@@ -105,7 +105,7 @@ def examine_file(data: bytes, name: str) -> ImageFindings:
         findings.kind, findings.height, findings.width = header.kind, header.height, header.width
         with _large_images if header.height * header.width > LARGE else nullcontext():
             header, decoded = sound_image(data)
-            findings.mode, notes, findings.reduced = _describe(data)
+            findings.mode, notes, findings.reduced = _describe(data, header.bits)
     except InputError as error:
         findings.fault = str(error)
         return findings
@@ -120,7 +120,7 @@ def examine_file(data: bytes, name: str) -> ImageFindings:
     return findings
 
 
-def _describe(data: bytes) -> tuple[str, list[str], bytes]:
+def _describe(data: bytes, bits: int) -> tuple[str, list[str], bytes]:
     """Return the color space, notes on unusual properties, and the reduction of a sound image.
 
     Raises: see `open_sound`.
@@ -138,7 +138,7 @@ def _describe(data: bytes) -> tuple[str, list[str], bytes]:
     notes = {
         f"{kind}: {inverted}; converted to RGB": mode == "CMYK",
         "gray: repeated as RGB": mode in ("L", "1", "LA") or mode.startswith("I"),
-        "16 bits: the upper 8 are kept": mode.startswith("I"),
+        "16 bits: the upper 8 are kept": bits == 16,
         "transparency: dropped": mode in ("LA", "RGBA", "PA") or "transparency" in info,
         f"EXIF orientation: {orientation}, which is ignored; the image is used as stored": is_ignored,
     }
