@@ -54,8 +54,8 @@ def test_a_text_that_may_contain_commas_has_one_value_for_each_option():
 
 def test_keys_whose_values_contain_commas_are_not_split():
     keys = options_of(Train)
-    for key in ("model.freeze", "loss.class_weights", "parallel.shares", "log.to"):
-        assert not is_split(key, keys[key])
+    for key in ("model.freeze", "loss.class_weights", "parallel.shares", "log.to", "data.augment.policy"):
+        assert is_split(key, keys[key]) == (key == "data.augment.policy")
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ _LIKE_READABLE = re.compile(rf"[\d.]{{1,20}}-{_UNITS}|\d{{1,20}}-of-\d{{1,20}}")
 """Durations and folds, and the file names for them."""
 _LONGEST_VALUE, _LONGEST_NAME = 40, 150
 _SPLIT_TEXTS = {"optimizer.schedule", "model.batch_norm", "model.weight_init", "model.weights", *NAMES}
-_SPLIT_TEXTS |= {"data.path", "data.name", FOLD, VAL_FOLD, "objective.teacher"}
+_SPLIT_TEXTS |= {"data.path", "data.name", FOLD, VAL_FOLD, "objective.teacher", "data.augment.policy"}
 """The keys of type text whose values contain no commas."""
 
 
