@@ -198,13 +198,13 @@ def test_the_two_best_recipes_are_compared(tmp_path):
 def test_a_mean_is_over_the_steps_that_all_runs_have(tmp_path):
     workdirs = [write_run(tmp_path / f"{seed}", seed) for seed in range(2)]
     validated = [{row["step"]: row["loss"] for row in rows_of(workdir, "val")} for workdir in workdirs]
-    for workdir, removed_step in zip(workdirs, (10, 40), strict=True):
-        rows = [row for split in ("train", "val") for row in rows_of(workdir, split)]
-        kept_rows = [row for row in rows if (row["split"], row["step"]) != ("val", removed_step)]
-        write_rows(workdir, kept_rows)
-    curve = mean_curve(read_runs(workdirs), "loss")
-    assert curve is not None and curve.positions["step"].tolist() == [20, 30]
-    assert curve.mean.tolist() == [np.mean([losses[step] for losses in validated]) for step in (20, 30)]
+    for workdir, step, lost_step in zip(workdirs, (10, 40), (20, 0), strict=True):
+        rows = [r for split in ("train", "val") for r in rows_of(workdir, split) if (split, r["step"]) != ("val", step)]
+        write_rows(workdir, [row | ({"loss": None} if row["step"] == lost_step else {}) for row in rows])
+    page = Page(runs := read_runs(workdirs))
+    for title, steps in (("loss of validation", [30]), ("top-1 accuracy of validation", [20, 30])):
+        assert page.positions[chart(page.seed_charts, title).data[-1]["meta"]["where"]]["step"] == steps
+    assert (curve := mean_curve(runs, "loss")) and curve.mean.tolist() == [np.mean([each[30] for each in validated])]
 
 
 def test_runs_that_differ_only_in_seed_fold_and_machine_are_one_group(tmp_path):

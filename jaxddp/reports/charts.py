@@ -88,7 +88,7 @@ def seed_curves(runs: Sequence[RunFiles], of_seeds: Sequence[SeedGroup]) -> tupl
         data = []
         for number, group in enumerate(of_seeds):
             if curve := mean_curve([runs[member] for member in group.members], metric):
-                key, label = f"seeds {number}", f"{group.name}, mean of {len(group.members)}"
+                key, label = f"seeds {number} {metric}", f"{group.name}, mean of {len(group.members)}"
                 positions[key] = {axis: numbers(values) for axis, values in curve.positions.items()}
                 data += _band(curve.least, curve.most, group.colour, key)
                 data.append(_trace(label, curve.mean, {"where": key}, group.colour, _PARTS["validation"][1], metric))

@@ -185,12 +185,8 @@ class RunFiles:
 
 def is_run(directory: Path) -> bool:
     """Return whether a directory is the work directory of a run."""
-    # `isfile` is also false for a directory that is not readable.
-    if os.path.isfile(directory / METRICS):
-        return True
-    # The config.json of another program has other keys.
-    config, _ = json_object(directory / CONFIG_FILE)
-    return "seed" in config and "data" in config
+    # `isfile` is also false for a directory that is not readable. The config.json of another program has other keys.
+    return os.path.isfile(directory / METRICS) or {"seed", "data"} <= json_object(directory / CONFIG_FILE)[0].keys()
 
 
 def read_runs(directories: Sequence[Path]) -> list[RunFiles]:
@@ -539,11 +535,17 @@ class MeanCurve(NamedTuple):
 
 
 def mean_curve(runs: Sequence[RunFiles], metric: str) -> MeanCurve | None:
-    """Return the mean of a validation metric over runs; None if they have no common step or one lacks the metric."""
+    """Return the mean of a validation metric over runs; None if they have no common step or one lacks the metric.
+
+    A step at which a run's value is not finite is left out.
+    """
     if not all(metric in run.validations for run in runs):
         return None
     # If a step has two validations, the last validation is used.
-    row_of = [dict(zip(run.series.val["step"].tolist(), itertools.count(), strict=False)) for run in runs]
+    finite = [np.flatnonzero(np.isfinite(run.validations[metric])) for run in runs]
+    row_of = [
+        dict(zip(run.series.val["step"][n].tolist(), n, strict=True)) for run, n in zip(runs, finite, strict=True)
+    ]
     if not (common := sorted(set.intersection(*map(set, row_of)))):
         return None
     rows = [[row[step] for step in common] for row in row_of]
