@@ -61,8 +61,7 @@ def results_of(job: list[Peers], call: Callable[[Peers], Any]) -> list[Any]:
 
 @pytest.mark.parametrize("peer_kind", ["job", "alone"])
 def test_peers_compare_and_exchange_values(peer_kind, job):
-    all_peers = job if peer_kind == "job" else [ALONE]
-    count = len(all_peers)
+    count = len(all_peers := job if peer_kind == "job" else [ALONE])
     ids = [(peers.process_index, peers.process_count, peers.is_first, peers.is_alone) for peers in all_peers]
     assert ids == [(index, count, index == 0, peer_kind == "alone") for index in range(count)]
     indices = [str(index) for index in range(count)]
@@ -72,10 +71,11 @@ def test_peers_compare_and_exchange_values(peer_kind, job):
     assert results_of(all_peers, lambda peers: peers.agree({"seed": "1"})) == [None] * count
 
 
-@pytest.mark.parametrize("other", [1, 2])
-def test_a_differing_value_raises_the_same_error_in_all_processes(other, job):
-    errors = results_of(job, lambda peers: peers.agree({"same": "1", "seed": str(int(peers.process_index == other))}))
-    message = f"seed differs: process 0 has '0', process {other} has '1'; start every process with the same value"
+@pytest.mark.parametrize(("other", "name"), [(1, "seed"), (2, "training data")])
+def test_a_differing_value_raises_the_same_error_in_all_processes(other, name, job):
+    errors = results_of(job, lambda peers: peers.agree({"same": "1", name: str(int(peers.process_index == other))}))
+    message = f"{name} differs: process 0 has '0', process {other} has '1'; start every process with the same value"
+    message += ", or set data.placement=local for data of each process" if name != "seed" else ""
     assert [(type(error), str(error)) for error in errors] == [(InputError, message)] * COUNT
 
 

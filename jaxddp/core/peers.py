@@ -47,7 +47,8 @@ class Peers:
         if other := int(self.decide("digests", hashlib.sha256(text.encode()).hexdigest(), _first_that_differs)):
             shown = text if self.process_index in (0, other) else ""
             name, problem = json.loads(self.decide("values", shown, lambda texts: _difference(texts, other)))
-            raise InputError(Key(name), problem, advice="start every process with the same value")
+            local = ", or set data.placement=local for data of each process" if name == "training data" else ""
+            raise InputError(Key(name), problem, advice=f"start every process with the same value{local}")
 
     def exchange(self, name: str, value: str) -> list[str]:
         """Return the values of all processes, in their order. If jaxddp has joined the job, this uses no device.
