@@ -207,7 +207,7 @@ def _leave(plane: ControlPlane) -> None:
     if not plane.finish():
         # JAX's shutdown barrier would wait for the other processes again, and then abort this process.
         plane.fail(f"ended its program, and waited {plane.timeouts.shutdown:g} s for the others", 1)
-        advice = "let all processes end in the same way, or raise parallel.shutdown_timeout"
+        advice = "let all make the same calls, such as evaluate, and end alike, or raise parallel.shutdown_timeout"
         end_now(f"the other processes were not done {plane.timeouts.shutdown:g} s after this one; {advice}", 1)
     jax.distributed.shutdown()
     plane.leave()
