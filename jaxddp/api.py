@@ -514,10 +514,10 @@ def open_data(
     """
     place = find_dataset(files.check_path(path, "path"))
     held_out = checked(val_share, HeldOut | None, "val_share")
-    chosen = checked(classes, str | None, "classes") or place.classes
+    chosen = checked(classes, str | None, "classes")
     if unknown := sorted(table.keys() - {*_OPENING_KEYS}):
         raise InputError(f"open_data: unknown argument {unknown[0]!r}; {choices(unknown[0], _OPENING_KEYS)}")
-    data = DataConfig(path=place.path, train=place.train, val=place.val, val_share=held_out, classes=chosen, **table)
+    data = place.completed(DataConfig(path=place.path, val_share=held_out, classes=chosen, **table))
     if manifest is not None:
         data = dataclasses.replace(data, verify="manifest", manifest=os.fspath(files.check_path(manifest, "manifest")))
     train, val = open_full_splits(data).values()

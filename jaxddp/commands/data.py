@@ -218,6 +218,4 @@ def _config(options: DataOptions) -> DataConfig:
     from jaxddp.data.storage.root import find_dataset
 
     place = find_dataset(options.path)
-    settings = {key: getattr(options, key) for key in _KEYS}
-    settings |= {key: settings[key] or getattr(place, key) for key in ("train", "val")}
-    return DataConfig(path=place.path, classes=place.classes, **settings)
+    return place.completed(DataConfig(path=place.path, **{key: getattr(options, key) for key in _KEYS}))

@@ -349,8 +349,7 @@ def _place(data: DataConfig) -> Place:
     entry = root.DatasetEntry(data.path or "") if data.name is None else root.resolve(data.name)
     if not is_url(entry.path):
         check_unset(data, ["local_cache"], f"{entry.path} is on this machine and read in place")
-    completed = {key: getattr(data, key) or getattr(entry, key) for key in ("train", "val", "classes")}
-    return Place(entry.path, dataclasses.replace(data, **completed))
+    return Place(entry.path, entry.completed(data))
 
 
 def _recognized(place: Place) -> tuple[Format, Place]:

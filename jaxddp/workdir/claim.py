@@ -208,9 +208,10 @@ def with_absolute_paths(config: Config, peers: Peers = ALONE) -> Config:
         if data[key] is not None and is_path(data[key]):
             changes[key] = root.absolute(data[key])
     if data["data.name"] is not None and data["data.path"] is None:
-        entry = dataclasses.asdict(root.resolve(data["data.name"]))
-        of_name = {f"data.{key}": data[f"data.{key}"] or entry[key] for key in ("train", "val", "classes")}
-        of_name |= {"data.path": entry["path"], "data.name": None}
+        entry = root.resolve(data["data.name"])
+        completed = entry.completed(config.data)
+        of_name = {f"data.{key}": getattr(completed, key) for key in ("train", "val", "classes")}
+        of_name |= {"data.path": entry.path, "data.name": None}
         if len({*peers.exchange("data.name", json.dumps(of_name))}) == 1:
             changes |= of_name
     data |= changes

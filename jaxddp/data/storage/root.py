@@ -10,11 +10,12 @@ import re
 import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from os import PathLike
 from pathlib import Path
 
 import jaxddp.core.files as files
+from jaxddp.config import DataConfig
 from jaxddp.core.errors import InputError, JaxddpError, Option, about, nearest, show
 from jaxddp.data.faults import check_distinct
 from jaxddp.data.storage.objects import Objects
@@ -152,6 +153,10 @@ class DatasetEntry:
     train: str | None = None
     val: str | None = None
     classes: str | None = None
+
+    def completed(self, data: DataConfig) -> DataConfig:
+        """Return a config of the data with this entry's splits and classes, where the config names none."""
+        return replace(data, **{key: getattr(data, key) or getattr(self, key) for key in ("train", "val", "classes")})
 
 
 def resolve(name: str) -> DatasetEntry:
