@@ -27,7 +27,7 @@ from jaxddp.recipe.file import REFERENCE_FILE, RUN_ID, Reference
 from jaxddp.recipe.sources import CONFIG_FILE
 from jaxddp.training.checkpoints.integrity import CHECKPOINTS, VALIDATION_FILE, ValidationFile
 from jaxddp.training.events import NOT_MEASURED, Columns, Series
-from jaxddp.training.listeners.jsonl import METRICS, RESULT, parse, series
+from jaxddp.training.listeners.jsonl import ENDED, METRICS, RESULT, parse, series
 from jaxddp.workdir.lock import is_locked
 
 
@@ -88,7 +88,7 @@ class RunFiles:
     @property
     def is_done(self) -> bool:
         """Whether the run is done, or it was stopped early. A mean over runs counts no others."""
-        return self.status in ("done", "stopped")
+        return self.status in ENDED
 
     @property
     def step(self) -> int:

@@ -19,7 +19,7 @@ from jaxddp.core.errors import InputError, Option, as_text, counted, duration, s
 from jaxddp.reports.compose import write_report
 from jaxddp.reports.tables import NOTHING, Best, Estimate, RunFiles, is_run, json_object, number, read_runs, seed_groups
 from jaxddp.sweeps.trials import FOLD, VAL_FOLD, Trial, all_folds, short_names, trial_name
-from jaxddp.training.listeners.jsonl import RESULT
+from jaxddp.training.listeners.jsonl import ENDED, RESULT
 from jaxddp.workdir.lock import is_locked
 
 RESULTS, REPORT, SWEEP_FILE = "results.csv", "report.html", "sweep.json"
@@ -108,7 +108,7 @@ class SweepFolder:
         left.
         """
         result, _ = json_object(self.directory / trial.name / RESULT)
-        return trial.finished_words == trial.words and result.get("status") in ("done", "stopped")
+        return trial.finished_words == trial.words and result.get("status") in ENDED
 
     def result(self, trial: Trial) -> "TrialResult":
         """Return the result of a trial so far."""
@@ -147,7 +147,7 @@ class TrialResult(NamedTuple):
     def status(self) -> str:
         """The status of the run; "pruned" or "failed" if the sweep ended it; "not started"."""
         status = self.run.status if self.run else "not started"
-        return status if status in ("not started", "running", "done", "stopped") else self.trial.ended or status
+        return status if status in ("not started", "running", *ENDED) else self.trial.ended or status
 
 
 def runs_and_images(place: Path, words: Sequence[str]) -> tuple[list[Path], list[str]]:

@@ -31,7 +31,7 @@ from jaxddp.data.opening import TRAIN, RunData
 from jaxddp.data.storage import root
 from jaxddp.recipe.file import COPY_FOLDER, REFERENCE_FILE, RUN_ID, RecipeFile
 from jaxddp.recipe.sources import CONFIG_FILE
-from jaxddp.training.listeners.jsonl import RESULT
+from jaxddp.training.listeners.jsonl import ENDED, RESULT
 from jaxddp.training.progress import format_metrics
 from jaxddp.weights.places import is_local
 from jaxddp.workdir.lock import is_locked
@@ -238,7 +238,7 @@ def _end(directory: Path, step: int) -> str:
     # Another program may have written the file. A new run replaces it.
     except (OSError, ValueError, KeyError, AttributeError, OverflowError):
         return ""
-    if status not in ("done", "stopped") or last != step:
+    if status not in ENDED or last != step:
         return ""
     reason = f" ({result.get('reason') or ''})" if status == "stopped" else ""
     measured = f"; result: {VAL} {format_metrics(metrics)}" if metrics else ""

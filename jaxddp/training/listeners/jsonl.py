@@ -25,6 +25,8 @@ from jaxddp.core.errors import InputError, as_text, counted, figure, requires
 from jaxddp.core.peers import Peers, Spent
 
 METRICS, RESULT = "metrics.jsonl", "result.json"
+ENDED = ("done", "stopped")
+"""The statuses of a run that is at its end. A run with another status continues if it is started again."""
 CURVES, PARAMETERS, CONFUSION = "curves.png", "parameters.txt", "confusion.csv"
 Row = dict[str, Any]
 EPOCH_PREFIX = "epoch_"
@@ -74,7 +76,7 @@ class JsonLines(RowListener):
             self._validations[split] = row
 
     def end(self, run: events.RunEnd) -> None:
-        if self._previous_result is not None and run.status in ("done", "stopped"):
+        if self._previous_result is not None and run.status in ENDED:
             files.replace(self._result, self._previous_result)
             return
         machine = {"devices": self._run.devices, "processes": self._run.processes}
