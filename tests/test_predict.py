@@ -457,7 +457,7 @@ def test_arguments_of_a_loaded_run_are_checked(workdir, run, pictures, tmp_path)
         (lambda: run.predict(table).top("x"), "k='x': expected a whole number"),
         (lambda: run.predict(table).top(6), "k=6: expected 1 to 5, the number of classes"),
         (lambda: jaxddp.export_program(5, "net.onnx"), "run=5: give what jaxddp.load_run returns"),
-        (lambda: jaxddp.export_program(run, "net.onnx", ["onnx"]), "form=['onnx']: expected"),
+        (lambda: jaxddp.export_program(run, "net.onnx", "pt"), "form='pt': expected"),
         (lambda: jaxddp.export_program(run, "net.txt"), "net.txt: its extension names no format; there are: onnx, "),
     ]
     for call, message in cases:

@@ -31,6 +31,7 @@ from jaxddp.data.batch import Batch
 from jaxddp.data.source import Source, labels_of
 from jaxddp.data.stream.tf_data import tensorflow
 from jaxddp.engine import statistics
+from jaxddp.inference.predictions import format_of
 from jaxddp.inference.trained import Ensemble, TrainedRun, fitted, restore_run
 from jaxddp.mesh import AXIS, Topology
 from jaxddp.models.adapt import with_frozen_norms
@@ -44,6 +45,7 @@ from jaxddp.workdir.signature import Signature
 
 PLATFORMS = ("cpu", "cuda", "tpu")
 """The platforms of a StableHLO program and of a SavedModel."""
+ProgramFormat = Literal["stablehlo", "onnx", "savedmodel", "tflite"]
 Runner = Callable[[np.ndarray], np.ndarray]
 INPUT, OUTPUT = "images", "logits"
 Logits = Callable[[Any], jax.Array]
@@ -78,9 +80,7 @@ def export_program(
         raise InputError(f"run={errors.show(run)}: give what jaxddp.load_run returns")
     out = files.check_out(Path(files.check_path(out, "out")))
     writers = {"stablehlo": _stablehlo, "onnx": _onnx, "savedmodel": _savedmodel, "tflite": _tflite}
-    form = str(checked(form, str | None, "form") or out.suffix[1:].lower())
-    if form not in writers:
-        raise InputError(f"{out}: its extension names no format; {errors.choices(form, writers)}, or give form=")
+    form = checked(form, ProgramFormat | None, "form") or format_of(out, ProgramFormat, ", or give form=")
     function, about = logits_of(run), _description(run, form)
     images = val = None
     precisions = tree.ProgramPrecision if form in ("onnx", "tflite") else Literal["float32"]
