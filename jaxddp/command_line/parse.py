@@ -140,7 +140,8 @@ def _overridden(
         file = with_settings_of_weights(file, weights, run_workdir, offline=offline == str(True))
         if workdir is None and "model.name" not in set_keys:
             file = recognized_file(file, weights)
-    default: Any = command(config=file.config, **({"workdir": workdir or Path()} if "workdir" in options else {}))
+    own = {"config": file.config} | ({"workdir": workdir or Path()} if "workdir" in options else {})
+    default: Any = command(**own)
     if {*HELP} & {*rest}:
         chosen = {key: name for key in registry.NAMES if (name := option(rest, format_option(key)))}
         parse(*page_of_config(replace(default, config=file.config.replace(**chosen)), file.hooks), prog, rest)

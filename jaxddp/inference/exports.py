@@ -80,7 +80,7 @@ def export_program(
         raise InputError(f"run={errors.show(run)}: give what jaxddp.load_run returns")
     out = files.check_out(Path(files.check_path(out, "out")))
     writers = {"stablehlo": _stablehlo, "onnx": _onnx, "savedmodel": _savedmodel, "tflite": _tflite}
-    form = checked(form, ProgramFormat | None, "form") or format_of(out, ProgramFormat, ", or give form=")
+    form = str(checked(form, ProgramFormat | None, "form") or format_of(out, ProgramFormat, ", or give form="))
     function, about = logits_of(run), _description(run, form)
     images = val = None
     precisions = tree.ProgramPrecision if form in ("onnx", "tflite") else Literal["float32"]
