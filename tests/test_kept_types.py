@@ -1,5 +1,4 @@
-"""The types of a training state do not change. An optimizer, a network or a part that changes them is an error before
-the first step."""
+"""The types of a training state do not change. An object that changes them is an error before the first step."""
 
 import jax
 import jax.numpy as jnp

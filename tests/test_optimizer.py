@@ -1,5 +1,4 @@
-"""Single schedules and optimizers, besides `conformance/test_optimizers.py`, and the peak learning rate for another
-batch size."""
+"""Single schedules and optimizers, besides `conformance/test_optimizers.py`, and the rate for other batch sizes."""
 
 import runpy
 from pathlib import Path

@@ -22,32 +22,36 @@ from jaxddp.models.vit import ViT, ViTSize
 
 class Block(nn.Module):
     @nn.compact
-    def __call__(self, x, train: bool):
+    def __call__(self, x, train: bool, kept: str):
         x = nn.Conv(8, (3, 3), param_dtype=jnp.float64)(x)
+        self.sow(kept, "size", (x**2).mean())
         x = nn.BatchNorm(not train, axis_name=AXIS, param_dtype=jnp.float64)(x)
         return nn.Dropout(0.2, deterministic=not train)(jnp.tanh(x))
 
 
 class Encoder(nn.Module):
     @nn.compact
-    def __call__(self, x, train: bool):
+    def __call__(self, x, train: bool, kept: str):
         for _ in range(4):
-            x = x + Block()(x, train)
+            x = x + Block()(x, train, kept)
         return x
 
 
 class Blocks(nn.Module):
-    """Blocks within one module, with batch statistics, dropout and an argument that is no array."""
+    """Blocks within one module, with batch statistics, dropout and arguments that are no arrays, which sow a number."""
+
+    kept: str = "intermediates"
 
     @nn.compact
     def __call__(self, images, train: bool = False):
-        x = Encoder()(nn.Conv(8, (1, 1), param_dtype=jnp.float64)(images), train)
+        x = Encoder()(nn.Conv(8, (1, 1), param_dtype=jnp.float64)(images), train, self.kept)
         return nn.Dense(CLASSES, param_dtype=jnp.float64)(x.mean((1, 2)))
 
 
 WIDE = {"dtype": jnp.float64, "param_dtype": jnp.float64}
 NETS = {
     "linen": Blocks(),
+    "sowing": Blocks("losses"),
     "vit": ViT(ViTSize(8, 2, blocks=2, patch=3), CLASSES, drop_path=0.5, **WIDE),
     "pair": linear_model(),
 }
@@ -55,7 +59,12 @@ NETS = {
 
 def compiled(net: str, remat, devices: int, gradients: Gradients):
     objective, topology, optimizer = objective_of(NETS[net]), topology_of(devices), sgd(1.0)
-    once = dataclasses.replace(objective, remat=remat)
+    supervised = dataclasses.replace(objective, remat=remat)
+
+    def once(*arguments, **more):
+        sums, state = supervised(*arguments, **more)
+        total = sum(jax.tree.leaves(state.get("losses", 0.0)))
+        return sums.replace(values=sums.values.at[0, 0].add(total)), state
 
     def twice(params, state, *batch, **more):  # The second pass gets the state of the first, as in SimSiam.
         return once(params, once(params, state, *batch, **more)[1], *batch, **more)
@@ -71,6 +80,7 @@ def compiled(net: str, remat, devices: int, gradients: Gradients):
     [
         ("linen", "blocks", 2, Gradients(Averaging(3), accumulate=2, for_cpu=True)),
         ("linen", "dots", 1, Gradients()),
+        ("sowing", "blocks", 1, Gradients()),
         ci_case("vit", "blocks", 2, Gradients()),
         ("pair", "dots", 1, Gradients()),
     ],

@@ -33,8 +33,7 @@ def shallow(block=BASIC, **settings):
 
 
 def assert_trees_close(actual, expected, tolerance):
-    """Check that two trees have the same structure, and leaves that are equal within `tolerance` of their largest
-    value."""
+    """Check that two trees have one structure, and leaves that are equal within `tolerance` of their largest value."""
     assert jax.tree.structure(actual) == jax.tree.structure(expected)
     for (path, a), b in zip(jax.tree_util.tree_leaves_with_path(actual), jax.tree.leaves(expected), strict=True):
         error = np.max(np.abs(np.asarray(a) - b)) / np.max(np.abs(b))

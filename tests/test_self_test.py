@@ -99,8 +99,7 @@ def test_more_devices_than_are_counted_pass(monkeypatch):
 
 
 class NormalizesByBatch(nn.Module):
-    """A network that normalizes by the current batch also in evaluation: by a device's slice, or with `sync` by all
-    slices."""
+    """A network that normalizes by the batch also in evaluation: by a device's slice, or with `sync` by all slices."""
 
     sync: str | None = None
 

@@ -139,8 +139,7 @@ def test_a_run_stopped_or_killed_at_any_steps_logs_the_lines_of_an_uninterrupted
 
 
 def setup_of_rising_loss(**changes):
-    """Return a setup whose loss rises, because its rate is negative: the plateau halves the rate at every second
-    validation."""
+    """Return a setup whose loss rises, by its negative rate: the plateau halves it at every second validation."""
     options = {"ema": 0.8, "parts": [Plateau(0.5, 2)], "best": "val loss", "best_smoothing": 0.5} | changes
     return shared(jaxddp.prepare_training(linear_model(), TABLE, 2, sgd(-0.02), 4, epochs=3, **options))
 

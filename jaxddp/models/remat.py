@@ -56,10 +56,11 @@ def rematerialized(model: Model, remat: Remat) -> Callable[..., Any]:
                 args, kwargs = structure.unflatten([arrays.get(number, leaf) for number, leaf in enumerate(leaves)])
                 return module(*args, **kwargs)
 
-            def forward(module: nn.Module, arrays: Mapping[int, jax.Array]) -> Any:
-                return nn.vjp(nn.remat(block, policy=kept), module, arrays)
-
-            return nn.custom_vjp(block, forward, _backward)(module, arrays)
+            once = nn.remat(block, policy=kept)
+            # An objective may add values that blocks store or sow, and `_backward` has no gradient of them.
+            if not (isinstance(model_state, Mapping) and {"batch_stats"}.issuperset(model_state)):
+                return once(module, arrays)
+            return nn.custom_vjp(block, functools.partial(nn.vjp, once), _backward)(module, arrays)
 
         with nn.intercept_methods(checkpoint):
             result = apply(params, *arguments, **keywords)

@@ -91,8 +91,7 @@ def test_every_network_is_of_a_family():
 
 @functools.cache
 def trained(name: str, devices: int) -> tuple[dict[str, Any], dict[str, Any], list[Any]]:
-    """Return the parameters before and after three steps in float64, and the sums of each step, for a shallow
-    network."""
+    """For a shallow network, return the parameters before and after 3 steps in float64, and each step's sums."""
     with jax.enable_x64(True):
         module = module_of(name, dtype="float64", param_dtype="float64", **SMALLER.get(name, {}))
         setup = setup_of(module, sgd(0.05), TABLE, devices=devices)

@@ -61,8 +61,7 @@ def plain(p, g, memory, step, decays):
 
 
 def rmsprop(decay: float, epsilon: float, momentum: float) -> Callable:
-    """Tieleman and Hinton's RMSProp, with PyTorch's epsilon outside the root and the learning rate outside the
-    buffer."""
+    """Tieleman and Hinton's RMSProp, with PyTorch's epsilon outside the root and rate outside the buffer."""
 
     def update(p, g, memory, step, decays):
         g = g + 0.02 * p * decays

@@ -61,8 +61,7 @@ Metrics = list[dict[str, float]]
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A part, the scalars that its step reports besides loss and top-1, and a check of its effect at the end of a
-    run."""
+    """A part, the scalars that its step reports besides loss and top-1, and a check of its effect at a run's end."""
 
     parts: tuple[Part, ...]
     has_effect: Callable[[Any, Metrics], bool]

@@ -100,8 +100,7 @@ def randomized(tree, seed: int = 7):
 
 
 def largest_difference(a, b) -> float:
-    """Return the largest difference over all leaves of two trees with one structure: absolute below 1, relative
-    above."""
+    """Return the largest difference over all leaves of two trees of one structure: absolute below 1, else relative."""
 
     def difference(x, y) -> float:
         x, y = np.asarray(x), np.asarray(y)

@@ -75,8 +75,7 @@ def by_optax(optimizer, steps: int, params=None, frozen=NO_LAYERS) -> dict:
 
 
 def by_hand(update, steps: int) -> dict:
-    """Return the parameters after some steps of `update(p, g, memory, step, decays)`, which changes p and memory in
-    place."""
+    """Return the parameters after `update(p, g, memory, step, decays)`, which changes p and memory in place."""
     params = parameters()
     memories = jax.tree.map(lambda p: np.zeros((2, *p.shape)), params)
     for step in range(steps):
