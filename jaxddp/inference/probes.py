@@ -67,10 +67,13 @@ def linear(train: LabelledFeatures, val: LabelledFeatures) -> Probe:
     is_stratified = counts[counts > 0].min() > 1 and held_out >= (counts > 0).sum()
     select = sklearn.model_selection
     splitter = select.StratifiedShuffleSplit if is_stratified else select.ShuffleSplit
-    division = splitter(1, test_size=held_out, random_state=_SEED)
+    every = np.arange(len(train.labels))
+    # The only image of a class stays in training, unless too few classes have more.
+    rows = several if len(several := np.flatnonzero(counts[train.labels] > 1)) > held_out else every
+    held = rows[next(splitter(1, test_size=held_out, random_state=_SEED).split(rows, train.labels[rows]))[1]]
     regression = sklearn.linear_model.LogisticRegression(max_iter=_MOST_ITERATIONS)
-    classifier = sklearn.pipeline.make_pipeline(sklearn.preprocessing.StandardScaler(), regression)
-    search = select.GridSearchCV(classifier, {"logisticregression__C": STRENGTHS}, cv=division)
+    pipeline = sklearn.pipeline.make_pipeline(sklearn.preprocessing.StandardScaler(), regression)
+    search = select.GridSearchCV(pipeline, {"logisticregression__C": STRENGTHS}, cv=[(np.setdiff1d(every, held), held)])
     with warnings.catch_warnings():
         # A regression that has not converged is a valid, slightly different classifier.
         warnings.simplefilter("ignore", sklearn.exceptions.ConvergenceWarning)

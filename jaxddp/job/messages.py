@@ -82,8 +82,7 @@ def is_loopback(host: str) -> bool:
 
 def _is_name(host: str) -> bool:
     """Return whether this is a host name, whose address may change. The last part of an IP address is a number."""
-    last = host.removesuffix(".").rpartition(".")[2]
-    return re.fullmatch(r"[\w.-]+", host) is not None and not last.isdecimal()
+    return re.fullmatch(r"[\w.-]+", host) is not None and not host.removesuffix(".").rpartition(".")[2].isdecimal()
 
 
 def _advice(error: OSError, port: int) -> str:

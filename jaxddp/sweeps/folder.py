@@ -171,8 +171,7 @@ def runs_of(directory: Path) -> list[Path]:
     folder = SweepFolder(directory)
     trials = [*folder.read().values()]
     if others := sorted({key for trial in trials for key in trial.values} - {FOLD, VAL_FOLD, _SEED}):
-        fault = f"{directory}: is a sweep that also varies {others[0]}"
-        raise InputError(fault, advice="name the runs of one recipe")
+        raise InputError(f"{directory}: is a sweep that also varies {others[0]}", advice="name the runs of one recipe")
     if unfinished := [trial.name for trial in trials if not folder.is_finished(trial)]:
         fault = f"{directory}: {some(unfinished)} of its {counted(len(trials), 'run')} not finished"
         raise InputError(fault, advice="the command of the sweep continues it")
