@@ -48,7 +48,7 @@ def ended(tmp_path, monkeypatch) -> Path:
     claim(directory, Claim(config.to_dict(), {"train": "a", "val": "b"}, read_recipe("digits")), resuming=False)
     for step in (8, 12):
         write_checkpoint(directory, step)
-    (directory / CHECKPOINTS / "validation.json").write_text('{"8": {"top1": 0.8}, "12": {"top1": 0.75}}')
+    (directory / CHECKPOINTS / "validation.json").write_text('{"4":{"top1":1},"8":{"top1":0.8},"12":{"top1":0.75}}')
     write_result(directory)
     return directory
 

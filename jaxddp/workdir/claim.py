@@ -248,12 +248,12 @@ def _end(directory: Path, step: int) -> str:
 
 
 def _best(directory: Path) -> str:
-    """Return the best validation of the checkpoints as text; "" if it is unknown or the only one."""
+    """Return the best validation of the checkpoints as text; "" if it is unknown."""
     try:
         validations = integrity.ValidationFile(directory / integrity.CHECKPOINTS, None)
     except InputError:
         return ""
-    step, metric = validations.best(validations.by_step), validations.goal.metric
+    step, metric = validations.best(integrity.steps_in(directory / integrity.CHECKPOINTS)), validations.goal.metric
     value = None if step is None else validations.by_step[step].get(metric)
     return "" if value is None else f"; best: {metric} {figure(metric, value)} at step {step:,}"
 
