@@ -113,8 +113,7 @@ def test_names_show_the_values_of_the_config():
     assert trial_name(values) == "learning_rate=0.001__model=resnet18__duration=5-epochs__seed=2"
     assert re.fullmatch(r"weights=a-b\.npz-[0-9a-f]{8}", trial_name({"model.weights": "a/b.npz"}))
     assert len(trial_name({f"some.long_name_{number}": 1.5 for number in range(50)})) < 200
-    keys = ["train.batch_size", "eval.batch_size"]
-    assert short_names(keys) == dict(zip(keys, keys, strict=True))
+    assert [*short_names(keys := ["train.batch_size", "eval.batch_size"]).values()] == keys
 
 
 def words_of(*arguments: str) -> list[list[str]]:
@@ -164,6 +163,7 @@ SEARCH = ["--search", "optuna", "--trials", "2"]
             "--checkpoint.best: the trials of a sweep",
         ),
         (["--folds", "2", *SEARCH], "--search: compares trials, and folds belong together; leave --search or the"),
+        (["--seed", "0:2", "--log.to", "tensorboard"], "--log.to tensorboard: the sweep reads the files of jsonl"),
         (["--seed", "0:2", "--prune"], "--prune: has no effect without --search optuna"),
         (["--seed", "0:2", "--search", "optuna"], "--search: give the number of trials with --trials N"),
         (["--seed", "0:2", "--list", *SEARCH], "--search: suggests the trials one after another; leave --list and"),

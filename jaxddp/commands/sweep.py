@@ -28,8 +28,6 @@ from jaxddp.sweeps.runner import Runner, describe, slots
 from jaxddp.sweeps.trials import FOLD, MOST_TRIALS, VAL_FOLD, Template, Trial, space_of, trial_name
 from jaxddp.training.checkpoints.integrity import sha256
 
-_GOAL = "checkpoint.best"
-
 
 @dataclass(frozen=True)
 class Sweep:
@@ -124,8 +122,8 @@ def _check(options: Sweep, template: Template) -> None:
         raise InputError("sweep: no option has several values; give some, such as --lr 1e-3,3e-3 or --seed 0:3")
     if "resume" in {key_of_option(words[0]) for words in template.entries.values()}:
         raise InputError("--resume: a sweep always resumes its trials; leave it out")
-    if _GOAL in template.spaces:
-        raise InputError(Key(_GOAL), ": the trials of a sweep are compared by it; give one value")
+    if "checkpoint.best" in template.spaces:
+        raise InputError(Key("checkpoint.best"), ": the trials of a sweep are compared by it; give one value")
     if options.search is None:
         for key in ("trials", "search_seed", "prune"):
             if getattr(options, key) != getattr(Sweep, key):
@@ -144,6 +142,8 @@ def _trial(template: Template, folder: Path, values: Mapping[str, str]) -> Trial
     """Return a trial. Raises: InputError if `jaxddp train` does not accept its arguments."""
     words = template.words(values)
     recipe = _recipe(words, folder)
+    if "jsonl" not in (loggers := recipe.config.log.to):
+        raise InputError(Key.plain("log.to", ",".join(loggers)), ": the sweep reads the files of jsonl; name it, too")
     flat = recipe.config.flat()
     digest = sha256(json.dumps([flat, recipe.entry()]).encode())
     return Trial(trial_name({key: flat[key] for key in values}), dict(values), words, recipe=digest)
