@@ -56,6 +56,8 @@ from jaxddp.recipe.sources import config_names
 COMMANDS = ("train", "sweep", "eval", "predict", "features", "probe", "checkpoints", "export", "push", "weights")
 COMMANDS += ("report", "runs", "find-lr", "doctor", "config", "data", "completion", "launch")
 """The commands. Each has a module in `jaxddp.commands`."""
+_ELSEWHERE = {"fit": "train", "resume": "train", "validate": "eval", "test": "eval", "lr_find": "find-lr"}
+"""Commands for the words that other trainers use."""
 
 _LONG = ("train", "sweep", "launch")
 """The commands that go on without standard output. It shows their progress, and their results are in files."""
@@ -155,7 +157,7 @@ def _run(arguments: list[str]) -> int:
         return 0
     command, rest = arguments[0], config_first(arguments[1:])
     if command not in COMMANDS:
-        raise InputError(f"unknown command {command!r}; {choices(command, COMMANDS)}")
+        raise InputError(f"unknown command {command!r}; {choices(_ELSEWHERE.get(command, command), COMMANDS)}")
     current_directory()  # Many commands resolve relative paths.
     try:
         return command_named(command)(rest) or 0
