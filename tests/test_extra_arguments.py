@@ -151,9 +151,9 @@ def test_an_extra_argument_that_a_step_lacks_raises_a_one_line_error():
     )
     for optimizer, missing in (
         (optax.lbfgs(), "'value_fn'"),
+        (optax.contrib.sophia(0.1), "obj_fn must be provided to hutchinson update function"),
         (optax.GradientTransformation(*RECORDER), "'value' and 'grad'"),
     ):
         with pytest.raises(InputError) as error:
             train(jaxddp.softmax_cross_entropy, make_setup(optimizer), listeners=())
-        assert str(error.value).startswith("optimizer: ")
-        assert str(error.value).endswith(f"{missing}{advice}")
+        assert str(error.value).startswith("optimizer: ") and str(error.value).endswith(f"{missing}{advice}")

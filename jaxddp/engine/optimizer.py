@@ -23,7 +23,7 @@ from jaxddp.core.errors import InputError, kind_of
 from jaxddp.kernels import path_of
 from jaxddp.models.interface import without_frozen
 
-_MISSING = re.compile(r"missing \d+ required (?:keyword-only|positional) argument")
+_MISSING = re.compile(r"missing \d+ required (?:keyword-only|positional) argument|must be provided")
 _REFUSED = re.compile("unexpected keyword argument '(value|grad)'")
 StepFactor = Callable[[str], Any]
 """A function of a parameter's path that returns the factor of the parameter's steps, 0 or more."""
@@ -46,7 +46,7 @@ def call_update(
     extra: Any = {"value": value, "grad": grad} if takes_more else {}
     try:
         result = optimizer.update(grads, opt_state, params, **extra)
-    except TypeError as error:
+    except (TypeError, ValueError) as error:
         if takes_more and _REFUSED.search(str(error)):
             # The update takes no extra arguments, contrary to its type, as in `optax.contrib.sam`.
             plain = optax.GradientTransformation(*optimizer)
@@ -55,7 +55,7 @@ def call_update(
             raise
         passed = "only value (the mean loss) and grad (its gradient) to an optax.GradientTransformationExtraArgs"
         advice = f"the step passes {passed}; choose an optimizer that needs no other argument"
-        raise InputError(f"optimizer: {error}", advice=advice) from error
+        raise InputError(f"optimizer: {str(error).rstrip('.')}", advice=advice) from error
     if not isinstance(result, tuple) or len(result) != 2:
         raise InputError(f"optimizer: its update returned {kind_of(result)}; return a pair (updates, state)")
     return result
