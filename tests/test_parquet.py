@@ -20,7 +20,7 @@ from support.images import encode
 from jaxddp.config import DataConfig
 from jaxddp.core.errors import InputError
 from jaxddp.curate import check
-from jaxddp.data.opening import open_splits, open_tables
+from jaxddp.data.opening import open_one_split, open_splits, open_tables
 from jaxddp.data.order import SampleOrder
 from jaxddp.data.storage.store import LocalFiles
 from jaxddp.data.storage.tables import WRITE_AGAIN, ParquetFiles
@@ -207,6 +207,8 @@ def message_of(path: Path, **options: Any) -> str:
 def test_wrong_columns_raise_a_one_line_error(tmp_path: Path):
     file, part, share = tmp_path / "a.parquet", tmp_path / "b/train-1.parquet", {"val_share": 0.5}
     write_file(file, range(6), columns=("photo", "kind"), named=False)
+    # A run's columns are those of another file.
+    assert len(open_one_split([str(file)], DataConfig("own.parquet", columns=("image=photo", "label=kind")))) == 6
     fault = "no column of labels by a usual name, found 'note', 'photo', 'kind'; name one by data.columns label=NAME"
     assert message_of(file, **share) == f"{file}: {fault}"
     pq.write_table(pa.table({"label": [0, 1]}), file)

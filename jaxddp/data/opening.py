@@ -319,7 +319,8 @@ def _whole_place(path: str, data: DataConfig) -> Place:
     """Return the place of a data set with all of its classes."""
     changes: dict[str, Any] = {"path": path, **dict.fromkeys(("name", "train", "val", "classes", *TABLE_KEYS))}
     # Another table of this kind has the same columns, and other images.
-    changes |= {"columns": ()} | (_table_keys(data) if is_csv(Path(path)) else {})
+    is_alike = is_csv(Path(path)) or all(str(each).endswith(".parquet") for each in (path, data.path))
+    changes |= {"columns": ()} | (_table_keys(data) if is_alike else {})
     return Place(path, dataclasses.replace(data, **changes))
 
 

@@ -233,8 +233,7 @@ class RunSetup(Recipe):
             return None
         train = self.resources.train
         rows = labels_of(train).share(count)
-        batch_size = limit_batch_size(batch_size, train, self.topology)
-        order = ChosenOrder(len(train), batch_size, chosen=tuple(rows.tolist()))
+        order = ChosenOrder(len(train), limit_batch_size(batch_size, train, self.topology), chosen=tuple(rows.tolist()))
         step = self.programs(make_eval_step, self.measured, self.topology)
         batches = partial(eval_batches, train, self.config.data, order, self.topology)
         return Evaluator(step, lambda: zip(batches()), len(rows))
