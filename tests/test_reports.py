@@ -433,7 +433,7 @@ def test_a_mistake_raises_a_one_line_error(tmp_path, capfd, arguments, message):
 
 @pytest.mark.ci
 def test_reports_without_predictions_do_not_import_jax(tmp_path):
-    report = ["report", str(write_run(tmp_path / "run")), "--out", str(tmp_path / "r.html"), "--no-predictions"]
+    report = ["report", str(write_run(tmp_path / "a/b").parent), "--out", f"{tmp_path}/r.html", "--no-predictions"]
     program = "import sys; from jaxddp.cli import main\n"
     program += f"codes = [main({report!r}), main(['runs', {str(tmp_path)!r}])]; print(codes, 'jax' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)

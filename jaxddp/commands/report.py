@@ -8,6 +8,7 @@ import tyro
 
 from jaxddp.command_line.parse import parse_network
 from jaxddp.core.phases import doing
+from jaxddp.reports.tables import runs_below
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,8 @@ class ReportRuns(_ReportOptions):
     """
 
     runs: tyro.conf.Positional[tuple[Path, ...]] = tyro.MISSING
-    """The work directories of the runs. In their place, weights as in model.weights, or a recipe with weights."""
+    """The work directories of the runs, or folders above them, such as a sweep's. In their place, weights as in
+    model.weights, or a recipe with weights."""
     step: str = "best"
     """The checkpoint that classifies the validation data: latest, best, or its step."""
     data_path: Annotated[str | None, tyro.conf.arg(name="data.path", aliases=["--data"])] = None
@@ -46,5 +48,6 @@ def run(arguments: list[str]) -> None:
             summary = write_report_of_weights(place, options.out, features=options.features)
         else:
             checkpoint = options.step if options.predictions else None
-            summary = write_report(options.runs, options.out, checkpoint, options.data_path, features=options.features)
+            runs = [run for folder in options.runs for run in runs_below(folder) or [folder]]
+            summary = write_report(runs, options.out, checkpoint, options.data_path, features=options.features)
     print(summary)

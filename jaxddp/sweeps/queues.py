@@ -52,8 +52,7 @@ class GridQueue:
 
     def summary(self) -> str:
         """Return the number of trials, and how many have finished."""
-        finished = self._num_finished()
-        return counted(self.total, "trial") + (f" ({finished} finished)" if finished else "")
+        return counted(self.total, "trial") + (f" ({n} finished)" if (n := self._num_finished()) else "")
 
     def unfinished(self) -> list[Trial]:
         """Return the trials that have not finished, and those that this process runs."""
