@@ -37,7 +37,7 @@ _BY_SECTION = {
     "model": ["cpu_convolutions", "freeze", "new_layers", "offline", "unfreeze", "weights", *_LORA],
     "optimizer": ["clip_norm", "groups", "layer_decay", "rate_factors"],
     "train": _keys(TrainConfig, "batch_size", "duration", "label_smoothing"),
-    "checkpoint": _keys(CheckpointConfig, "every", "keep"),
+    "checkpoint": _keys(CheckpointConfig, "every"),
     "parallel": _keys(ParallelConfig, "devices", "cpu_devices", "groups", "check_replicas", "self_test"),
     "log": ["gradient_norm"],
     "objective": _keys(ObjectiveConfig, "name"),
