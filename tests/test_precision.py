@@ -19,6 +19,7 @@ from jaxddp.config import Config
 from jaxddp.core.errors import InputError
 from jaxddp.mesh import Topology
 from jaxddp.models.adapt import adapt
+from jaxddp.models.ops.layers import attend
 from jaxddp.models.resnet import BASIC, Architecture, ResNet
 from jaxddp.setup.network_checks import check_outputs, dtypes_of_products, in_precision
 from jaxddp.setup.run_setup import RunSetup, initialize
@@ -104,6 +105,11 @@ PAIR = (
     lambda key, example: ({"head": jnp.ones((SIZE * SIZE * 3, CLASSES))}, {"mean": jnp.zeros(())}),
     lambda params, state, x: (x.reshape(len(x), -1) @ params["head"], {"mean": x.mean()}),
 )
+
+
+def test_the_gradient_of_attention_multiplies_in_the_precision():
+    program = jax.make_jaxpr(jax.grad(lambda x: attend(x, x, x).sum()))(jnp.ones((2, 3, 4), jnp.bfloat16))
+    assert [*dtypes_of_products(program)] == ["bfloat16"]
 
 
 @pytest.mark.parametrize("network", [Mixed(), NNXDense, PAIR], ids=["linen", "nnx", "functions"])

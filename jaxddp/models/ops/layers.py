@@ -382,12 +382,28 @@ class Attention(Layer):
 def attend(query: jax.Array, key: jax.Array, value: jax.Array, bias: jax.Array | None = None) -> jax.Array:
     """Return the values by attention: [..., Q, heads, d], [..., K, heads, d] twice -> [..., Q, heads * d]."""
     # `jax.nn.dot_product_attention` is not used, because it computes its softmax in float32 even for float64 inputs.
-    wide = jnp.promote_types(query.dtype, jnp.float32)
-    scores = jnp.einsum("...qhd,...khd->...hqk", query, key, preferred_element_type=wide)
-    scores = scores / query.shape[-1] ** 0.5
+    scores = _scores(query, key) / query.shape[-1] ** 0.5
     shares = jax.nn.softmax(scores if bias is None else scores + bias).astype(value.dtype)
     x = jnp.einsum("...hqk,...khd->...qhd", shares, value)
     return x.reshape(*x.shape[:-2], -1)
+
+
+_products = functools.partial(jnp.einsum, "...qhd,...khd->...hqk")
+
+
+def _wide_products(query: jax.Array, key: jax.Array) -> jax.Array:
+    return _products(query, key, preferred_element_type=jnp.promote_types(query.dtype, jnp.float32))
+
+
+_scores = jax.custom_jvp(_wide_products)
+
+
+@_scores.defjvp
+def _scores_jvp(primals: tuple[jax.Array, ...], tangents: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
+    # JAX's rule would multiply the gradient of the scores with queries and keys that are cast to float32.
+    (query, key), (query_tangent, key_tangent) = primals, tangents
+    scores, tangent = _wide_products(query, key), _products(query_tangent, key) + _products(query, key_tangent)
+    return scores, tangent.astype(scores.dtype)
 
 
 def rotary_angles(rows: int, columns: int, features: int) -> np.ndarray:
