@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 from orbax.checkpoint import CheckpointManager
@@ -114,6 +115,15 @@ def test_reading_and_restoring_a_checkpoint_do_not_change_its_files(folder):
     assert [Integrity(folder).check(step) for step in (2, 4)] == [None, None]
     (folder / "4" / "state" / "array_metadatas" / "process_7").write_text("{}")
     assert Integrity(folder).check(4) == "state/array_metadatas/process_7 does not belong to it"
+
+
+def test_a_save_compiles_no_slices_of_arrays_that_all_devices_hold(tmp_path, caplog):
+    state = runs.setup_of(linear_model(), sgd(0.05, momentum=0.9), devices=4).state
+    with Checkpoints(tmp_path / "checkpoints") as checkpoints, jax.log_compiles(), caplog.at_level("WARNING"):
+        checkpoints.save(1, state, {})
+        checkpoints.wait()
+        assert largest_difference(checkpoints.restore(1, state)[0], state) == 0
+    assert "jit(slice)" not in caplog.text
 
 
 def test_a_damaged_checkpoint_is_not_restored(folder):

@@ -156,6 +156,9 @@ class Checkpoints:
         if self.peers.is_first:
             self.integrity.forget(step)
             self.last_saved = step
+        if self.peers.is_alone:
+            # Of an array that all devices hold, Orbax saves a slice of each, by a program for each shape and device.
+            state = jax.tree.map(lambda leaf: leaf.addressable_data(0) if leaf.is_fully_replicated else leaf, state)
         items = ocp.args.Composite(state=ocp.args.StandardSave(state), progress=ocp.args.JsonSave(dict(progress)))
         with _SAVING, writing(self.directory):
             self._manager.save(step, args=items, force=True)
