@@ -76,8 +76,15 @@ def mix(
 
 
 def mixup_weight(key: jax.Array, alpha: float) -> jax.Array:
-    """Draw mixup's lambda (Zhang et al. 2018, arXiv:1710.09412), float32[], from Beta(alpha, alpha)."""
-    return jax.random.beta(key, alpha, alpha, dtype=jnp.float32)
+    """Draw mixup's lambda (Zhang et al. 2018, arXiv:1710.09412), float32[], from Beta(alpha, alpha).
+
+    It is (1 + t / sqrt(2 alpha + t^2)) / 2, with Student's t of 2 alpha degrees of freedom by Bailey's polar method
+    (1994, Mathematics of Computation 62). `jax.random.beta` has loops, for whose conditions the host of a GPU waits.
+    """
+    radius, angle = jax.random.uniform(key, (2,), jnp.float32)
+    cosine, power = jnp.cos(2 * jnp.pi * angle), radius ** (1 / alpha)
+    square = (1 - power) * jnp.square(cosine)
+    return (1 + jnp.sign(cosine) * jnp.sqrt(square / (power + square))) / 2
 
 
 def cutmix_mask(key: jax.Array, alpha: float, height: int, width: int) -> jax.Array:
