@@ -20,7 +20,7 @@ from jaxddp.core.user_code import errors_name_call
 from jaxddp.data.batch import Batch
 from jaxddp.data.source import LabelKind, float_labels
 from jaxddp.mesh import AXIS, stack_over_devices
-from jaxddp.models.interface import Model, takes_example_keys
+from jaxddp.models.interface import Model, as_wide, takes_example_keys
 from jaxddp.models.remat import Remat, rematerialized
 
 if TYPE_CHECKING:
@@ -424,7 +424,7 @@ def wide_logits(logits: Any, shape: tuple[int, int]) -> jax.Array:
         result = shaped(logits) if hasattr(logits, "shape") else f"an object of type {type(logits).__name__}"
         images = counted(shape[0], "image")
         raise InputError(f"the model returned {result} for {images}; return logits, float{list(shape)}")
-    return logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
+    return as_wide(logits)
 
 
 class BatchArrays(NamedTuple):
@@ -564,14 +564,10 @@ def mean_logits(classify: Callable[[jax.Array], jax.Array], images: jax.Array, v
     if views == "one":
         return classify(images)
 
-    def wide(view: jax.Array) -> jax.Array:
-        logits = classify(view)
-        return logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
-
     copies = [(0.5, images)]
     if views == "mirror_translate":
         copies = [(0.25, images), *((0.25 / 2, copy) for copy in _translated(images))]
-    weighted = [weight * wide(view) for weight, copy in copies for view in (copy, copy[:, :, ::-1])]
+    weighted = [weight * as_wide(classify(view)) for weight, copy in copies for view in (copy, copy[:, :, ::-1])]
     return functools.reduce(jnp.add, weighted)
 
 

@@ -17,7 +17,7 @@ from jaxddp.engine.objective import Objective
 from jaxddp.engine.state import TrainState
 from jaxddp.mesh import AXIS, Topology
 from jaxddp.models.activations import LayerCall, activation
-from jaxddp.models.interface import Model
+from jaxddp.models.interface import Model, as_wide
 
 Pool = Literal["mean", "none"]
 """What is done with the output of a layer [B, …, C]: "mean" averages it to [B, C], and "none" leaves it."""
@@ -80,7 +80,7 @@ def make_features(
     def local_features(state: TrainState, batch: Batch) -> jax.Array:
         images = preprocess(batch, train=False).images
         _, value = activation(model, layer, state.eval_params, state.eval_model_state, images)
-        value = value.astype(jnp.promote_types(value.dtype, jnp.float32))
+        value = as_wide(value)
         return value.mean(range(1, value.ndim - 1)) if pool == "mean" else value
 
     return _on_devices(local_features, topology)

@@ -28,6 +28,7 @@ from jaxddp.engine.ways.way import Way
 from jaxddp.kernels import path_of
 from jaxddp.measure.cost import operations_in
 from jaxddp.mesh import Topology
+from jaxddp.models.interface import as_wide
 from jaxddp.platforms import platform_named
 
 EXAMPLES_PER_DEVICE, MOST_DEVICES = 2, 8
@@ -162,7 +163,7 @@ class SelfTest:
         def compare(averaged: Any, *arguments: Any) -> jax.Array:
             single = jax.shard_map(mean_gradient, mesh=single_device.mesh, in_specs=P(), out_specs=P())(*arguments)
             pairs = zip(jax.tree.leaves(averaged), jax.tree.leaves(single), strict=True)
-            wide = [[leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32)) for leaf in pair] for pair in pairs]
+            wide = [map(as_wide, pair) for pair in pairs]
             return jnp.array([[x.sum() for x in (abs(a - b) ** 2, abs(b) ** 2, (a * b.conj()).real)] for a, b in wide])
 
         compared = self._jit(compare)

@@ -100,6 +100,11 @@ def cast(tree: Tree, dtype: DTypeLike | None) -> Tree:
     return jax.tree.map(lambda leaf: leaf.astype(dtype) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf, tree)
 
 
+def as_wide(array: jax.Array) -> jax.Array:
+    """Return an array of floats in float32 or wider."""
+    return array.astype(jnp.promote_types(array.dtype, jnp.float32))
+
+
 def cast_like(before: Tree, after: Tree) -> Tree:
     """Cast the floats of `after` to the dtypes of `before`, if both have the same structure.
 

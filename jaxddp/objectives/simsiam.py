@@ -23,7 +23,7 @@ from jaxddp.engine.objective import MetricSums, Objective, TrainObjective, compu
 from jaxddp.mesh import AXIS
 from jaxddp.metrics import NearestNeighbours
 from jaxddp.models.activations import find_layer, without_head
-from jaxddp.models.interface import ImageShape, Model
+from jaxddp.models.interface import ImageShape, Model, as_wide
 from jaxddp.models.projection import Projected, Projection, moments
 
 OUTPUT_STD = "output_std"
@@ -81,7 +81,7 @@ class SimSiam:
             *_, images, _ = trees
             with without_head(supervised.model, images.shape[1:]):
                 x, model_state = supervised.outputs(*trees, **more)
-            return x.astype(jnp.promote_types(x.dtype, jnp.float32)), model_state
+            return as_wide(x), model_state
 
         def objective(
             params: Any, model_state: Any, batch: Batch, *, train: bool, key: Any = None, image_key: Any = None

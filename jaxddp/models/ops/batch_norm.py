@@ -19,6 +19,7 @@ from jax import lax
 from jax.typing import DTypeLike
 
 from jaxddp.core.errors import InputError
+from jaxddp.models.interface import as_wide
 from jaxddp.models.ops.layers import MaxPool, max_pool, max_pool_gradient, max_pool_with_positions
 
 _FEW_PIXELS = 8192
@@ -141,7 +142,7 @@ def _normalize(
 def _forward(
     x: jax.Array, scale: jax.Array, bias: jax.Array, residual: jax.Array | None, options: _Options
 ) -> tuple[_Result, Any]:
-    wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    wide = as_wide(x)
     values = wide, jnp.square(wide)
     totals = _paired_sums(*map(_sum_of_halves, values)) if options.custom_gradient else _sums(*values)
     mean, var = moments(totals, x.size // x.shape[-1], options.axis_name)

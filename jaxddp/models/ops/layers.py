@@ -15,6 +15,7 @@ from jax import lax
 from jax.typing import DTypeLike
 
 from jaxddp.core.errors import InputError
+from jaxddp.models.interface import as_wide
 
 _IN_BOUNDS = "promise_in_bounds"
 _NOWHERE = 255
@@ -320,20 +321,16 @@ def gelu(x: jax.Array) -> jax.Array:
 
     The derivative is custom, because JAX 0.12 cannot trace the derivative of erf inside `shard_map`.
     """
-    wide = _wide(x)
+    wide = as_wide(x)
     return (wide * _normal_cdf(wide)).astype(x.dtype)
 
 
 @gelu.defjvp
 def _gelu_jvp(primals: tuple[jax.Array], tangents: tuple[jax.Array]) -> tuple[jax.Array, jax.Array]:
     (x,), (tangent,) = primals, tangents
-    wide = _wide(x)
+    wide = as_wide(x)
     density = jnp.exp(-wide * wide / 2) / math.sqrt(2 * math.pi)
     return gelu(x), tangent * (_normal_cdf(wide) + wide * density).astype(x.dtype)
-
-
-def _wide(x: jax.Array) -> jax.Array:
-    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
 
 
 def _normal_cdf(x: jax.Array) -> jax.Array:
