@@ -126,6 +126,7 @@ SHARE = {"val_share": 0.5}
     [
         (SPREAD.replace("cat", "dog"), SHARE, "a b/2", "c d", "image=id_code, label=diagnosis, suffix .png"),
         (SPREAD, {"split_column": "Fold", "val_fold": "2"}, "a b/2", "c d", "label=diagnosis, split=fold, suffix .png"),
+        (SPREAD, {"split_column": "fold", "val_fold": "1"}, "a c d", "b/2", "label=diagnosis, split=fold, suffix .png"),
         (SPREAD, {**SHARE, "group_column": "patient"}, "b/2 c", "a d", "image=id_code, label=diagnosis, suffix .png"),
         ("id,x,y,z\na,1,,0\nc,1,1,0\n", SHARE, "", "", "train.csv:2: '' in column 'y' of 0 and 1; write 0 or 1, or"),
         (HALVES, {}, "a.png b/2.png", "c.png", "image=path, label=label, split=Split"),

@@ -32,5 +32,4 @@ def local_gpus(environ: Mapping[str, str] = os.environ, root: Path = Path("/")) 
 
 def divide(items: Sequence[Item], count: int) -> list[Sequence[Item]]:
     """Divide items into contiguous parts with lengths that differ by at most one."""
-    bounds = [part * len(items) // count for part in range(count + 1)]
-    return [items[start:stop] for start, stop in pairwise(bounds)]
+    return [items[start:stop] for start, stop in pairwise(part * len(items) // count for part in range(count + 1))]

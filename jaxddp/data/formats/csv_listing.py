@@ -210,8 +210,7 @@ def _find(folder: Path, split: Split) -> str | None:
         usual = (f"{stem}{suffix}" for stem in SPLITS[split] for suffix in (*_SUFFIXES, "_list.txt"))
         for name in [names[name] for name in usual if name in names]:
             # The file test.csv of a competition has no labels, and train.txt may list anything.
-            is_sure = not name.lower().startswith("test") and not name.endswith(".txt")
-            if is_sure or has_labels(folder / name):
+            if not (name.lower().startswith("test") or name.endswith(".txt")) or has_labels(folder / name):
                 return name
         if below := find_split(split, visible_folders(folder), folder):
             table = _only_table(folder / below, _DATA)

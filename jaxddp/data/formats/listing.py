@@ -160,7 +160,7 @@ def read_listing(
     """Return the examples of a split. No image is opened.
 
     Ids are the paths of the rows, without `./`. If a row has several labels, the labels are multi-hot. The classes are
-    the labels of the training rows, in the order of `in_order`, or the columns of 0 and 1.
+    the labels of the training rows, or of all folds, in the order of `in_order`, or the columns of 0 and 1.
 
     These rows are rejected, with a message that names the file and the line:
 
@@ -179,11 +179,13 @@ def read_listing(
     """
     divider, values = division(listing, data) if by_column else (None, dict[Split, list[str]]())
     columns = choose_columns(listing, data, divider)
-    rows = _read_rows(listing, columns, data, refuse, values.get("train"))
+    rows = seen = _read_rows(listing, columns, data, refuse, values.get("train"))
+    if data.val_fold is not None and values:  # A fold may have all images of a class.
+        seen = _read_rows(listing, columns, data, lambda fault: None, [*values["train"], *values["val"]])
     listed, is_of_classes = listing, data.targets is None
     numbered = listing.numbered(columns.labels[0]) if columns.form == "one label" and not columns.names else ()
     of_unknown = listing.unknown if all(len(row.labels) == 1 for row in rows) else None
-    labelled = [(label, row) for row in reversed(rows) for label in row.labels if is_of_classes and label != of_unknown]
+    labelled = [(label, row) for row in reversed(seen) for label in row.labels if is_of_classes and label != of_unknown]
     first = {label: row.number for label, row in labelled}
     names = columns.labels if columns.form != "one label" else columns.names or numbered or in_order(first)
     check_distinct(sorted(first, key=first.__getitem__), lambda name: listing.place(first[name]), refuse, _look)
