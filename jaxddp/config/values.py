@@ -306,9 +306,10 @@ FOREIGN |= {"optimizer.clip_norm": "clip_grad grad_clip gradient_clip_val max_gr
 FOREIGN |= {"model.batch_norm": "sync_bn sync_batchnorm", "data.image_size": "input_size", "data.resize": "crop_pct"}
 FOREIGN |= {"data.limit": "limit_train_batches overfit_batches", "eval.limit": "limit_val_batches"}
 FOREIGN |= {"data.augment.policy": "aa", "data.augment.erase": "reprob", "objective.name": "jsd_loss aug_splits"}
+FOREIGN |= {"data.augment.mixup": "mixup_alpha", "data.augment.cutmix": "cutmix_alpha", "data.augment.then": "vflip"}
 FOREIGN |= {"eval.every": "val_check_interval", "checkpoint.every": "save_every", "data.repeats": "aug_repeats"}
-FOREIGN |= {"checkpoint.keep": "checkpoint_hist save_top_k", "log.every": "log_interval print_freq"}
-FOREIGN |= {"workdir": "output output_dir save_folder", "parallel.reproducible": "deterministic"}
+FOREIGN |= {"checkpoint.keep": "checkpoint_hist save_top_k", "log.every": "log_interval print_freq logging_steps"}
+FOREIGN |= {"workdir": "output output_dir", "data.path": "dataset", "parallel.reproducible": "deterministic"}
 """The names that timm, Lightning, Composer, Hugging Face and others have for a key."""
 _MAX_KEYS, _MAX_LENGTH, _MIN_SIMILARITY, _MAX_IGNORED = 3, 80, 0.78, 2
 """Last parts up to `_MAX_IGNORED` are not compared, because every word of three letters is similar to them."""
