@@ -181,7 +181,7 @@ def check_schedule(schedule: Any) -> optax.Schedule | None:
         found = jax.eval_shape(lambda step: jnp.asarray(function(step)), jax.ShapeDtypeStruct((), jnp.int32))
     except Exception as error:
         reason = f"fails for a step int32[] ({type(error).__name__}: {first_line(error)})"
-        raise InputError(f"schedule: {reason}; give a function that JAX can trace") from error
+        raise InputError(f"schedule: {reason}; give a function that JAX can trace, with jnp.where for if") from error
     if found.shape:
         raise InputError(f"schedule: returned {shaped(found)} for a step; return one number")
     return schedule

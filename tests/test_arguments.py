@@ -154,7 +154,7 @@ TRAINED = [
     ("val", [1, 2], f"val=[1, 2]: {SOURCE}"),
     ("schedule", 0.1, "schedule=0.1: give a function of the step, such as optax.cosine_decay_schedule(1.0, steps)"),
     ("schedule", branching, "schedule: fails for a step int32[] (TracerBoolConversionError: Attempted boolean "
-     "conversion of traced array with shape bool[].); give a function that JAX can trace"),
+     "conversion of traced array with shape bool[].); give a function that JAX can trace, with jnp.where for if"),
     ("schedule", lambda step: jnp.ones(3), "schedule: returned float32[3] for a step; return one number"),
     ("schedule", lambda step: (step, step), "schedule: returned int32[2] for a step; return one number"),
     ("epochs", "3", "epochs='3': expected a number, above 0, at most 1,000,000,000"),
