@@ -172,7 +172,8 @@ def prepare_training(
     objects = {"model": model, "optimizer": optimizer, "initialize": initialize, "augmentation": augmentation}
     # `train` may replace this loss.
     objects |= {"metrics": metrics, "parts": parts, "loss": softmax_cross_entropy}
-    objects |= {} if isinstance(objective, str) else {"objective": objective}
+    if not isinstance(objective, str):
+        objects["objective"] = objective
     if (form := labels_of(table).form) != "one label":
         config = config.replace(eval={"metrics": DEFAULT_METRICS[form]})
         objects["loss"] = DEFAULT_LOSSES[form]
@@ -470,8 +471,10 @@ def evaluate_run(
     file = recipe_of_run(directory)
     # The devices of the run are not part of its recipe.
     changes: dict[str, dict[str, Any]] = {"parallel": plain(Config().parallel)}
-    changes |= {} if data is None else {"data": {"path": str(files.check_path(data, "data")), "name": None}}
-    changes |= {} if batch_size is None else {"eval": {"batch_size": batch_size}}
+    if data is not None:
+        changes["data"] = {"path": str(files.check_path(data, "data")), "name": None}
+    if batch_size is not None:
+        changes["eval"] = {"batch_size": batch_size}
     file = dataclasses.replace(file, config=file.config.replace(**changes))
     return evaluate_checkpoint(file, directory, _which(step))
 

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import inspect
 import itertools
+import json
 import numbers
 import textwrap
 import types
@@ -296,21 +297,8 @@ SHORT = {"lr": "optimizer.learning_rate", "epochs": "train.duration", "batch_siz
 SHORT |= {"model": "model.name", "data": "data.path", "offline": "model.offline"}
 SHORT |= {"metrics": "eval.metrics", "precision": "train.precision"}
 """Short forms that the command line accepts; `--seed` is a key already."""
-FOREIGN = {"train.duration": "num_epochs max_epochs max_steps cycles", "train.batch_size": "bs", "model.name": "arch"}
-FOREIGN |= {"train.accumulate": "grad_accum_steps accumulate_grad_batches gradient_accumulation_steps"}
-FOREIGN |= {"train.precision": "amp amp_dtype fp16 bf16", "train.label_smoothing": "smoothing", "eval.views": "tta"}
-FOREIGN |= {"train.ema": "model_ema model_ema_decay ema_decay", "train.stop_after": "early_stopping patience"}
-FOREIGN |= {"train.remat": "grad_checkpointing", "optimizer.warmup": "warmup_epochs warmup_steps lr_warmup_epochs"}
-FOREIGN |= {"optimizer.name": "opt", "optimizer.schedule": "sched", "optimizer.weight_decay": "wd", "log.to": "loggers"}
-FOREIGN |= {"optimizer.clip_norm": "clip_grad grad_clip gradient_clip_val max_grad_norm", "model.weights": "pretrained"}
-FOREIGN |= {"model.batch_norm": "sync_bn sync_batchnorm", "data.image_size": "input_size", "data.resize": "crop_pct"}
-FOREIGN |= {"data.limit": "limit_train_batches overfit_batches", "eval.limit": "limit_val_batches"}
-FOREIGN |= {"data.augment.policy": "aa", "data.augment.erase": "reprob", "objective.name": "jsd_loss aug_splits"}
-FOREIGN |= {"data.augment.mixup": "mixup_alpha", "data.augment.cutmix": "cutmix_alpha", "data.augment.then": "vflip"}
-FOREIGN |= {"eval.every": "val_check_interval", "checkpoint.every": "save_every", "data.repeats": "aug_repeats"}
-FOREIGN |= {"checkpoint.keep": "checkpoint_hist save_top_k", "log.every": "log_interval print_freq logging_steps"}
-FOREIGN |= {"workdir": "output output_dir", "data.path": "dataset", "parallel.reproducible": "deterministic"}
-"""The names that timm, Lightning, Composer, Hugging Face and others have for a key."""
+OTHER_NAMES = Path(__file__).with_name("other_names.json")
+"""The file with the names that timm, Lightning, Composer, Hugging Face and others have for a key, by key."""
 _MAX_KEYS, _MAX_LENGTH, _MIN_SIMILARITY, _MAX_IGNORED = 3, 80, 0.78, 2
 """Last parts up to `_MAX_IGNORED` are not compared, because every word of three letters is similar to them."""
 
@@ -324,14 +312,16 @@ def similar_keys(name: str, known: Iterable[str]) -> list[str]:
     # Matching takes quadratic time, and no key is this long.
     keys, name = list(known), name.replace("-", "_")[:_MAX_LENGTH]
     last, last_parts = name.rpartition(".")[2], {key: key.rpartition(".")[2] for key in keys}
-    foreign = (key for key, names in FOREIGN.items() if last in names.split())
-    for key in (SHORT.get(last), *foreign, f"{name}.name"):
+    elsewhere = [key for key, names in json.loads(OTHER_NAMES.read_text()).items() if last in names]
+    for key in (SHORT.get(last), *elsewhere, f"{name}.name"):
         if key in keys:
             return [key]
     exact = [key for key in keys if f".{key}".endswith(f".{name}")]
     exact = exact or [key for key, part in last_parts.items() if part == last]
     close = exact[:_MAX_KEYS] or get_close_matches(name, keys, n=1, cutoff=_MIN_SIMILARITY)
+    if close:
+        return close
     parts = [short for short, key in SHORT.items() if key in keys]
     parts += (part for part in last_parts.values() if len(part) > _MAX_IGNORED)
     similar = get_close_matches(last, parts, n=1, cutoff=_MIN_SIMILARITY)
-    return close or [key for part in similar for key in similar_keys(part, keys)]
+    return similar_keys(similar[0], keys) if similar else []

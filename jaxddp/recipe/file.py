@@ -40,9 +40,17 @@ RUN_ID = "run_id"
 """The key of config.json that holds the random id of the run."""
 BESIDE_CONFIG = (RUN_ID, "fingerprint", "recipe", "objects")
 """The keys of config.json that are not keys of the config."""
-HOOKS = {"get_model": "config, num_classes", "get_loss": "config", "get_objective": "config, topology"}
-HOOKS |= {"get_metrics": "config", "get_optimizer": "config, learning_rate", "get_augmentation": "config"}
-HOOKS |= {"get_initialize": "config, images", "get_parts": "config, steps", "get_listeners": "config, workdir"}
+HOOKS = {
+    "get_model": "config, num_classes",
+    "get_loss": "config",
+    "get_objective": "config, topology",
+    "get_metrics": "config",
+    "get_optimizer": "config, learning_rate",
+    "get_augmentation": "config",
+    "get_initialize": "config, images",
+    "get_parts": "config, steps",
+    "get_listeners": "config, workdir",
+}
 """The hooks that a recipe file can define in addition to `get_config()`, and their arguments."""
 RENAME = "rename"
 """The name of a recipe's function or table for the names in a file of weights; see `jaxddp.weights.foreign`."""

@@ -388,18 +388,16 @@ def attend(query: jax.Array, key: jax.Array, value: jax.Array, bias: jax.Array |
 _products = functools.partial(jnp.einsum, "...qhd,...khd->...hqk")
 
 
-def _wide_products(query: jax.Array, key: jax.Array) -> jax.Array:
+@jax.custom_jvp
+def _scores(query: jax.Array, key: jax.Array) -> jax.Array:
     return _products(query, key, preferred_element_type=jnp.promote_types(query.dtype, jnp.float32))
-
-
-_scores = jax.custom_jvp(_wide_products)
 
 
 @_scores.defjvp
 def _scores_jvp(primals: tuple[jax.Array, ...], tangents: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
     # JAX's rule would multiply the gradient of the scores with queries and keys that are cast to float32.
     (query, key), (query_tangent, key_tangent) = primals, tangents
-    scores, tangent = _wide_products(query, key), _products(query_tangent, key) + _products(query, key_tangent)
+    scores, tangent = _scores(query, key), _products(query_tangent, key) + _products(query, key_tangent)
     return scores, tangent.astype(scores.dtype)
 
 
