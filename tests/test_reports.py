@@ -222,8 +222,7 @@ def test_runs_that_differ_only_in_seed_fold_and_machine_are_one_group(tmp_path):
     for n, keys in enumerate(({"fold": "0/2"}, {"fold": "1/2"}, {"fold": "0/3"}, {"val_fold": "a"}, {"val_fold": "b"})):
         workdirs.append(write_run(tmp_path / f"fold{n}", 0, data=keys))
         change_json(workdirs[-1] / "config.json", fingerprint={"train": f"{n}" * 64})
-    runs = read_runs(workdirs)
-    groups = seed_groups(runs)
+    groups = seed_groups(runs := read_runs(workdirs))
     assert groups == [(0, 1), (2, 3), (4,), (5,), (6,), (7, 8), (9,), (10, 11)]
     assert group_names(runs, groups[:2]) == ["learning_rate 0.1", "learning_rate 0.3"]
     legend = Page(runs[:4]).legend

@@ -63,12 +63,12 @@ class JsonLines(RowListener):
         files.create(self._metrics.parent)
         # If nothing more is trained or validated, the result of the run stays unchanged.
         with files.reading(self._result, "remove it"):
-            self._previous_result = files.read(self._result) if run.start_step and self._result.exists() else None
+            self._previous_result = files.read(self._result) if run.start_step and self._result.exists() else b""
         files.remove(self._result)
         self._validations = {row["split"]: row for row in _rewind(self._metrics, run) if row["split"] != "train"}
 
     def log(self, row: Row, predictions: events.PredictedImages | None = None) -> None:
-        self._previous_result, split = None, row["split"]
+        self._previous_result, split = b"", row["split"]
         # A run may end after this line was written, and before the metrics were saved: it then validates again.
         if self._validations.get(split, {}).get("step") != row["step"]:
             files.append(self._metrics, encode(row))
@@ -76,9 +76,10 @@ class JsonLines(RowListener):
             self._validations[split] = row
 
     def end(self, run: events.RunEnd) -> None:
-        if self._previous_result is not None and run.status in ENDED:
-            files.replace(self._result, self._previous_result)
-            return
+        with suppress(ValueError, KeyError):  # Another program may have written the file.
+            previous = files.parse_json(self._previous_result, dict)
+            if run.status in ENDED and (previous["status"], previous["step"]) == (run.status, run.step):
+                return files.replace(self._result, self._previous_result)
         machine = {"devices": self._run.devices, "processes": self._run.processes}
         result: Row = {"status": run.status, "step": run.step, **machine, VAL: None}
         for split, validation in ((VAL, run.validation), (VAL_EMA, run.averaged)):
