@@ -164,7 +164,8 @@ def _with_equal_labels(splits: Splits) -> Splits:
 
 def in_form(table: Any, form: str) -> Any:
     """Return a table with the form of a network's labels: of several, each image of other data may have only one."""
-    return table.with_several_labels() if form == "several labels" and isinstance(table, ExampleTable) else table
+    converts = form == "several labels" and isinstance(table, ExampleTable) and (table.labels >= 0).all()
+    return table.with_several_labels() if converts else table
 
 
 @contextmanager

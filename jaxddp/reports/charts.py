@@ -152,8 +152,7 @@ def _trace(name: str, values: np.ndarray, meta: Plotly, colour: str, style: Plot
 
 def _band(least: np.ndarray, most: np.ndarray, colour: str, key: str) -> list[dict[str, Any]]:
     edge = {"type": "scatter", "mode": "lines", "line": {"width": 0}, "hoverinfo": "skip", "meta": {"where": key}}
-    fill = {"fill": "tonexty", "fillcolor": f"{colour}33"}
-    return [edge | {"y": numbers(least)}, edge | {"y": numbers(most)} | fill]
+    return [edge | {"y": numbers(least)}, edge | {"y": numbers(most), "fill": "tonexty", "fillcolor": f"{colour}33"}]
 
 
 def _drawn_rows(values: np.ndarray) -> np.ndarray:
