@@ -114,7 +114,7 @@ def prepare_training(
     optimizer: optax.GradientTransformation,
     batch_size_per_device: int,
     *,
-    epochs: float = 1,
+    epochs: float | str = 1,
     data: DataConfig | None = None,
     seed: int = 0,
     metrics: Mapping[str, Metric] | None = None,
@@ -137,7 +137,7 @@ def prepare_training(
         devices: the number of this job's devices to use, or a list of devices; None for all.
         optimizer: any optax optimizer.
         batch_size_per_device: each device's part of the global batch.
-        epochs: length of the training.
+        epochs: length of the training, also as "100 steps" or "50_000 examples".
         data: the preprocessing of images. By default, arrays are only normalized, and files get random-area
             crops of 224 pixels and horizontal flips.
         seed: seed of the initial parameters, the order of examples, augmentation and dropout.
@@ -162,7 +162,7 @@ def prepare_training(
     """
     check_labelled(check_source(table, "table"), "training data")
     per_device = checked(batch_size_per_device, BatchSize, "batch_size_per_device")
-    length = {"duration": f"{checked(epochs, arguments.Epochs, 'epochs')} epochs"}
+    length = {"duration": arguments.length_of(epochs)}
     names = inspect.signature(prepare_training).parameters.keys() - {"options"}
     of_train = inspect.signature(train).parameters
     config = arguments.config_of_options({"precision": "float32"} | options, objective, seed, names, of_train)
@@ -189,7 +189,7 @@ def train(
     *,
     val: Source | None = None,
     schedule: optax.Schedule | None = None,
-    epochs: float | None = None,
+    epochs: float | str | None = None,
     listeners: Sequence[Any] | None = None,
     evaluators: Sequence[Measure] = (),
     workdir: str | Path | None = None,
@@ -241,7 +241,7 @@ def train(
         eval={"every": eval_every, "batch_size": setup.feed.order.batch_size},
         checkpoint={"every": save_every},
         parallel={"check_replicas": check_every, "self_test": self_test},
-        train={} if epochs is None else {"duration": f"{checked(epochs, arguments.Epochs, 'epochs')} epochs"},
+        train={} if epochs is None else {"duration": arguments.length_of(epochs)},
     )
     arguments.check_length(setup.config, config)
     setup = setup.with_loss(loss)

@@ -25,7 +25,7 @@ from jaxddp.setup.run_setup import RunSetup, check_state
 from jaxddp.setup.user_objects import UserObject, check_name
 from jaxddp.training.evaluation import Measure
 
-Epochs = Annotated[float, Range(0, 10**9, above=True)]
+_Epochs = Annotated[float, Range(0, 10**9, above=True)]
 
 
 def _keys(section: type, *left_out: str) -> list[str]:
@@ -216,6 +216,11 @@ def _numbers(evaluator: Measure, name: str, state: TrainState) -> dict[str, floa
         except (TypeError, ValueError):
             raise refused(f"{where} returned {metric}", value, "return a number") from None
     return numbers
+
+
+def length_of(epochs: Any) -> str:
+    """Return the argument `epochs`, a number or a duration such as "100 steps", as text. Raises: InputError."""
+    return epochs if isinstance(epochs, str) else f"{checked(epochs, _Epochs, 'epochs')} epochs"
 
 
 def check_length(before: Config, after: Config) -> None:

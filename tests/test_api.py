@@ -136,7 +136,7 @@ def test_the_first_ctrl_c_saves_and_the_second_ends_the_run_at_once(tmp_path, ca
         def end(self, record):
             assert record.status != "done" or signal.raise_signal(signal.SIGINT) is None
 
-    setup, interrupt = prepared(LinenDense(), TABLE, 4, SGD, 2, epochs=1, keep=3), Interrupt()
+    setup, interrupt = prepared(LinenDense(), TABLE, 4, SGD, 2, epochs="7 steps", keep=3), Interrupt()
     settings: Any = {"log_every": "1 step", "save_every": "2 steps"}
     ends = (0, None, None, "$"), (2, 4, "interrupted", "$"), (1, 6, "preempted", "asked to stop: saved step 6 of 7; ")
     for presses, step, status, line in (*ends, (-1, 7, "done", "interrupted; the run had ended$")):

@@ -73,7 +73,7 @@ PREPARED = [
     ("batch_size_per_device", 4.5, "batch_size_per_device=4.5: expected a whole number, 1 to 16,777,216"),
     ("batch_size_per_device", 0, "batch_size_per_device=0: expected 1 to 16,777,216"),
     ("epochs", float("nan"), "epochs=nan: expected above 0, at most 1,000,000,000"),
-    ("epochs", "3", "epochs='3': expected a number, above 0, at most 1,000,000,000"),
+    ("epochs", [3], "epochs=[3]: expected a number, above 0, at most 1,000,000,000"),
     ("seed", -1, "seed=-1: expected 0 to 9,223,372,036,854,775,807"),
     ("batch_size_per_device", 2**24, "a global batch of 33554432: expected 1 to 16,777,216"),
     ("data", {"pad": 1}, "data={'pad': 1}: give a jaxddp.DataConfig, such as DataConfig(image_size=64)"),
@@ -157,7 +157,7 @@ TRAINED = [
      "conversion of traced array with shape bool[].); give a function that JAX can trace, with jnp.where for if"),
     ("schedule", lambda step: jnp.ones(3), "schedule: returned float32[3] for a step; return one number"),
     ("schedule", lambda step: (step, step), "schedule: returned int32[2] for a step; return one number"),
-    ("epochs", "3", "epochs='3': expected a number, above 0, at most 1,000,000,000"),
+    ("epochs", "3", f"epochs: '3' is not a duration; write {FORMS}"),
     ("epochs", 0, "epochs=0.0: expected above 0, at most 1,000,000,000"),
     ("listeners", jaxddp.History(), "listeners: an object of type History was given; give a list of listeners"),
     ("listeners", [StepOfTwoArguments()], "listeners: StepOfTwoArguments.step(before, after) is called as "
