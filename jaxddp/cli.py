@@ -137,8 +137,7 @@ def _end(line: str, code: int, error: BaseException, *, is_program: bool = False
     line = on_screen(with_notes(line, error))
     if not isinstance(error, Preempted):
         joined().abandon(line, code)
-    sys.stderr.write(f"jaxddp: {line}\n")
-    sys.stderr.flush()
+    print(f"jaxddp: {line}\n", end="", file=sys.stderr, flush=True)
     if is_program and joined() is ALONE:
         # Python would wait for its threads: XLA may compile in one, which then crashes, and Orbax prints late errors. A
         # process of a job that is preempted leaves the job at exit.

@@ -367,8 +367,7 @@ def test_an_invalid_override_raises_a_one_line_error(overrides, expected, data, 
 def test_an_impossible_path_raises_a_one_line_error(words, path, reason, tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "loop").symlink_to("loop")
-    line = fails(words.format(path).split(), capfd)
-    assert f"cannot be used as a path ({reason}); choose another" in line
+    assert f"cannot be used as a path ({reason}); choose another" in fails(words.format(path).split(), capfd)
 
 
 @pytest.mark.parametrize(
@@ -438,6 +437,5 @@ def test_help_names_commands_and_configs(capfd):
     assert "jaxddp train CONFIG" in text and "imagenet_resnet50" in text
     assert main(["train", "digits", "--help"]) == 0 and "(default: adamw; there" in capfd.readouterr().out
     assert main([]) == 2 and capfd.readouterr().out == text
-    # Versions are on one line.
     assert main(["--version"]) == 0
     assert re.fullmatch(r"jaxddp \S+ \(jax \S+, flax \S+, optax \S+, Python \S+\)\n", capfd.readouterr().out)

@@ -124,6 +124,8 @@ def test_an_exported_program_gives_the_logits_of_evaluation(file_format, files, 
     actual, first = logits_from(files[file_format], images, tmp_path)
     assert np.abs(actual - expected).max() < 1e-5 and np.abs(first - expected[:1]).max() < 1e-5
     assert f"top1: {np.mean(actual.argmax(1) == labels):.7g}" == evaluated
+    newer_and_older = (files["stablehlo"], files["savedmodel"] / "saved_model.pb")
+    assert len({program.read_bytes().partition(b"StableHLO_v")[2][:6] for program in newer_and_older}) == 2
 
 
 @pytest.mark.parametrize("precision", ["int8", rare_case("float16")])

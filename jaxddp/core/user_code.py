@@ -145,5 +145,4 @@ def remove_description(error: BaseException) -> None:
 
 
 def _name_of(function: str) -> str:
-    name = function.replace("<locals>.", "")
-    return "" if name == "<module>" else name
+    return "" if function == "<module>" else function.replace("<locals>.", "")

@@ -193,11 +193,15 @@ def _traced_by_tensorflow(function: Logits, signature: Signature) -> tuple[Any, 
     tf = tensorflow("format=savedmodel or tflite")
     # This module imports TensorFlow, too.
     from jax.experimental import jax2tf
+    from jaxlib.mlir.dialects import stablehlo
 
+    # TensorFlow is released less often than JAX, which by default writes for readers of the last four weeks only.
+    name, span = "get_version_from_compatibility_requirement", stablehlo.StablehloCompatibilityRequirement.WEEK_12
+    older = mock.patch.object(stablehlo, name, return_value=getattr(stablehlo, name)(span))
     spec = tf.TensorSpec((None, *signature.image_shape), signature.dtype, INPUT)
     options: Any = {"with_gradient": False, "native_serialization_platforms": PLATFORMS}
     # TensorFlow 2.21 cannot read JAX's operation for the error function.
-    with _any_number_of_images(), mock.patch.object(jax.lax, "erf", polynomial_erf):
+    with _any_number_of_images(), mock.patch.object(jax.lax, "erf", polynomial_erf), older:
         call: Any = jax2tf.convert(function, polymorphic_shapes=["b, ..."], **options)
         traced = tf.function(lambda images: {OUTPUT: call(images)}, autograph=False, input_signature=[spec])
         return tf, traced.get_concrete_function()
