@@ -108,12 +108,13 @@ class AdamW:
     beta2: Decay = 0.999
     epsilon: Share = 1e-8
 
+    def direction(self, kernels: Kernels) -> "GradientTransformation":
+        """Return the transformation of gradients before weight decay and the learning rate."""
+        return optax.scale_by_adam(self.momentum, self.beta2, self.epsilon)
+
     def make(self, config: "Config", learning_rate: "Schedule", kernels: Kernels = BY_NAME) -> "GradientTransformation":
-        return optax.chain(
-            optax.scale_by_adam(self.momentum, self.beta2, self.epsilon),
-            add_decay(config, kernels),
-            optax.scale_by_learning_rate(learning_rate),
-        )
+        decay = add_decay(config, kernels)
+        return optax.chain(self.direction(kernels), decay, optax.scale_by_learning_rate(learning_rate))
 
 
 @OPTIMIZERS.add("lamb")
@@ -130,12 +131,8 @@ class Lamb(AdamW):
     epsilon: Share = 1e-6
 
     def make(self, config: "Config", learning_rate: "Schedule", kernels: Kernels = BY_NAME) -> "GradientTransformation":
-        return optax.chain(
-            optax.scale_by_adam(self.momentum, self.beta2, self.epsilon),
-            add_decay(config, kernels),
-            scale_kernels(kernels),
-            optax.scale_by_learning_rate(learning_rate),
-        )
+        scaled = add_decay(config, kernels), scale_kernels(kernels)
+        return optax.chain(self.direction(kernels), *scaled, optax.scale_by_learning_rate(learning_rate))
 
 
 @OPTIMIZERS.add("muon")
@@ -153,9 +150,9 @@ class Muon(AdamW):
 
     nesterov: Nesterov = True
 
-    def make(self, config: "Config", learning_rate: "Schedule", kernels: Kernels = BY_NAME) -> "GradientTransformation":
+    def direction(self, kernels: Kernels) -> "GradientTransformation":
         # With a learning rate of -1 Muon returns the unscaled direction, to which decay and learning rate are applied.
-        direction = optax.contrib.muon(
+        return optax.contrib.muon(
             -1.0,
             beta=self.momentum,
             eps=self.epsilon,
@@ -164,7 +161,6 @@ class Muon(AdamW):
             muon_weight_dimension_numbers=functools.partial(kernels.map, matrices),
             consistent_rms=_ADAMW_RMS,
         )
-        return optax.chain(direction, add_decay(config, kernels), optax.scale_by_learning_rate(learning_rate))
 
 
 @OPTIMIZERS.add("schedule_free")
@@ -177,6 +173,9 @@ class ScheduleFree(AdamW):
     Evaluation uses x; see `jaxddp.engine.parts.averages`.
     """
 
+    def direction(self, kernels: Kernels) -> "GradientTransformation":
+        return optax.scale_by_rms(decay=self.beta2, eps=self.epsilon, eps_in_sqrt=False, bias_correction=True)
+
     def make(self, config: "Config", learning_rate: "Schedule", kernels: Kernels = BY_NAME) -> "GradientTransformation":
         """Create the optimizer. Raises: InputError if the schedule is not constant, or the momentum is 0."""
         if config.optimizer.schedule != "constant":
@@ -186,9 +185,5 @@ class ScheduleFree(AdamW):
         if not self.momentum:
             problem, advice = ": schedule_free divides by the momentum", "give a number above 0, such as 0.9"
             raise InputError(Key("optimizer.momentum", 0.0), problem, advice=advice)
-        step = optax.chain(
-            optax.scale_by_rms(decay=self.beta2, eps=self.epsilon, eps_in_sqrt=False, bias_correction=True),
-            add_decay(config, kernels),
-            optax.scale_by_learning_rate(learning_rate),
-        )
+        step = super().make(config, learning_rate, kernels)
         return optax.contrib.schedule_free(step, lambda n: learning_rate(n - 1), b1=self.momentum)  # The first n is 1.
