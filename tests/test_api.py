@@ -331,7 +331,7 @@ def repeated_run(tmp_path_factory) -> Path:
         ({"model": ScaledDense(4)}, "model was 'ScaledDense .*' and is now 'ScaledDense .*'"),
         ({"initialize": lambda *fresh: fresh}, "initialize was None and is now '<lambda> .*'"),
         ci_case({"weights": "."}, "weights was None and is now '.'"),
-        ci_case({"parts": [averages.ParameterAverage(0.9), guard.LossScale(8)]}, "now 'average .*, loss_scale "),
+        ci_case({"parts": [averages.ParameterAverage(0.9), guard.LossScale(8)]}, "parts .* 'average .*, loss_scale "),
     ],
 )
 def test_resuming_with_another_object_names_the_object(change, message, repeated_run, monkeypatch):
