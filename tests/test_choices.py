@@ -100,7 +100,7 @@ def built(kind, config: Config) -> typing.Any:
     objective = registry.OBJECTIVES.get(config.objective.name)(config, None)
     fields = dict(vars(objective)) if dataclasses.is_dataclass(objective) else {}
     fields.pop("restore", None)
-    return fields, config.objective.teacher
+    return fields, config.objective.teacher, config.objective.unlabelled_ratio  # `Recipe.of` reads the ratio.
 
 
 @pytest.mark.parametrize("kind", registry.CHOICES, ids=[kind.key for kind in registry.CHOICES])
