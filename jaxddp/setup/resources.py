@@ -36,8 +36,8 @@ class TrainingData:
 
     Attributes:
         class_counts: the amount of each class; see `Labels.amounts`.
-        images: a function (count) that returns that many training images, [count, H, W, C], or all if there are fewer.
-            If each process has data of its own, these images are of this process.
+        images: a function (count) that returns that many training images, [count, H, W, C], or all if there are fewer,
+            as pixels that are not normalized. If each process has data of its own, these images are of this process.
         image_shape: the largest shape of the network's input in training.
         eval_shape: the shape of the network's input in evaluation.
     """
