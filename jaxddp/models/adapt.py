@@ -289,9 +289,8 @@ class LinenModel:
         self, params: Tree, model_state: Tree, images: jax.Array, *, train: bool, key: Keys, example_keys: Keys = None
     ) -> Outputs:
         keys: dict[str, Any] = {"example_keys": example_keys, "rngs": _linen_streams(key)}
-        logits, updated = self.run(params, model_state, images, train=train, **keys)
-        updated = cast_like(model_state, _sown_last(model_state, updated))
-        return logits, {**model_state, **updated} if train else model_state
+        logits, updated = self.run(params, _without_sown(model_state), images, train=train, **keys)
+        return logits, {**model_state, **cast_like(model_state, updated)} if train else model_state
 
     def run(
         self, params: Tree, model_state: Tree, images: jax.Array, *, train: bool, also: Sequence[str] = (), **words: Any
@@ -341,12 +340,10 @@ def _in_mode(module: nn.Module, train: bool, call_arguments: Mapping[str, Any]) 
     return module.clone(**fields) if names else module
 
 
-def _sown_last(before: Tree, after: Tree) -> Tree:
-    """Return a state of Linen with only the last values of `Module.sow`, which appends them to a tuple of the state."""
-    is_tuple = lambda node: isinstance(node, tuple)  # noqa: E731
-    one, other = (jax.tree.structure(tree, is_leaf=is_tuple) for tree in (before, after))
-    last = lambda old, new: new[len(old) :] if is_tuple(old) and len(new) > len(old) else new  # noqa: E731
-    return jax.tree.map(last, before, after, is_leaf=is_tuple) if one == other else after
+def _without_sown(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a state of Linen without the tuples of `Module.sow`, which would append to them."""
+    kept = {name: value for name, value in state.items() if not isinstance(value, tuple)}
+    return {name: _without_sown(value) if isinstance(value, Mapping) else value for name, value in kept.items()}
 
 
 def _linen_streams(key: jax.Array | None) -> dict[str, jax.Array]:
