@@ -129,8 +129,7 @@ def binary_cross_entropy(label_smoothing: float = 0.0, class_weights: Sequence[f
 
     @_takes("one label", "several labels", "shares")
     def loss(logits: jax.Array, labels: jax.Array) -> jax.Array:
-        is_single, classes = labels.ndim == 1, logits.shape[-1]
-        dtype = logits.dtype
+        is_single, classes, dtype = labels.ndim == 1, logits.shape[-1], logits.dtype
         targets = jax.nn.one_hot(labels, classes, dtype=dtype) if is_single else labels.astype(dtype)
         if label_smoothing:
             targets = (1 - label_smoothing) * targets + label_smoothing / (classes if is_single else 2)

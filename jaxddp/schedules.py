@@ -92,10 +92,8 @@ def derivation(config: "Config") -> str | None:
         return None
     quotient = f"{batch} / {settings.reference_batch}"
     factor = quotient if settings.scaling == "linear" else f"sqrt({quotient})"
-    return (
-        f"learning rate {settings.learning_rate * batch_factor(config):.6g} = {settings.learning_rate:g} x {factor} "
-        f"({settings.scaling}, for optimizer.reference_batch={settings.reference_batch})"
-    )
+    product = f"{settings.learning_rate * batch_factor(config):.6g} = {settings.learning_rate:g} x {factor}"
+    return f"learning rate {product} ({settings.scaling}, for optimizer.reference_batch={settings.reference_batch})"
 
 
 @SCHEDULES.add("constant")

@@ -200,9 +200,8 @@ def check_types(before: TrainState, after: TrainState, owner_name: str | None = 
         if difference is not None:
             path, type_before, type_after = difference
             owner = owner_name or ("model" if name == "model_state" else "optimizer")
-            problem = (
-                f"{owner}: {f'{name}/{path}'.rstrip('/')} is {type_before} before a step and {type_after} after it"
-            )
+            full_path = f"{name}/{path}".rstrip("/")
+            problem = f"{owner}: {full_path} is {type_before} before a step and {type_after} after it"
             raise InputError(problem, advice="keep names, shapes and dtypes, or the run cannot be resumed")
     return after
 

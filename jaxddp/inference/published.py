@@ -182,16 +182,12 @@ class PublishedRun:
         sides = "Both sides of an image are" if data.eval_crop == "squash" else "The short side of an image is"
         if "params/head/kernel" in self.arrays:
             weights += " --model.new-layers head --optimizer.rate-factors head=10"
-        text = (
-            f"## How to load it\n\n```\n{train} --data.path PICTURES --model.weights {weights}\n```\n\n"
-            f"{sides} resized to {resize} pixels ({data.interpolation}), and the "
-            f"central {size}x{size} pixels are normalized with mean {mean} and standard deviation {std}."
-        )
+        text = f"## How to load it\n\n```\n{train} --data.path PICTURES --model.weights {weights}\n```\n\n"
+        text += f"{sides} resized to {resize} pixels ({data.interpolation}), and the central {size}x{size} pixels are "
+        text += f"normalized with mean {mean} and standard deviation {std}."
         if has_published_names(self.model):
-            text += (
-                "\n\n`model.safetensors` has the names and the layout of torchvision or timm. PyTorch loads it "
-                'into the same network by `model.load_state_dict(safetensors.torch.load_file("model.safetensors"))`.'
-            )
+            text += "\n\n`model.safetensors` has the names and the layout of torchvision or timm. PyTorch loads it into"
+            text += ' the same network by `model.load_state_dict(safetensors.torch.load_file("model.safetensors"))`.'
         return text
 
     def _training(self) -> str:

@@ -209,8 +209,7 @@ def with_absolute_paths(config: Config, peers: Peers = ALONE) -> Config:
             changes[key] = root.absolute(data[key])
     if data["data.name"] is not None and data["data.path"] is None:
         entry = root.resolve(data["data.name"])
-        completed = entry.completed(config.data)
-        of_name = {f"data.{key}": getattr(completed, key) for key in ("train", "val", "classes")}
+        of_name = {f"data.{key}": getattr(entry.completed(config.data), key) for key in ("train", "val", "classes")}
         of_name |= {"data.path": entry.path, "data.name": None}
         if len({*peers.exchange("data.name", json.dumps(of_name))}) == 1:
             changes |= of_name
