@@ -48,7 +48,7 @@ LAYERS = (
     # training/ receives the other processes of a job as an argument from setup/, which joins the job.
     Group(6, "job", "jax"),
     Group(8, "setup workdir", "jax optax"),
-    Group(9, "inference", "jax PIL jax2onnx jaxlib matplotlib onnx_ir onnxruntime pandas pyarrow sklearn yaml"),
+    Group(9, "inference", "jax PIL jax2onnx jaxlib matplotlib onnx_ir onnxruntime pandas pyarrow sklearn threadpoolctl yaml"),
     Group(10, "objectives", "jax"),
     Group(11, "arguments", "jax optax"),
     Group(12, "api __init__", "jax optax"),

@@ -35,12 +35,12 @@ def write(path: Path, features: np.ndarray, labels: np.ndarray | None = None, **
     """Write a feature file of images without faults."""
     count, known = len(features), ("a", "b", "c")
     values = np.full(count, -1) if labels is None else labels
-    of_classes = Labels(np.asarray(values, np.int32), *(() if labels is None else known for _ in range(2)))
-    of_classes = changes.pop("classes", of_classes)
-    columns = FeatureColumns([str(row) for row in range(count)], of_classes, features.shape[1:], "", "run step 1")
+    own = Labels(np.asarray(values, np.int32), *(() if labels is None else known for _ in range(2)))
+    ids, of_classes = [*map(str, range(count))], changes.pop("classes", own)
+    columns = FeatureColumns(ids, of_classes, features.shape[1:], "", "run step 1")
     rows = ((row, None) for row in features.astype(np.float32))
+    form: Any = path.suffix[1:]
     with path.open("wb") as file:
-        form: Any = path.suffix[1:]
         write_feature_rows(file, form, dataclasses.replace(columns, **changes), rows)
     return path
 
@@ -48,9 +48,8 @@ def write(path: Path, features: np.ndarray, labels: np.ndarray | None = None, **
 @pytest.mark.parametrize("neighbours", [1, 7, 20])
 def test_knn_equals_the_weighted_vote_by_hand(neighbours):
     unit = [file.features / np.linalg.norm(file.features, axis=1, keepdims=True) for file in (TRAIN, VAL)]
-    similarities = unit[1] @ unit[0].T
     expected = []
-    for row in similarities:
+    for row in unit[1] @ unit[0].T:
         nearest = np.argsort(-row)[:neighbours]
         votes = np.zeros(3)
         np.add.at(votes, TRAIN.labels[nearest], np.exp(row[nearest] / 0.07))
@@ -62,20 +61,21 @@ def test_knn_equals_the_weighted_vote_by_hand(neighbours):
 
 
 @pytest.mark.slow
-def test_the_linear_probe_equals_scikit_learns_regression_with_the_chosen_strength():
+def test_the_linear_probe_equals_scikit_learns_regression_with_the_chosen_strength(monkeypatch):
     from sklearn.linear_model import LogisticRegression
     from sklearn.preprocessing import StandardScaler
 
-    # The scales of features do not matter.
-    scales = np.array([1e-3, 1, 1e3, 1, 1, 50], np.float32)
-    train, val = (dataclasses.replace(file, features=file.features * scales + 7) for file in (TRAIN, VAL))
+    any_scales = np.array([1e-3, 1, 1e3, 1, 1, 50], np.float32)
+    train, val = (dataclasses.replace(file, features=file.features * any_scales + 7) for file in (TRAIN, VAL))
+    limits: Any = []
+    monkeypatch.setattr("threadpoolctl.threadpool_limits", lambda most: limits.append(most) or monkeypatch.context())
     probe = linear(train, val)
     strength = float(probe.settings.split(",")[0].removeprefix("C "))
     assert strength in probes.STRENGTHS and probe.settings.endswith(", chosen on 12 held-out training images")
     scaler = StandardScaler().fit(train.features)
     regression = LogisticRegression(C=strength, max_iter=1000).fit(scaler.transform(train.features), train.labels)
     assert probe.predictions.tolist() == regression.predict(scaler.transform(val.features)).tolist()
-    assert probe.top1 == np.mean(probe.predictions == val.labels) > 0.6
+    assert probe.top1 == np.mean(probe.predictions == val.labels) > 0.6 and limits == [1]
     # The strength is chosen on training images alone.
     shuffled = linear(train, dataclasses.replace(val, labels=np.roll(val.labels, 1)))
     assert shuffled.settings == probe.settings and shuffled.predictions.tolist() == probe.predictions.tolist()

@@ -62,6 +62,9 @@ def linear(train: LabelledFeatures, val: LabelledFeatures) -> Probe:
     if len(np.unique(train.labels)) < 2 or len(train.labels) < 1 / _HELD_OUT:
         raise InputError(f"{train.path}: a linear probe needs at least 10 images, of at least 2 classes")
     sklearn, counts = _sklearn(), np.bincount(train.labels)
+    # scikit-learn requires it.
+    from threadpoolctl import threadpool_limits
+
     held_out = round(_HELD_OUT * len(train.labels))
     # A stratified part needs an image of each class, and leaves one.
     is_stratified = counts[counts > 0].min() > 1 and held_out >= (counts > 0).sum()
@@ -74,7 +77,8 @@ def linear(train: LabelledFeatures, val: LabelledFeatures) -> Probe:
     regression = sklearn.linear_model.LogisticRegression(max_iter=_MOST_ITERATIONS)
     pipeline = sklearn.pipeline.make_pipeline(sklearn.preprocessing.StandardScaler(), regression)
     search = select.GridSearchCV(pipeline, {"logisticregression__C": STRENGTHS}, cv=[(np.setdiff1d(every, held), held)])
-    with warnings.catch_warnings():
+    # On cores that other programs use, too, small products in several threads take a hundred times as long.
+    with warnings.catch_warnings(), threadpool_limits(1 if train.features.size < 10**7 else None):
         # A regression that has not converged is a valid, slightly different classifier.
         warnings.simplefilter("ignore", sklearn.exceptions.ConvergenceWarning)
         predictions = search.fit(train.features, train.labels).predict(val.features)
