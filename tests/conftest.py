@@ -110,6 +110,12 @@ def recipe_folders() -> Iterator[None]:
 
 
 @pytest.fixture
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give a test a cache folder of its own."""
+    monkeypatch.setenv("JAXDDP_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture
 def float64() -> Iterator[None]:
     """Compute in float64."""
     with jax.enable_x64(True):

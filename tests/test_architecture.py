@@ -31,6 +31,7 @@ class Group:
     libraries: str = ""
 
 
+OF_INFERENCE = "jax PIL jax2onnx jaxlib matplotlib onnx_ir onnxruntime pandas pyarrow sklearn threadpoolctl yaml"
 LAYERS = (
     Group(0, "core"),
     Group(1, "config recipe"),
@@ -48,7 +49,7 @@ LAYERS = (
     # training/ receives the other processes of a job as an argument from setup/, which joins the job.
     Group(6, "job", "jax"),
     Group(8, "setup workdir", "jax optax"),
-    Group(9, "inference", "jax PIL jax2onnx jaxlib matplotlib onnx_ir onnxruntime pandas pyarrow sklearn threadpoolctl yaml"),
+    Group(9, "inference", OF_INFERENCE),
     Group(10, "objectives", "jax"),
     Group(11, "arguments", "jax optax"),
     Group(12, "api __init__", "jax optax"),

@@ -19,7 +19,6 @@ import jaxddp
 import jaxddp.data.stream.workers as graph
 from jaxddp.config import Config, DataConfig
 from jaxddp.core.errors import InputError
-from jaxddp.core.files import CACHE_VARIABLE
 from jaxddp.curate import check, write_manifest
 from jaxddp.data.images import sound_image
 from jaxddp.data.opening import labelled_and_unlabelled, open_splits, open_tables
@@ -31,9 +30,8 @@ N, BATCH, BAD_ROW = 8, 4, 3
 
 
 @pytest.fixture
-def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own_cache: None) -> Path:
     """A data set in the working directory, with its manifest beside it."""
-    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
     root = write_tree(tmp_path / "tree", classes=2, images=N // 2, val=4, size=16)
     write_manifest(check(open_splits(DataConfig(path=str(root)))), tmp_path / "tree.manifest.jsonl")

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from support.forms import CLASSES, FORMS, Pictures, example_tables, pictures, refusal, write_folders, write_hub
 
-from jaxddp.config import DataConfig
 from jaxddp.core.errors import InputError, Unreachable
 from jaxddp.curate import check
 from jaxddp.data.opening import open_splits, open_tables
@@ -22,6 +21,7 @@ from jaxddp.data.table import ExampleTable
 datasets.disable_progress_bars()
 FEATURES = {"image": datasets.Image(), "label": datasets.ClassLabel(names=[*CLASSES])}
 TRUTH = pictures()
+config_of = FORMS["Hugging Face"].data
 
 
 def make(
@@ -37,10 +37,6 @@ def make(
 def save(folder: Path, **splits: datasets.Dataset) -> Path:
     datasets.DatasetDict(splits).save_to_disk(str(folder))
     return folder
-
-
-def config_of(path: object, **more: Any) -> DataConfig:
-    return FORMS["Hugging Face"].data(path, **more)  # type: ignore[arg-type]
 
 
 def open_both(path: object, **more: Any) -> tuple[ExampleTable, ExampleTable]:

@@ -113,8 +113,7 @@ def test_one_image_is_one_request_for_its_bytes(store, sets, monkeypatch: pytest
     assert requests == [(train.record(7).path, train.record(7).offset, 512 + len(image))]
 
 
-def test_shards_of_a_web_server_are_named_by_a_pattern(sets, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
+def test_shards_of_a_web_server_are_named_by_a_pattern(sets, own_cache: None, monkeypatch: pytest.MonkeyPatch):
     together = Barrier(2)
 
     class Ranged(SimpleHTTPRequestHandler):

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.cases import ci_case, rare_case
 from support.data import random_table, write_arrays
+from support.recipes import NETWORK
 
 from jaxddp.cli import main
 from jaxddp.cluster.options import Launch
@@ -109,15 +110,7 @@ def data(tmp_path_factory) -> Path:
 
 
 RECIPE = """
-import flax.linen as nn
 from jaxddp.config import Config
-
-class Network(nn.Module):
-    classes: int
-
-    @nn.compact
-    def __call__(self, images):
-        return nn.Dense(self.classes)(images.mean((1, 2)))
 
 def get_config():
     return Config().replace(
@@ -184,7 +177,7 @@ def test_odd_values_on_the_command_line_raise_a_one_line_error_or_start_a_run(
     keys, runs, refusals, data, tmp_path, capfd, monkeypatch
 ):
     """The exit code is 0 or 2, without a traceback or a wait."""
-    (tmp_path / "recipe.py").write_text(RECIPE)
+    (tmp_path / "recipe.py").write_text(NETWORK + RECIPE)
     monkeypatch.chdir(tmp_path)
     counts = {0: 0, 2: 0}
     for key in keys:

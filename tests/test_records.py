@@ -183,8 +183,7 @@ class Index:
 
 
 @pytest.fixture
-def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Index:
-    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
+def index(tmp_path: Path, own_cache: None) -> Index:
     (tmp_path / "set").mkdir()
     for name in ("a", "b"):
         (tmp_path / "set" / name).write_bytes(b"content")

@@ -15,13 +15,12 @@ from support.streams import waves
 
 from jaxddp.config import DataConfig
 from jaxddp.core.errors import InputError
-from jaxddp.core.files import CACHE_VARIABLE
 from jaxddp.data.formats.tfds import read_tfds
 from jaxddp.data.opening import open_splits
 from jaxddp.data.storage.shards import records_of, write_example
 
 tfds.disable_progress_bar()
-
+pytestmark = pytest.mark.usefixtures("own_cache")
 FORMATS = ("tfrecord", "array_record")
 NAMES = ["cat", "ant", "bee"]
 SPLITS = {"train": 23, "test": 7}
@@ -88,12 +87,6 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for builder in (TinyGray, TinyColor):
             prepare(builder, home / file_format, file_format)
     return home
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
-    return tmp_path / "cache"
 
 
 @pytest.fixture(params=FORMATS)

@@ -12,7 +12,7 @@ import jaxddp.data.stream.workers as workers
 from jaxddp.cli import main
 from jaxddp.config import DataConfig
 from jaxddp.core.errors import InputError
-from jaxddp.core.files import CACHE_VARIABLE, cache_folder
+from jaxddp.core.files import cache_folder
 from jaxddp.curate import PackOptions, pack
 from jaxddp.data.formats.ilsvrc import train_solutions
 from jaxddp.data.formats.packed_records import read_packed
@@ -20,13 +20,9 @@ from jaxddp.data.order import WHOLE, SampleOrder, Shard
 from jaxddp.data.soundness import Verified
 from jaxddp.data.table import ExampleTable
 
+pytestmark = pytest.mark.usefixtures("own_cache")
 DATA = DataConfig(image_size=16, resize=16, crop="whole")
 N = 8
-
-
-@pytest.fixture(autouse=True)
-def cache_of_the_test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
 
 
 @pytest.fixture

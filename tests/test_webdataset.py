@@ -16,9 +16,8 @@ import pytest
 from support.errors import error_line
 from support.forms import CLASSES, FORMS, add_to_tar, example_tables, pictures
 
-from jaxddp.config import DataConfig
 from jaxddp.core.errors import InputError
-from jaxddp.core.files import CACHE_VARIABLE, in_turn
+from jaxddp.core.files import in_turn
 from jaxddp.curate import check
 from jaxddp.data.formats.splits import expand
 from jaxddp.data.opening import open_splits, open_tables
@@ -27,7 +26,9 @@ from jaxddp.data.storage import tar
 from jaxddp.data.storage.tar import find_samples
 from jaxddp.data.table import ExampleTable
 
+pytestmark = pytest.mark.usefixtures("own_cache")
 TRUTH = pictures()
+config_of = FORMS["WebDataset"].data
 FORMATS = (tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT)
 
 
@@ -49,21 +50,12 @@ def sample(row: int, label: str | None = None, **fields: bytes) -> tuple[str, di
     return f"{row:04d}", {"cls": label.encode(), **(fields or {"png": image(row)})}
 
 
-def config_of(path: object, **more: Any) -> DataConfig:
-    return FORMS["WebDataset"].data(path, **more)  # type: ignore[arg-type]
-
-
 def open_both(path: object, **more: Any) -> tuple[ExampleTable, ExampleTable]:
     return example_tables(config_of(path, **more))
 
 
 def message_of(path: object, **more: Any) -> str:
     return error_line(open_splits, config_of(path, **more))
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
 
 
 @pytest.fixture
