@@ -55,10 +55,8 @@ def make_schedule(config: "Config", steps: Steps) -> "optax.Schedule":
     if not warmup:
         return main_schedule
     peak, start = config.optimizer.learning_rate, config.optimizer.warmup_start
-    rise = optax.linear_schedule(peak / warmup, peak, max(warmup - 1, 1))
-    if start is not None:
-        rise = optax.linear_schedule(start * peak, peak, warmup)
-    return optax.join_schedules([rise, main_schedule], [warmup])
+    first, length = (peak / warmup, max(warmup - 1, 1)) if start is None else (start * peak, warmup)
+    return optax.join_schedules([optax.linear_schedule(first, peak, length), main_schedule], [warmup])
 
 
 def batch_factor(config: "Config") -> float:

@@ -188,7 +188,7 @@ def test_train_names_the_bad_argument(argument, value, expected, setup, tmp_path
         assert "did you mean 'tensorboard'? there are: " in error_line(train, **arguments, workdir=tmp_path)
         (tmp_path / "r\udcfc").mkdir()
         monkeypatch.chdir(tmp_path / "r\udcfc")
-        assert f"{tmp_path}/r\\udcfc/w': the path is not UTF-8; choose" in error_line(train, **arguments, workdir="w")
+        assert ": the path is not UTF-8; choose another, or set" in error_line(train, **arguments, workdir="w")
 
 
 @pytest.mark.parametrize(

@@ -158,7 +158,8 @@ class Checkpoints:
             self.last_saved = step
         if self.peers.is_alone:
             # Of an array that all devices hold, Orbax saves a slice of each, by a program for each shape and device.
-            state = jax.tree.map(lambda leaf: leaf.addressable_data(0) if leaf.is_fully_replicated else leaf, state)
+            held = lambda leaf: isinstance(leaf, jax.Array) and leaf.is_fully_replicated  # noqa: E731
+            state = jax.tree.map(lambda leaf: leaf.addressable_data(0) if held(leaf) else leaf, state)
         items = ocp.args.Composite(state=ocp.args.StandardSave(state), progress=ocp.args.JsonSave(dict(progress)))
         with _SAVING, writing(self.directory):
             self._manager.save(step, args=items, force=True)
