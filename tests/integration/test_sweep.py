@@ -6,6 +6,7 @@ import signal
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from support.processes import (
@@ -20,6 +21,8 @@ from support.processes import (
     losses,
     result,
 )
+
+import jaxddp.commands.sweep as sweep_command
 
 pytestmark = pytest.mark.ci
 JAXDDP = [sys.executable, "-m", "jaxddp"]
@@ -102,7 +105,9 @@ def test_a_search_prunes_a_trial_that_runs(arrays, start, tmp_path):
     endless = ["--train.duration", "1000000 steps", "--eval.every", "200 steps"]
     # The losses of the first trials become so low that the sixth, which would train for hours, is worse.
     for trial in content["trials"]:
-        trial["finished_words"] = [*trial["words"][: -len(BRIEF)], *endless]
+        trial["finished_words"] = longer = [*trial["words"][: -len(BRIEF)], *endless]
+        template = SimpleNamespace(words=lambda _, longer=longer: longer)
+        trial["recipe"] = sweep_command._trial(template, folder, trial["values"]).recipe
         file = folder / trial["name"] / "metrics.jsonl"
         rows = [json.loads(line) for line in file.read_text().splitlines()]
         file.write_text("".join(json.dumps(row | {"loss": row["loss"] / 1000}) + "\n" for row in rows))
