@@ -34,7 +34,7 @@ from jaxddp.data.batch import Batch
 from jaxddp.engine.objective import MetricSums, TrainObjective
 from jaxddp.engine.state import TrainState, merged
 from jaxddp.mesh import AXIS, Topology, device_axes, varying
-from jaxddp.models.interface import with_frozen, with_frozen_state, without_frozen
+from jaxddp.models.interface import cast, with_frozen, with_frozen_state, without_frozen
 from jaxddp.platforms import platform_named
 
 if TYPE_CHECKING:
@@ -132,7 +132,8 @@ class Averaging:
             for index, leaf in zip(ravelled, unravel(buffer), strict=True):
                 leaves[index] = leaf
             gradients.append(buffer[sum(leaves[index].size for index in ravelled if index < first) :])
-        return *jax.tree.unflatten(structure, leaves)[::-1], gradients
+        other_values, grads = jax.tree.unflatten(structure, leaves)
+        return grads, other_values, gradients
 
     def _arrange(self, early: list[int], leaves: list[jax.Array], order: Sequence[int]) -> list[list[int]]:
         """Return the indices of the leaves of each bucket, in the order in which the buckets are sent."""
@@ -156,8 +157,7 @@ class Averaging:
         if self.ravels:
             buffer, unravel = ravel_pytree(leaves)
             arrays = [buffer]
-        message = arrays if dtype is None else [x if jnp.iscomplexobj(x) else x.astype(dtype) for x in arrays]
-        message = compute_after(message, previous)
+        message = compute_after(cast(arrays, dtype), previous)
         means = jax.lax.pmean(message, AXIS)
         results = [mean.astype(x.dtype) for mean, x in zip(means, arrays, strict=True)]
         return results if unravel is None else unravel(results[0]), means

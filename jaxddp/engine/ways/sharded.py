@@ -32,7 +32,7 @@ from jaxddp.engine.step import Phases
 from jaxddp.engine.ways.way import Way
 from jaxddp.kernels import path_of
 from jaxddp.mesh import AXIS, varying
-from jaxddp.models.interface import Keys, without_frozen
+from jaxddp.models.interface import Keys, cast, without_frozen
 
 
 @dataclass(frozen=True)
@@ -203,8 +203,7 @@ class Scattering(gradients.Averaging):
         count = lax.axis_size(AXIS)
         pairs = list(zip(leaves, axes, strict=True))
         arrays = [_concatenated([_divided(leaf, count, axis) for leaf, axis in pairs])] if self.ravels else leaves
-        message = arrays if dtype is None else [x if jnp.iscomplexobj(x) else x.astype(dtype) for x in arrays]
-        message = gradients.compute_after(message, previous)
+        message = gradients.compute_after(cast(arrays, dtype), previous)
         if self.ravels:
             arrays = [lax.psum_scatter(message[0], AXIS) / count]
             means = _split(arrays[0], [leaf.size // count for leaf in leaves])
