@@ -62,8 +62,12 @@ def run(arguments: list[str]) -> None:
         from jaxddp.inference import exports, published
         from jaxddp.inference.pretrained import trained_network
         from jaxddp.mesh import Topology
+        from jaxddp.workdir.saved_state import recipe_of_run
 
     keep_compiled_programs()  # The import of jax2onnx alone compiles 70 programs.
+    if form == "hub" and not isinstance(place, Path):
+        advice = "write safetensors, stablehlo or onnx, or give the work directory of a run"
+        raise InputError(f"--format hub: a folder to publish has the settings and the curves of a run; {advice}")
     step, network = getattr(options, "step", ""), None
     changes: Any = {} if data_path is None else {"data": {"path": data_path, "name": None}}
     # On a CPU, onnxruntime and TFLite support few operations in bfloat16.
@@ -75,18 +79,14 @@ def run(arguments: list[str]) -> None:
             raise InputError(f"export: {given}", advice="give one run, or --average and several runs")
         if others:
             network = exports.averaged([place, *others], step, precision, **changes)
-    if isinstance(place, Path) and form == "hub":
-        print(published.write_folder(place, step, options.out, network))
-        return
-    if form == "hub":
-        advice = "write safetensors, stablehlo or onnx, or give the work directory of a run"
-        raise InputError(f"--format hub: a folder to publish has the settings and the curves of a run; {advice}")
-    if isinstance(place, Path) and form == "safetensors":
-        print(exports.export_weights_of(network or place, step, options.out, options.names))
-        return
+        if form == "hub":
+            print(published.write_folder(place, step, options.out, network))
+            return
+        if form == "safetensors":
+            recipe_of_run(place).check_network(exports.IN_PYTHON)
     network = network or trained_network(place, step, Topology.create(1), precision=precision)
     if form == "safetensors":
-        print(exports.export_weights_of(network, step, options.out, options.names))
+        print(exports.export_weights_of(network, options.out, options.names))
         return
     with doing(f"making the program {options.out}"):
         network = replace(network, config=network.config.replace(**changes))

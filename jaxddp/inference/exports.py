@@ -37,10 +37,10 @@ from jaxddp.mesh import AXIS, Topology
 from jaxddp.models.adapt import with_frozen_norms
 from jaxddp.models.interface import Model, by_path
 from jaxddp.models.ops.layers import polynomial_erf
-from jaxddp.setup import recipe, user_objects
+from jaxddp.setup import recipe
 from jaxddp.weights.match import namings_of, published
 from jaxddp.weights.state_dict import write
-from jaxddp.workdir.saved_state import read_run, recipe_of_run
+from jaxddp.workdir.saved_state import recipe_of_run
 from jaxddp.workdir.signature import Signature
 
 PLATFORMS = ("cpu", "cuda", "tpu")
@@ -52,8 +52,8 @@ Logits = Callable[[Any], jax.Array]
 """A function from pixels [B, H, W, C] to logits float32[B, K]."""
 _TOLERANCE = 1e-4
 """The maximum difference between logits. It is relative to the largest logit if the largest logit is above 1."""
-_ANY_CLASSES = 2
-"""An arbitrary number of classes. The names of a network's arrays do not depend on it."""
+IN_PYTHON = "write its weights in Python with jaxddp.export_weights(state, setup, FILE)"
+"""The advice for a run whose config does not name its network."""
 
 
 def export_program(
@@ -317,17 +317,6 @@ def session(content: bytes) -> Callable[[np.ndarray], np.ndarray]:
     return lambda array: program.run(None, {INPUT: array})[0]
 
 
-def weights_of_run(directory: Path, which: str) -> tuple[int, Model, dict[str, np.ndarray]]:
-    """Return the step of a checkpoint ("latest", "best" or a step), the network, and the arrays by path.
-
-    Raises: InputError if there is no such checkpoint, or the run's config does not name its network.
-    """
-    file = recipe_of_run(directory)
-    file.check_network("write its weights in Python with jaxddp.export_weights(state, setup, FILE)")
-    step, arrays = read_run(directory, which, Topology.create(1))
-    return step, recipe.model_of(file.config, _ANY_CLASSES, user_objects.objects_of_hooks(file.hooks)), arrays
-
-
 def averaged(runs: Sequence[Path], which: str, precision: tree.Precision | None = None, **changes: Any) -> TrainedRun:
     """Return the network with the mean of the parameters of several runs, a model soup (arXiv:2203.05482).
 
@@ -361,17 +350,10 @@ def averaged(runs: Sequence[Path], which: str, precision: tree.Precision | None 
     return dataclasses.replace(soup, state=soup.state.replace(params=params, model_state=start))
 
 
-def export_weights_of(place: Path | TrainedRun, which: str, out: Path, library: str | None = None) -> str:
-    """Write the weights of a checkpoint of a run, or of a network, as .safetensors, and return a summary line.
-
-    Raises: see `weights_of_run` and `write_weights`.
-    """
-    if isinstance(place, TrainedRun):
-        model, arrays, origin = place.model, arrays_of(place), place.origin
-    else:
-        step, model, arrays = weights_of_run(place, which)
-        origin = f"step {step} of {place}"
-    return f"{out}: {counted(write_weights(out, model, arrays, library=library), 'array')} of {origin}"
+def export_weights_of(network: TrainedRun, out: Path, library: str | None = None) -> str:
+    """Write the weights of a network as .safetensors, and return a summary line. Raises: see `write_weights`."""
+    count = write_weights(out, network.model, arrays_of(network), library=library)
+    return f"{out}: {counted(count, 'array')} of {network.origin}"
 
 
 def arrays_of(network: TrainedRun) -> dict[str, np.ndarray]:

@@ -17,8 +17,9 @@ from jaxddp.config import goal, registry
 from jaxddp.config.layers import SIMSIAM
 from jaxddp.core import errors, files, libraries
 from jaxddp.core.errors import InputError, counted, some
-from jaxddp.inference.exports import arrays_of, weights_of_run, write_weights
-from jaxddp.inference.trained import TrainedRun
+from jaxddp.inference.exports import IN_PYTHON, arrays_of, write_weights
+from jaxddp.inference.trained import TrainedRun, restore_run
+from jaxddp.mesh import Topology
 from jaxddp.recipe.file import RUN_ID
 from jaxddp.recipe.sources import CONFIG_FILE
 from jaxddp.training.checkpoints.integrity import CHECKPOINTS, LOCATION_KEYS, Integrity, ValidationFile
@@ -27,7 +28,6 @@ from jaxddp.weights.download import HubFile, upload
 from jaxddp.weights.match import has_published_names
 from jaxddp.weights.places import SIGNATURE_FILE, WEIGHTS_FILE, find_published, is_local
 from jaxddp.workdir.saved_state import recipe_of_run
-from jaxddp.workdir.signature import Signature
 
 CARD_FILE = "README.md"
 _PRIVATE_KEYS = {*LOCATION_KEYS, "data.data_dir", "data.local_cache", "data.manifest", "data.classes"}
@@ -48,7 +48,7 @@ def push_run(directory: Path, which: str, place: HubFile, *, private: bool) -> s
     run = PublishedRun(directory, which, place)
     with tempfile.TemporaryDirectory() as temporary:
         written = run.write(Path(temporary))
-        url = upload(Path(temporary), place, private=private, message=f"Step {run.step}")
+        url = upload(Path(temporary), place, private=private, message=f"Step {run.network.step}")
     return f"{place}: {written}; {url}"
 
 
@@ -82,16 +82,14 @@ class PublishedRun:
     """
 
     def __init__(self, directory: Path, which: str, place: HubFile | Path, network: TrainedRun | None = None):
-        self.directory, self.place = directory, place
-        self.step, self.model, self.arrays = weights_of_run(directory, which)
-        file, checkpoints = recipe_of_run(directory), directory / CHECKPOINTS
-        self.config, self.hooks, self.signature = file.config, sorted(file.hooks), Signature.read(directory)
-        self.runs = getattr(network, "members", ())
-        if network is None:
-            self.measured = ValidationFile(checkpoints, Integrity(checkpoints)).by_step.get(self.step, {})
-            self.origin = f"step {self.step} of {directory}"
-        else:
-            self.measured, self.arrays, self.origin = {}, arrays_of(network), network.origin
+        self.directory, self.place, file = directory, place, recipe_of_run(directory)
+        file.check_network(IN_PYTHON)
+        self.config, self.hooks = file.config, sorted(file.hooks)
+        self.network = network or restore_run(directory, which, Topology.create(1))
+        self.arrays, self.runs = arrays_of(self.network), getattr(self.network, "members", ())
+        checkpoints = directory / CHECKPOINTS
+        validated = {} if self.runs else ValidationFile(checkpoints, Integrity(checkpoints)).by_step
+        self.measured = validated.get(self.network.step, {})
         # The metrics of the published parameters, which may be averages of the trained ones.
         self.metrics = {name: value for name, value in goal.of_exported(self.measured).items() if value is not None}
         self.title = place.name if isinstance(place, Path) else place.repo.partition("/")[2]
@@ -106,16 +104,14 @@ class PublishedRun:
         The weights are the last file, because `model.weights` accepts a folder that has them.
         """
         run_id = files.parse_json(files.read(self.directory / CONFIG_FILE), dict).get(RUN_ID)
-        contents: dict[str, Any] = {CONFIG_FILE: self._public_config()}
-        if self.signature is not None:
-            contents[SIGNATURE_FILE] = dataclasses.asdict(self.signature)
+        contents = {CONFIG_FILE: self._public_config(), SIGNATURE_FILE: dataclasses.asdict(self.network.signature)}
         for name, content in contents.items():
             files.replace_json(folder / name, {RUN_ID: run_id, **content})
         if (self.directory / CURVES).is_file():
             files.replace(folder / CURVES, files.content_of(self.directory / CURVES, "make it readable"))
         files.replace(folder / CARD_FILE, self._card().encode())
-        count = write_weights(folder / WEIGHTS_FILE, self.model, self.arrays)
-        return f"{counted(count, 'array')} of {self.origin}"
+        count = write_weights(folder / WEIGHTS_FILE, self.network.model, self.arrays)
+        return f"{counted(count, 'array')} of {self.network.origin}"
 
     def _public_config(self) -> dict[str, Any]:
         """Return the content of config.json without paths, and without the network if Python code defines it."""
@@ -152,7 +148,7 @@ class PublishedRun:
         return front
 
     def _about(self) -> str:
-        names = () if self.signature is None or self.signature.label_form == "numbers" else self.signature.class_names
+        names = () if self.network.signature.label_form == "numbers" else self.network.class_names
         classes = f" It classifies images into {counted(len(names), 'class')}: {some(names, 10)}." if names else ""
         classes = " Its head is not trained." if self.config.objective.name == SIMSIAM else classes
         release = f"jaxddp {libraries.installed_version('jaxddp') or ''}".rstrip()
@@ -163,20 +159,20 @@ class PublishedRun:
 
     def _results(self) -> str:
         if not self.metrics:
-            which = f"of {len(self.runs)} runs, averaged" if self.runs else f"after step {self.step:,}"
+            which = f"of {len(self.runs)} runs, averaged" if self.runs else f"after step {self.network.step:,}"
             return f"## Results\n\nThese are the weights {which}. They were not validated."
         shown = ((name, errors.figure(name, value)) for name, value in self.metrics.items() if name != "count")
         table = _table("metric", shown)
         images = f" on {counted(int(self.metrics['count']), 'image')}" if "count" in self.metrics else ""
         averaged = any(map(goal.is_averaged, self.measured))
         of_which = " of the averaged parameters, which this repository holds," if averaged else ""
-        return f"## Results\n\nThe validation{of_which} after step {self.step:,}{images}:\n\n{table}"
+        return f"## Results\n\nThe validation{of_which} after step {self.network.step:,}{images}:\n\n{table}"
 
     def _loading(self) -> str:
         data = self.config.data
         train = f"jaxddp train {'RECIPE' if 'get_model' in self.hooks else 'finetune_folder'}"
         size = data.eval_size or data.image_size
-        resize = size if self.signature is not None and self.signature.in_memory else data.resize
+        resize = size if self.network.signature.in_memory else data.resize
         mean, std = (", ".join(f"{value:g}" for value in values) for values in (data.mean, data.std))
         weights = self.title if isinstance(self.place, Path) else str(self.place)
         sides = "Both sides of an image are" if data.eval_crop == "squash" else "The short side of an image is"
@@ -185,7 +181,7 @@ class PublishedRun:
         text = f"## How to load it\n\n```\n{train} --data.path PICTURES --model.weights {weights}\n```\n\n"
         text += f"{sides} resized to {resize} pixels ({data.interpolation}), and the central {size}x{size} pixels are "
         text += f"normalized with mean {mean} and standard deviation {std}."
-        if has_published_names(self.model):
+        if has_published_names(self.network.model):
             text += "\n\n`model.safetensors` has the names and the layout of torchvision or timm. PyTorch loads it into"
             text += ' the same network by `model.load_state_dict(safetensors.torch.load_file("model.safetensors"))`.'
         return text
