@@ -327,7 +327,7 @@ def whole_folder(path: Path) -> Iterator[Path]:
     Raises: InputError if the folder cannot be written, or another process writes it now.
     """
     temporary = create(path.parent) / f".{path.name}.tmp"
-    with readable_errors(path), locked_folder(temporary, path):
+    with readable_errors(path), locked(temporary, path, is_folder=True):
         try:
             if remains := [*temporary.iterdir()]:
                 _log.warning(f"{temporary}: the remains of an earlier command, which was ended; they are removed")
@@ -341,16 +341,23 @@ def whole_folder(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def locked_folder(folder: Path, path: Path) -> Iterator[None]:
-    """Create a folder, and lock it during the block. Raises: InputError if another process has the lock."""
+def locked(place: Path, named: Path, alternative: str = "choose another place", *, is_folder: bool) -> Iterator[None]:
+    """Make a file or a folder that does not exist, and lock it during the block.
+
+    Args:
+        named: the path in the error, if the lock is for another file.
+
+    Raises: InputError if another process has the lock; OSError.
+    """
     while True:
-        folder.mkdir(exist_ok=True)
-        handle = os.open(folder, os.O_RDONLY)
+        if is_folder:
+            place.mkdir(exist_ok=True)
+        handle = os.open(place, os.O_RDONLY) if is_folder else _regular_opener(str(place), os.O_WRONLY | os.O_CREAT)
         try:
             if not try_lock(handle):
-                raise InputError(f"{path}: another command is writing there; wait for it, or choose another place")
-            # The other process may have renamed the folder before this process locked it.
-            if folder.exists() and os.path.samestat(os.fstat(handle), os.stat(folder)):
+                raise InputError(f"{named}: another command is writing there; wait for it, or {alternative}")
+            # The other process may have removed or renamed the file before this process locked it.
+            if place.exists() and os.path.samestat(os.fstat(handle), os.stat(place)):
                 yield
                 return
         finally:

@@ -68,7 +68,7 @@ def get_published(name: str, out: str | Path) -> Path:
     with files.readable_errors(folder):
         if others := sorted(entry for entry in os.listdir(folder) if not entry.startswith(".") and entry not in own):
             raise InputError(f"{folder}: holds {show(others[0])}, which is no file of {name}; give a new folder")
-        with files.locked_folder(folder, folder):
+        with files.locked(folder, folder, is_folder=True):
             for file in sets[name]:
                 if not (file.unpacked and (folder / file.unpacked).is_dir()):
                     _get(file, folder)

@@ -13,7 +13,6 @@ import functools
 import hashlib
 import json
 import logging
-import os
 import re
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -89,7 +88,8 @@ class RowFile:
         with contextlib.ExitStack() as stack:
 
             def begin() -> str:
-                stack.enter_context(self._locked())
+                with files.readable_errors(self.path):
+                    stack.enter_context(files.locked(self.path, self.path, "give another --out", is_folder=False))
                 return str(self._resume(at_once, count))
 
             done = int(peers.from_first("completed rows", begin))
@@ -108,21 +108,6 @@ class RowFile:
             # Process 0 may write longer than `parallel.shutdown_timeout`, for which ended processes wait for it.
             peers.from_first("written rows", str)
         return errors
-
-    @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
-        """Lock the file for the block. Raises: InputError if another process has the lock or writing fails."""
-        while True:
-            with files.readable_errors(self.path):
-                file = files.open_regular(self.path, "ab")
-            with file:
-                if not files.try_lock(file):
-                    advice = "wait for it, or give another --out"
-                    raise InputError(f"{self.path}: another command is writing there; {advice}")
-                # Another command may have ended and removed the file after this process opened it.
-                if self.path.exists() and os.path.samestat(os.fstat(file.fileno()), os.stat(self.path)):
-                    yield
-                    return
 
     def _resume(self, multiple: int, total: int) -> int:
         """Remove unusable last rows, and return the number of remaining rows: `total`, or a multiple of `multiple`.
