@@ -14,6 +14,7 @@ import jax
 import numpy as np
 import optax
 
+import jaxddp.engine.programs as step_programs
 from jaxddp.config import Config
 from jaxddp.config.registry import CHOICES, OBJECTIVES, OPTIMIZERS, SCHEDULES
 from jaxddp.core.errors import InputError, Key, Words, counted, joined, refused
@@ -26,15 +27,7 @@ from jaxddp.engine import predictions, statistics
 from jaxddp.engine.initial_state import NO_OPTIMIZER, make_init
 from jaxddp.engine.objective import Loss, Objective, TrainObjective, example_loss
 from jaxddp.engine.parts.averages import with_average
-from jaxddp.engine.programs import (
-    CompiledPrograms,
-    Program,
-    TrainStep,
-    gather_batch,
-    jax_settings,
-    loops_are_slow,
-    make_eval_step,
-)
+from jaxddp.engine.programs import CompiledPrograms, Program
 from jaxddp.engine.self_test import SelfTest
 from jaxddp.engine.state import EVAL_MODEL_STATE, TrainState, first_difference
 from jaxddp.engine.step import Phases
@@ -156,7 +149,7 @@ class RunSetup(Recipe):
         """Iterate over the batches of steps `start` to `stop - 1`, on the devices. Earlier batches are not read."""
         return self.feed.batches(start, stop)
 
-    def step(self) -> TrainStep:
+    def step(self) -> step_programs.TrainStep:
         """Return a training step, a function (state, batch) that consumes the state, compiled on first use."""
         self.layout.way.check_own_loop()
         step, key = self.layout.way.step(self.phases, compiler_options=self.resources.compiler_options), self.key
@@ -192,7 +185,7 @@ class RunSetup(Recipe):
     @cached_property
     def _longest_chunk(self) -> int:
         shape = self.layout.training_data.image_shape
-        return 1 if loops_are_slow(self.supervised, self.like, shape, self.topology) else LONGEST_CHUNK
+        return 1 if step_programs.loops_are_slow(self.supervised, self.like, shape, self.topology) else LONGEST_CHUNK
 
     def self_test(self) -> SelfTest | None:
         """Return the self-test of the gradient; None with one device, or if the config disables it. See `SelfTest`."""
@@ -223,7 +216,7 @@ class RunSetup(Recipe):
                 return self.feed.resident_eval(source, size, self._longest_chunk)
             return zip(eval_batches(source, self.config.data, EvalOrder(len(source), size), self.topology))
 
-        step = self.programs(make_eval_step, self.measured, self.topology, resident=resident)
+        step = self.programs(step_programs.make_eval_step, self.measured, self.topology, resident=resident)
         references = self._references(size) if self.metrics else None
         return Evaluator(step, batches, len(source), metrics=self.metrics, references=references)
 
@@ -234,7 +227,7 @@ class RunSetup(Recipe):
         train = self.resources.train
         rows = labels_of(train).share(count)
         order = ChosenOrder(len(train), limit_batch_size(batch_size, train, self.topology), chosen=tuple(rows.tolist()))
-        step = self.programs(make_eval_step, self.measured, self.topology)
+        step = self.programs(step_programs.make_eval_step, self.measured, self.topology)
         batches = partial(eval_batches, train, self.config.data, order, self.topology)
         return Evaluator(step, lambda: zip(batches()), len(rows))
 
@@ -262,7 +255,7 @@ class RunSetup(Recipe):
 
 def _first_batch(first: Any, *more: Any) -> Batch:
     """Return the batch of the first step from the arguments of a program, on batches or on resident images."""
-    return first if isinstance(first, Batch) else gather_batch(first, more[0], 0)
+    return first if isinstance(first, Batch) else step_programs.gather_batch(first, more[0], 0)
 
 
 def _are_equal(params: Any, other: Any) -> bool:
@@ -345,7 +338,7 @@ def initialize(recipe: Recipe, *, fresh: bool = True, programs: CompiledPrograms
     values |= {"batch size": str(order.batch_size), "seed": str(order.seed), "gradients come from": str(layout.way)}
     # Processes with different programs would wait for each other forever.
     values["XLA's options"] = str(sorted(resources.compiler_options.items()))
-    topology.peers.agree(values | jax_settings())
+    topology.peers.agree(values | step_programs.jax_settings())
     layout.way.connect()
     # An objective loads its teacher here, because an array cannot be restored while a step is traced.
     if (method := method_of(recipe.objective, "fingerprints")) is not None:
@@ -361,7 +354,12 @@ def initialize(recipe: Recipe, *, fresh: bool = True, programs: CompiledPrograms
         target = WeightsTarget(recipe.model, shape, len(ids), tuple(ids), config.fresh_layers, rename=rename)
         with doing(f"reading weights from {config.weights}"):
             weights = initial_weights(local_weights(config.weights, offline=config.offline), target, topology)
-    made: Any = {"network": network, "programs": programs or CompiledPrograms(), "state": None, "like": None}
+    made: Any = {
+        "network": network,
+        "programs": programs or CompiledPrograms(),
+        "state": None,
+        "like": None,
+    }
     setup = RunSetup(**vars(recipe), **made, weights=weights)
     out_of_memory = memory_errors(lambda: "while the network was initialized", lambda: "choose a smaller network")
     with doing("initializing the network"), out_of_memory:
