@@ -3,7 +3,7 @@
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
@@ -30,6 +30,16 @@ def in_daemon(call: Callable[[], T]) -> Future[T]:
     return result
 
 
+def taken_ahead(items: Iterable[T], ahead: int) -> Iterator[T]:
+    """Yield items in order, each after `ahead` further ones were taken."""
+    taken = deque[T]()
+    for item in items:
+        taken.append(item)
+        if len(taken) > ahead:
+            yield taken.popleft()
+    yield from taken
+
+
 def map_in_threads(work: Callable[[A], T], items: Iterable[A], threads: int = 1, *, ahead: int = 32) -> Generator[T]:
     """Yield `work(item)` for each item, in order.
 
@@ -39,14 +49,10 @@ def map_in_threads(work: Callable[[A], T], items: Iterable[A], threads: int = 1,
         ahead: the number of items for each thread, after the yielded one, whose work is queued or done. With a large
             number, one slow item does not stop the other threads.
     """
-    pool, pending = ThreadPoolExecutor(threads, "map"), deque[Future[T]]()
+    pool = ThreadPoolExecutor(threads, "map")
     try:
-        for item in items:
-            pending.append(pool.submit(work, item))
-            if len(pending) > ahead * threads:
-                yield pending.popleft().result()
-        while pending:
-            yield pending.popleft().result()
+        for future in taken_ahead((pool.submit(work, item) for item in items), ahead * threads):
+            yield future.result()
     finally:
         # A garbage collection may close the generator, also in one of the threads, so this does not wait for them.
         pool.shutdown(wait=False, cancel_futures=True)

@@ -6,7 +6,6 @@
 import itertools
 import json
 import os
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, fields, replace
@@ -26,6 +25,7 @@ from jaxddp.config.tree import Precision
 from jaxddp.config.values import checked
 from jaxddp.core.errors import InputError, Option, counted, show, some
 from jaxddp.core.phases import doing, phase
+from jaxddp.core.threads import taken_ahead
 from jaxddp.data.arrays import ArrayTable
 from jaxddp.data.batch import Batch
 from jaxddp.data.opening import chosen_images, open_inputs
@@ -131,14 +131,14 @@ def output_batches(
                 array[bad] = _unusable(array)
         return BatchOutputs(start, values, errors)
 
-    waiting = deque[tuple[int, Any, Any]]()
-    for step, batch in enumerate(batches):
-        # The first call compiles the network.
-        with nullcontext() if step else doing("compiling the network"):
-            waiting.append((step * order.batch_size, *program(run.state, topology.place(batch))))
-        if len(waiting) > _AHEAD:
-            yield finished(*waiting.popleft())
-    for outputs in waiting:
+    def dispatched() -> Iterator[tuple[int, Any, Any]]:
+        for step, batch in enumerate(batches):
+            # The first call compiles the network.
+            with nullcontext() if step else doing("compiling the network"):
+                values, replaced = program(run.state, topology.place(batch))
+            yield step * order.batch_size, values, replaced
+
+    for outputs in taken_ahead(dispatched(), _AHEAD):
         yield finished(*outputs)
 
 

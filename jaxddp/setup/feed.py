@@ -1,7 +1,6 @@
 """Feeds the training step with batches, or with the row numbers of images that are kept on the devices."""
 
 import itertools
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -13,7 +12,7 @@ from jaxddp.augment.geometry import Side
 from jaxddp.config import DataConfig
 from jaxddp.core.errors import InputError, Key, size
 from jaxddp.core.phases import doing, reached
-from jaxddp.core.threads import map_in_threads
+from jaxddp.core.threads import map_in_threads, taken_ahead
 from jaxddp.data.batch import Batch, Division, Growth
 from jaxddp.data.order import EvalOrder, SampleOrder, Shard, UnitedOrder, columns, stacked_columns, unlabelled_seed
 from jaxddp.data.source import Source, Substitutes, image_dtype
@@ -255,9 +254,4 @@ def limit_batch_size(batch_size: int, source: Source, topology: Topology) -> int
 
 def _placed(batches: Iterable[Batch], topology: Topology) -> Iterator[Batch]:
     """Copy batches to the devices ahead of their use, so that copying overlaps with computation."""
-    placed: deque[Batch] = deque()
-    for batch in batches:
-        placed.append(topology.place(batch))
-        if len(placed) > _PLACED_AHEAD:
-            yield placed.popleft()
-    yield from placed
+    return taken_ahead(map(topology.place, batches), _PLACED_AHEAD)
