@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from queue import Empty, SimpleQueue
+from queue import Empty, Queue, SimpleQueue
 from typing import IO, Any
 
 import jaxddp.core.files as files
@@ -60,7 +60,7 @@ class Output(threading.Thread):
         # The escaped bytes are written to the log unchanged.
         self._text = io.TextIOWrapper(pipe, "utf-8", "surrogateescape", newline="")
         self.last_lines, self.jax_error, self._is_closed = deque[str](maxlen=_LAST_LINES), "", False
-        self._unshown, self._room = SimpleQueue[str | None](), threading.Semaphore(_MOST_UNSHOWN)
+        self._unshown = Queue[str | None](_MOST_UNSHOWN)
         self._showing = threading.Thread(target=self._show_lines, daemon=True)
         self._showing.start()
         self.start()
@@ -102,14 +102,12 @@ class Output(threading.Thread):
         if _JAX_FATAL in line:
             self.jax_error = line.partition(_STATUS)[2].strip()
         if self._shown:
-            self._room.acquire()
             self._unshown.put(self.last_lines[-1])
 
     def _show_lines(self) -> None:
         while (line := self._unshown.get()) is not None:
             with self._screen:
                 say(line, sys.stdout)
-            self._room.release()
 
 
 def _open_log(path: Path) -> IO[bytes]:

@@ -8,7 +8,7 @@
 """
 
 import warnings
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -61,26 +61,26 @@ def linear(train: LabelledFeatures, val: LabelledFeatures) -> Probe:
     _check_comparable(train, val)
     if len(np.unique(train.labels)) < 2 or len(train.labels) < 1 / _HELD_OUT:
         raise InputError(f"{train.path}: a linear probe needs at least 10 images, of at least 2 classes")
-    sklearn, counts = _sklearn(), np.bincount(train.labels)
-    # scikit-learn requires it.
-    from threadpoolctl import threadpool_limits
-
+    with requires("probe", "scikit-learn", "features"):
+        from sklearn import exceptions, linear_model, model_selection, pipeline, preprocessing
+        from threadpoolctl import threadpool_limits  # scikit-learn requires it.
+    counts = np.bincount(train.labels)
     held_out = round(_HELD_OUT * len(train.labels))
     # A stratified part needs an image of each class, and leaves one.
     is_stratified = counts[counts > 0].min() > 1 and held_out >= (counts > 0).sum()
-    select = sklearn.model_selection
-    splitter = select.StratifiedShuffleSplit if is_stratified else select.ShuffleSplit
+    splitter = model_selection.StratifiedShuffleSplit if is_stratified else model_selection.ShuffleSplit
     every = np.arange(len(train.labels))
     # The only image of a class stays in training, unless too few classes have more.
     rows = several if len(several := np.flatnonzero(counts[train.labels] > 1)) > held_out else every
     held = rows[next(splitter(1, test_size=held_out, random_state=_SEED).split(rows, train.labels[rows]))[1]]
-    regression = sklearn.linear_model.LogisticRegression(max_iter=_MOST_ITERATIONS)
-    pipeline = sklearn.pipeline.make_pipeline(sklearn.preprocessing.StandardScaler(), regression)
-    search = select.GridSearchCV(pipeline, {"logisticregression__C": STRENGTHS}, cv=[(np.setdiff1d(every, held), held)])
+    regression = linear_model.LogisticRegression(max_iter=_MOST_ITERATIONS)
+    classifier = pipeline.make_pipeline(preprocessing.StandardScaler(), regression)
+    parts = [(np.setdiff1d(every, held), held)]
+    search = model_selection.GridSearchCV(classifier, {"logisticregression__C": STRENGTHS}, cv=parts)
     # On cores that other programs use, too, small products in several threads take a hundred times as long.
     with warnings.catch_warnings(), threadpool_limits(1 if train.features.size < 10**7 else None):
         # A regression that has not converged is a valid, slightly different classifier.
-        warnings.simplefilter("ignore", sklearn.exceptions.ConvergenceWarning)
+        warnings.simplefilter("ignore", exceptions.ConvergenceWarning)
         predictions = search.fit(train.features, train.labels).predict(val.features)
     strength = search.best_params_["logisticregression__C"]
     return _probe(predictions, val, f"C {strength:g}, chosen on {counted(held_out, 'held-out training image')}")
@@ -101,10 +101,3 @@ def _check_comparable(train: LabelledFeatures, val: LabelledFeatures) -> None:
 
 def _probe(predictions: np.ndarray, val: LabelledFeatures, settings: str) -> Probe:
     return Probe(predictions, float((predictions == val.labels).mean()), settings)
-
-
-def _sklearn() -> Any:
-    """Return scikit-learn, which imports its modules on first use. Raises: InputError if it is not installed."""
-    with requires("probe", "scikit-learn", "features"):
-        import sklearn
-    return sklearn
