@@ -134,7 +134,7 @@ def _line_of_recipe(error: JaxddpError, arguments: Sequence[str]) -> str | None:
     """Return the file and line of the user's recipe that set the first key of an error; None if there is none."""
     from jaxddp.recipe.text import line_of
 
-    (first, *_) = error.about[0] if error.about else error.problem
+    first = error.problem[0]
     if not isinstance(first, Key) or first.rendered is not None:
         return None
     with contextlib.suppress(InputError, IndexError):

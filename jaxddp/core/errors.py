@@ -324,15 +324,14 @@ class JaxddpError(Exception):
     keeps the message, but not the attributes.
 
     Attributes:
-        about: the locations of the error, the outermost first: a file, an object, a key.
-        problem: the description of the fault, as parts of a message.
+        problem: the locations of the error, the outermost first, and the description of the fault, as parts of a
+            message.
         advice: the advice to the user, as parts of a message.
     """
 
     exit_code = 1
 
     def __init__(self, *problem: Words, advice: Words = ()):
-        self.about: tuple[tuple[str | Key, ...], ...] = ()
         self.problem, self.advice = flat(problem), flat(advice)
         super().__init__(self._line())
 
@@ -348,10 +347,7 @@ class JaxddpError(Exception):
 
     def within(self, where: Words | object) -> "JaxddpError":
         """Return a copy of the error with `where` before its message."""
-        error = type(self)(*self.problem, advice=self.advice)
-        error.about = (flat(where), *self.about)
-        error.args = (error._line(),)
-        return error
+        return type(self)(*flat(where), ": ", *self.problem, advice=self.advice)
 
     def rename_keys(self, new_name: Callable[[Key], str]) -> None:
         """Rename the keys in the message, for example to options. Keys that are already renamed do not change."""
@@ -360,7 +356,7 @@ class JaxddpError(Exception):
     def to_json(self) -> str:
         """Return the error as JSON for other processes; see `error_from`."""
         # A key that is already renamed becomes text.
-        parts = self.about, self.problem, self.advice
+        parts = self.problem, self.advice
         return json.dumps(parts, default=lambda key: key.to_plain() if key.rendered is None else str(key))
 
     def change_keys(self, change: Callable[[Key], Key]) -> None:
@@ -369,7 +365,6 @@ class JaxddpError(Exception):
         def change_parts(parts: tuple[str | Key, ...]) -> tuple[str | Key, ...]:
             return tuple(change(part) if isinstance(part, Key) and part.rendered is None else part for part in parts)
 
-        self.about = tuple(map(change_parts, self.about))
         self.problem, self.advice = change_parts(self.problem), change_parts(self.advice)
         self.args = (self._line(),)
 
@@ -385,12 +380,10 @@ class JaxddpError(Exception):
 
     @property
     def _first_key(self) -> Key | None:
-        parts = (part for message in (*self.about, self.problem, self.advice) for part in message)
-        return next((part for part in parts if isinstance(part, Key)), None)
+        return next((part for part in (*self.problem, *self.advice) if isinstance(part, Key)), None)
 
     def _line(self) -> str:
-        text = "".join([*(f"{text_of(where)}: " for where in self.about), text_of(self.problem)])
-        text += f"; {text_of(self.advice)}" if self.advice else ""
+        text = text_of(self.problem) + (f"; {text_of(self.advice)}" if self.advice else "")
         return on_screen(" ".join(text.split()))
 
 
@@ -433,24 +426,20 @@ def refused(name: str, value: object, advice: str) -> InputError:
     return InputError(Key(name, value, _cut(_shortened.repr(value))), f": {advice}")
 
 
-def error_of(code: int, line: str) -> JaxddpError:
+def error_of(code: int, *problem: Words, advice: Words = ()) -> JaxddpError:
     """Return the error of another process, by its exit code: `InputError` for 2, otherwise `Unreachable`."""
-    return (InputError if code == InputError.exit_code else Unreachable)(line)
+    return (InputError if code == InputError.exit_code else Unreachable)(*problem, advice=advice)
 
 
 def error_from(code: int, text: str) -> JaxddpError:
     """Return the error of another process from the JSON of `JaxddpError.to_json`, with its keys; see `error_of`."""
-    error = error_of(code, "")
-    where, problem, advice = json.loads(text)
+    kinds = {"Key": Key, "Option": Option}
 
     def parts_of(plain: list[Any]) -> tuple[str | Key, ...]:
-        kinds = {"Key": Key, "Option": Option}
         return tuple(part if isinstance(part, str) else kinds[part[0]](*part[1:]) for part in plain)
 
-    error.about = tuple(map(parts_of, where))
-    error.problem, error.advice = parts_of(problem), parts_of(advice)
-    error.args = (error._line(),)
-    return error
+    problem, advice = map(parts_of, json.loads(text))
+    return error_of(code, *problem, advice=advice)
 
 
 def chain(error: BaseException) -> Iterator[BaseException]:
