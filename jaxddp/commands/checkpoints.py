@@ -66,8 +66,7 @@ def _rows(manifests: Integrity, validations: ValidationFile | None, *, quick: bo
         # A run that is still training may have just removed the checkpoint.
         with suppress(FileNotFoundError):
             fault, intact = manifests.check(step, quick=quick), "sizes match" if quick else "verified"
-            unnamed = ", no run id" if manifests.run is not None and manifests.run_id(step) is None else ""
-            state = f"{intact}{unnamed}" if manifests.needs_manifest(step) else "no manifest"
+            state = intact if manifests.needs_manifest(step) else "no manifest"
             metrics = {} if validations is None else validations.by_step.get(step, {})
             shown = "  ".join(f"{name} {figure(name, value)}" for name, value in metrics.items() if value is not None)
             marks = " ".join(mark for mark, which in (("latest", steps[-1]), ("best", best)) if which == step)

@@ -80,6 +80,6 @@ def _list(part: str) -> None:
         raise InputError(f"no weights have {part!r} in their names{nearest(part, known)}; omit the name")
     rows = []
     for one in chosen:
-        figures = str(one.image_size), f"{one.parameters:g} M", f"{one.megabytes:.0f} MB"
+        figures = str(one.image_size), f"{one.parameters:g} M", f"{4 * one.parameters:.0f} MB"
         rows.append((one.name, one.network, "no head" if one.top1 is None else f"{one.top1:.2f}%", *figures))
     print_table(("weights", "network", "top-1", "pixels", "parameters", "size"), rows)

@@ -29,7 +29,6 @@ _CHECKPOINTS = "checkpoints"
 OFFLINE_VARIABLE = "HF_HUB_OFFLINE"
 LIBRARIES = ("torchvision", "timm")
 _LIST = Path(__file__).parent / "published.csv"
-_BYTES_OF_PARAMETER = 4
 _DEFAULT = "DEFAULT"
 _SUFFIX = "_weights"
 IMAGENET = 1000
@@ -143,11 +142,6 @@ class PublishedWeights:
     top1: float | None
     parameters: float
     file: str
-
-    @property
-    def megabytes(self) -> float:
-        """The size of the parameters in float32, 10^6 bytes."""
-        return self.parameters * _BYTES_OF_PARAMETER
 
     @property
     def family(self) -> str:

@@ -224,13 +224,6 @@ class Integrity:
         expected = self.fault is not None or str(step) in self._manifests
         return expected or (self.directory / str(step) / MANIFEST).exists()
 
-    def run_id(self, step: int) -> str | None:
-        """Return the id of the run that the manifest of a step names; None if it names no run or is unreadable."""
-        with suppress(OSError, *_DAMAGES):
-            run = StepManifest.parse(files.read(self.directory / str(step) / MANIFEST)).run
-            return run and run.id
-        return None
-
     def check(self, step: int, *, quick: bool = False) -> str | None:
         """Return the first fault of a checkpoint, beginning with the name of the file; None if there is none.
 
