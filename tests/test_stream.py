@@ -37,7 +37,7 @@ from jaxddp.data.stream.decode import (
     ASPECT,
     Area,
     Pixels,
-    decode_window,
+    decode_image,
     example_keys,
     quick_header,
     random_area_window,
@@ -214,7 +214,7 @@ def test_decoding_a_window_equals_decoding_and_slicing(form: str, options: dict)
         height, width = int(rng.integers(1, 76)), int(rng.integers(1, 102))
         corners.append((int(rng.integers(0, 76 - height)), int(rng.integers(0, 102 - width)), height, width))
     for top, left, height, width in corners:
-        part = decode_window(data, quick_header(data), (top, left, height, width))
+        part = decode_image(data, quick_header(data), (top, left, height, width))
         np.testing.assert_array_equal(part, whole[top : top + height, left : left + width])
 
 
@@ -223,7 +223,7 @@ def test_decoding_a_window_equals_decoding_and_slicing(form: str, options: dict)
 def test_a_window_of_a_jpeg_that_pillow_decodes_is_cut_at_its_full_size(mode: str, stray: bytes):
     data = encode(Image.fromarray(waves(1, 75, 101)).convert(mode))
     data, whole = data[:20] + stray + data[20:], np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))
-    np.testing.assert_array_equal(decode_window(data, quick_header(data), (30, 20, 40, 70), 8), whole[30:70, 20:90])
+    np.testing.assert_array_equal(decode_image(data, quick_header(data), (30, 20, 40, 70), 8), whole[30:70, 20:90])
 
 
 @pytest.mark.parametrize("options", [{"subsampling": 0}, {"subsampling": 2}, {"keep_rgb": True}, {"mode": "CMYK"}])
@@ -273,7 +273,7 @@ def test_large_windows_are_decoded_at_a_fraction(scale: int):
     for _ in range(10):
         tall, wide = (int(rng.integers(scale * size, min(2 * scale * size, most) + 1)) for most in (height, width))
         window = int(rng.integers(0, height - tall + 1)), int(rng.integers(0, width - wide + 1)), tall, wide
-        quick, exact = (decode_window(data, quick_header(data), window, least) for least in (size, None))
+        quick, exact = (decode_image(data, quick_header(data), window, least) for least in (size, None))
         assert quick.shape[0] < exact.shape[0]
         quick, exact = resize(quick, size).astype(float), resize(exact, size).astype(float)
         # A shift by one pixel would change the image at least twice as much.

@@ -104,13 +104,13 @@ class Pixels:
         """
         header = quick_header(data) if header is None else header
         if self.resize is not None:
-            return self._center(decode(data, header, self.format))
+            return self._center(decode_image(data, header, pixels=self.format))
         window = self._window(header, key)
         # Bicubic pixels equal Pillow's, so a JPEG is decoded exactly, and at its full size.
-        is_cubic, exact = self.interpolation == "bicubic", self.area is None
-        least = None if is_cubic else self.image_size
-        pixels = None if kept is None else kept.pixels
-        image = decode_window(data, header, window, least, exact=exact or is_cubic, pixels=self.format, decoded=pixels)
+        is_cubic = self.interpolation == "bicubic"
+        least, exact = None if is_cubic else self.image_size, is_cubic or self.area is None
+        decoded = None if kept is None else kept.pixels
+        image = decode_image(data, header, window, least, exact=exact, pixels=self.format, decoded=decoded)
         return resize(image, self.image_size, self.interpolation)
 
     def keeping(self, data: bytes, key: np.ndarray) -> "Kept | None":
@@ -180,25 +180,25 @@ def quick_header(data: bytes) -> ImageHeader:
     return parse_header(data) if ppm is None else ImageHeader("ppm", *ppm.shape[:2])
 
 
-def decode(
+def decode_image(
     data: bytes,
     header: ImageHeader,
-    pixels: PixelFormat = RGB,
+    window: Window | None = None,
+    least: int | None = None,
     *,
-    scale: int = 1,
-    rows: int | None = None,
     exact: bool = True,
+    pixels: PixelFormat = RGB,
     decoded: np.ndarray | None = None,
 ) -> np.ndarray:
-    """Return the pixels of an image file, [H, W, C].
+    """Return the pixels of an image file, or of its crop `window`, [height, width, C].
 
     Gray is repeated as RGB, and CMYK is converted to RGB. Alpha is dropped if `pixels` has no alpha channel. Files of
     different formats give the same pixels for the same image.
 
     Args:
-        scale: the fraction of its size to which a JPEG is decoded: 1, 2, 4 or 8 for 1, 1/2, 1/4 or 1/8, rounded up.
-            A JPEG that Pillow decodes, such as CMYK, keeps its size.
-        rows: the number of rows that are needed; later rows may be missing in the result. By default all are needed.
+        least: the smallest allowed side of the decoded crop. A JPEG is decoded at 1/2, 1/4 or 1/8 of its size if the
+            sides of the crop do not become shorter than this; the crop is then rounded outwards. With None, or if
+            Pillow decodes it, as CMYK, it is decoded at full size.
         exact: whether the pixels of a JPEG equal those of Pillow. If False, decoding is faster, and pixels differ by a
             few levels, which is negligible for random crops.
         pixels: the format of the result.
@@ -206,12 +206,14 @@ def decode(
 
     Raises: InputError if the decoder rejects the image.
     """
+    top, left, height, width = window = window or (0, 0, header.height, header.width)
     # The lock is never released, so the warning is logged once in a process, although many threads decode.
     if header.bits > pixels.bits and _warned.acquire(blocking=False):
         _log.warning("data.bits=8: some images have 16 bits, of which the upper 8 are used; set data.bits 16 for all")
     image = decoded
     if header.kind == "jpeg" and decoded is None:
-        image = _decode_jpeg(data if rows in (None, header.height) else first_rows(data, rows), scale, exact)
+        rows = data if top + height == header.height else first_rows(data, top + height)
+        image = _decode_jpeg(rows, _scale(window, least), exact)
     elif header.kind == "png" and header.bits == pixels.bits == 16:
         image = _decode_png16(_without_metadata(data, pixels))
     elif header.kind == "ppm":
@@ -228,6 +230,9 @@ def decode(
     elif image.dtype != pixels.dtype:
         # 257 is 65535 / 255.
         image = image * np.uint16(257)
+    # Pillow decodes at full size.
+    scale = 1 if image.shape[1] == header.width else _scale(window, least)
+    image = image[top // scale : -(-(top + height) // scale), left // scale : -(-(left + width) // scale)]
     if pixels.channels == 1:
         # An image that was gray gets its original values.
         if image.dtype == np.uint8:
@@ -282,31 +287,6 @@ def _decode_png16(data: bytes) -> np.ndarray | None:
     if image.ndim == 2:
         return None
     return cv2.cvtColor(image, cv2.COLOR_BGR2RGB if image.shape[2] == 3 else cv2.COLOR_BGRA2RGBA)
-
-
-def decode_window(
-    data: bytes,
-    header: ImageHeader,
-    window: Window,
-    least: int | None = None,
-    *,
-    exact: bool = True,
-    pixels: PixelFormat = RGB,
-    decoded: np.ndarray | None = None,
-) -> np.ndarray:
-    """Decode the crop `window` of an image file, [height, width, C]; see `decode`.
-
-    Args:
-        least: the smallest allowed side of the decoded crop. A JPEG is decoded at 1/2, 1/4 or 1/8 of its size if the
-            sides of the crop do not become shorter than this; the crop is then rounded outwards. With None, it is
-            decoded at full size.
-    """
-    top, left, height, width = window
-    scale = _scale(window, least) if header.kind == "jpeg" else 1
-    image = decode(data, header, pixels, scale=scale, rows=top + height, exact=exact, decoded=decoded)
-    # Pillow decodes at full size.
-    scale = 1 if image.shape[1] == header.width else scale
-    return image[top // scale : -(-(top + height) // scale), left // scale : -(-(left + width) // scale)]
 
 
 def _scale(window: Window, least: int | None) -> int:
