@@ -32,7 +32,7 @@ from jaxddp.data.faults import find_repeats
 from jaxddp.data.formats.packed_records import FEATURE, MANIFEST
 from jaxddp.data.images import open_sound, parse_header, sound_image, stray_bytes
 from jaxddp.data.manifest import VERSION, manifest_name
-from jaxddp.data.source import SourceTable, Table, image_dtype, labels_of
+from jaxddp.data.source import Table, image_dtype, labels_of
 from jaxddp.data.storage.shards import write_example
 
 LARGE = 20_000_000
@@ -78,7 +78,7 @@ class ImageFindings:
     """The gray values of the image, reduced to 8x8 pixels, as a perceptual hash; empty if they are unknown."""
 
 
-def examine(source: SourceTable, row: int) -> ImageFindings:
+def examine(source: Table, row: int) -> ImageFindings:
     """Read, hash and verify a row's image. Raises: Unreachable if its store does not answer."""
     name = source.name(row)
     try:
@@ -164,7 +164,7 @@ class CheckedSplit:
     """One split and the findings of its rows."""
 
     name: str
-    source: SourceTable
+    source: Table
     findings: list[ImageFindings] = field(default_factory=list)
 
     @property
@@ -304,7 +304,7 @@ def _lines(summary: dict[str, Any]) -> Iterator[str]:
 
 
 def check(
-    sources: Mapping[str, SourceTable],
+    sources: Mapping[str, Table],
     *,
     refused: Sequence[str] = (),
     threads: int | None = None,

@@ -29,7 +29,7 @@ from support.shared import sgd, shared
 import jaxddp
 from jaxddp import InputError, prepare_training, train
 from jaxddp.core.errors import Preempted
-from jaxddp.data.source import Examples, Source, check_source
+from jaxddp.data.source import Source, check_source
 from jaxddp.engine.parts import averages, guard
 from jaxddp.workdir.lock import locked
 
@@ -441,7 +441,7 @@ def shades() -> Source:
 
 
 def test_the_source_in_the_docs_has_exactly_the_members_of_a_source(shades):
-    members = {name for protocol in (Source, Examples) for name in (*vars(protocol), *protocol.__annotations__)}
+    members = {*vars(Source), *Source.__annotations__}
     assert {name for name in dir(shades) if name[0] != "_"} == {name for name in members if name[0] != "_"}
 
 

@@ -32,7 +32,7 @@ from jaxddp.data.formats.ilsvrc import train_solutions
 from jaxddp.data.images import SOS, bytes_left_over, joined, verify
 from jaxddp.data.manifest import ImageManifest, compare_with_manifest
 from jaxddp.data.order import SampleOrder
-from jaxddp.data.source import SourceTable
+from jaxddp.data.source import Table
 
 sys.path.append(str(Path(__file__).parents[2] / "tests"))
 from support.damage import (  # pyright: ignore[reportMissingImports]: the line above
@@ -78,7 +78,7 @@ def measure_damage(data: list[bytes], times: int) -> None:
             print(f"{kind:34} {found:6} of {len(tried):6} found" if tried else f"{kind:34} not tried")
 
 
-def read(table: SourceTable) -> float:
+def read(table: Table) -> float:
     """Return the images per second of one epoch, without its first batch. Workers continue with the next epoch."""
     steps = len(table) // 32
     batches = iter(table.train_batches(SampleOrder(len(table), 32, seed=0), DATA, range(2 * steps)))
@@ -89,7 +89,7 @@ def read(table: SourceTable) -> float:
 
 
 def measure_streams(root: Path, manifest: ImageManifest) -> None:
-    def open_table(*, is_verified: bool, has_manifest: bool) -> SourceTable:
+    def open_table(*, is_verified: bool, has_manifest: bool) -> Table:
         table = train_solutions(root).take(1600)
         if is_verified:
             table.check(DATA)

@@ -19,7 +19,7 @@ from jaxddp.curate import PackOptions, check, manifest_path, pack, write_manifes
 
 if TYPE_CHECKING:
     from jaxddp.data.faults import Refuse
-    from jaxddp.data.source import SourceTable
+    from jaxddp.data.source import Table
 
 
 _TYPES, _DESCRIPTIONS = get_type_hints(DataConfig, include_extras=True), descriptions(DataConfig)
@@ -206,7 +206,7 @@ def _sample(arguments: list[str]) -> None:
     print(f"data.path: {write_sample(options.name, options.out)}")
 
 
-def _open(options: DataOptions, report_fault: "Refuse | None" = None) -> "dict[str, SourceTable]":
+def _open(options: DataOptions, report_fault: "Refuse | None" = None) -> "dict[str, Table]":
     """Open the splits of the data set. Faults are passed to `report_fault`. Without it, the first fault is raised."""
     from jaxddp.data.faults import raise_fault
     from jaxddp.data.opening import open_splits

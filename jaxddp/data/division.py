@@ -19,7 +19,7 @@ import jaxddp.core.files as files
 from jaxddp.config import DataConfig
 from jaxddp.core.errors import InputError, Key, Option, counted, show, some
 from jaxddp.core.user_code import describe_error
-from jaxddp.data.source import SourceTable, Split, check_labelled, labels_of
+from jaxddp.data.source import Split, Table, check_labelled, labels_of
 from jaxddp.data.table import ExampleTable
 
 GROUPS: dict[str, Callable[[str], object]] = {}
@@ -133,7 +133,7 @@ def _held_out_by_group(table: ExampleTable, labels: np.ndarray, share: float, wh
     return is_held_out
 
 
-def grouped(table: SourceTable, name: str | None) -> SourceTable:
+def grouped(table: Table, name: str | None) -> Table:
     """Return a table with the group of each image, by a function of `GROUPS`; the table itself if there is none.
 
     Raises: InputError if the function fails, or the images are not in files.
@@ -175,7 +175,7 @@ def _loss(left: np.ndarray, group: _Group, total: np.ndarray) -> float:
     return float(((before - group.counts / total[group.classes]) ** 2 - before**2).sum())
 
 
-def check_disjoint(splits: Mapping[str, SourceTable], where: str) -> None:
+def check_disjoint(splits: Mapping[str, Table], where: str) -> None:
     """Check that no group is in both splits, and warn of images that are. Raises: InputError about such a group."""
     tables = [table for table in splits.values() if isinstance(table, ExampleTable)]
     roots = {table.store.root if table.offset is None else None for table in tables}
@@ -216,7 +216,7 @@ def folds(table: ExampleTable, number: int) -> np.ndarray:
     return fold
 
 
-def write_folds(table: SourceTable, number: int, out: Path, data: DataConfig) -> list[int]:
+def write_folds(table: Table, number: int, out: Path, data: DataConfig) -> list[int]:
     """Write a CSV file with the path, labels, group, weight and fold of each image; return the size of each fold.
 
     Paths are relative to the folder of the CSV file, or absolute if they are not below it; none has "..".

@@ -14,7 +14,7 @@ import jaxddp.core.files as files
 from jaxddp.config import DataConfig
 from jaxddp.core.errors import InputError, Key
 from jaxddp.data.faults import Refuse, raise_fault
-from jaxddp.data.source import SourceTable, Split
+from jaxddp.data.source import Split, Table
 from jaxddp.data.storage.root import Folder, folder_of, is_address
 from jaxddp.data.storage.shards import split_address
 
@@ -88,7 +88,7 @@ class Format(Protocol):
         """
         ...
 
-    def open(self, place: Place, split: Split) -> SourceTable:
+    def open(self, place: Place, split: Split) -> Table:
         """Return the examples of a split whose classes are in `place.data.classes`, without opening an image file.
 
         Faults that can be skipped are passed to `place.refuse`.
@@ -106,7 +106,7 @@ class LocalFormat:
     description: str
     holds: Callable[[Path], bool]
     """Returns whether a path holds a data set of this format, which has both splits."""
-    read: Callable[..., SourceTable]
+    read: Callable[..., Table]
     """A function `(path, split) -> table`; with `skips_faults`, `(path, split, refuse) -> table`."""
     skips_faults: bool = False
     """Whether `read` passes the faults of unusable rows and files to `refuse`, and skips these rows and files."""
@@ -118,5 +118,5 @@ class LocalFormat:
         check_unset(place.data, ("train", "val"), f"the splits of {place.path} have fixed names in this format")
         return True
 
-    def open(self, place: Place, split: Split) -> SourceTable:
+    def open(self, place: Place, split: Split) -> Table:
         return self.read(place.path, split, *([place.refuse] if self.skips_faults else [])).select(place.data.classes)

@@ -29,7 +29,7 @@ from jaxddp.data.formats.ilsvrc import TEST_CSV, test_listing
 from jaxddp.data.formats.splits import SPLITS
 from jaxddp.data.manifest import ImageManifest, compare_with_manifest, find_manifest
 from jaxddp.data.order import ChosenOrder, permutation
-from jaxddp.data.source import Source, SourceTable, Split, Splits, check_one_label, labels_of
+from jaxddp.data.source import Source, Split, Splits, Table, check_one_label, labels_of
 from jaxddp.data.storage import root
 from jaxddp.data.storage.root import convert_os_errors, is_url
 from jaxddp.data.storage.store import LocalFiles
@@ -58,7 +58,7 @@ _MOST_FILES = 1000
 _log = logging.getLogger("jaxddp.data")
 
 
-def open_tables(data: DataConfig, val_limit: int | None = None) -> tuple[SourceTable, SourceTable]:
+def open_tables(data: DataConfig, val_limit: int | None = None) -> tuple[Table, Table]:
     """Open and check the training and validation data of a config; `val_limit` limits the validation examples.
 
     Raises: see `open_splits` and `Table.check`.
@@ -70,7 +70,7 @@ def open_tables(data: DataConfig, val_limit: int | None = None) -> tuple[SourceT
     return train, val
 
 
-def open_unchecked(data: DataConfig, val_limit: int | None = None) -> tuple[SourceTable, SourceTable]:
+def open_unchecked(data: DataConfig, val_limit: int | None = None) -> tuple[Table, Table]:
     """Open the data like `open_tables`, without checking that the images exist. Raises: see `open_splits`."""
     train, val = open_full_splits(data).values()
     train = train if data.limit is None else train.take(data.limit)
@@ -85,7 +85,7 @@ class RunData(NamedTuple):
     is_elsewhere: bool = False
     """Whether the evaluated data have another location."""
 
-    def has_changed(self, data: DataConfig, *tables: SourceTable) -> bool:
+    def has_changed(self, data: DataConfig, *tables: Table) -> bool:
         """Return whether tables at the run's location, from which images are held out, are not those of the run.
 
         They are divided anew, so images on which the run has trained may be held out.
@@ -96,7 +96,7 @@ class RunData(NamedTuple):
 
 def open_evaluated(
     data: DataConfig, val_limit: int | None, of_run: RunData, classes: Sequence[tuple[str, ...]] = (), form: str = ""
-) -> tuple[SourceTable, SourceTable]:
+) -> tuple[Table, Table]:
     """Open the data of an evaluation: the labelled training examples, and the validation split, at most `val_limit`.
 
     A run that held out images may be evaluated on other data. Their validation split, or else all of them, is both.
@@ -110,11 +110,11 @@ def open_evaluated(
         _log.warning("%s: changed since the run, which may have trained on images that are measured", data.path)
     is_mapped = known and classes and train.pixel_shape is None and labels_of(train).form != "numbers"
     if is_mapped and {*train.class_ids} <= {*classes[0]}:
-        train, val = (cast(SourceTable, in_classes(table, *classes)) for table in (train, val))
+        train, val = (cast(Table, in_classes(table, *classes)) for table in (train, val))
     return train, val
 
 
-def _open_evaluated(data: DataConfig, val_limit: int | None, known: Collection[str]) -> tuple[SourceTable, SourceTable]:
+def _open_evaluated(data: DataConfig, val_limit: int | None, known: Collection[str]) -> tuple[Table, Table]:
     try:
         train, val = open_unchecked(data, val_limit)
         if data.labels_per_class is not None:
@@ -174,7 +174,7 @@ def _reading() -> Iterator[None]:
         yield
 
 
-def open_validation_split(data: DataConfig) -> SourceTable:
+def open_validation_split(data: DataConfig) -> Table:
     """Open the validation split without its limit, or all images if there is none. The training split may be missing.
 
     Raises: see `open_full_splits`.
@@ -183,7 +183,7 @@ def open_validation_split(data: DataConfig) -> SourceTable:
 
 
 @_reading()
-def _open_labelled(place: Place, group_column: str | None, split: Split | None = None) -> SourceTable:
+def _open_labelled(place: Place, group_column: str | None, split: Split | None = None) -> Table:
     """Open one split, without the other one if that is possible; by default, as `open_validation_split`.
 
     `group_column` is that of the config; that of the place is None if it names a function of `GROUPS`.
@@ -198,7 +198,7 @@ def _open_labelled(place: Place, group_column: str | None, split: Split | None =
     return _compared(_with_equal_labels({split: _open(data_format, found, split)}), place)[split]
 
 
-def _open(data_format: Format, place: Place, split: Split) -> SourceTable:
+def _open(data_format: Format, place: Place, split: Split) -> Table:
     """Open a split, and tell in `reading` which format read it, and which folder below that of the config."""
     table: Any = data_format.open(place, split)
     if not hasattr(table, "reading"):
@@ -251,7 +251,7 @@ def open_splits(data: DataConfig, refuse: Refuse = raise_fault, *, undivided: bo
     return _with_equal_labels(opened)
 
 
-def _warn_of_classes(train: SourceTable) -> None:
+def _warn_of_classes(train: Table) -> None:
     """Log a warning if every image has the same classes, so that there is nothing to learn."""
     if train.num_classes == 1:
         advice = "so every prediction is right; give images of two classes or more"
@@ -262,7 +262,7 @@ def _warn_of_classes(train: SourceTable) -> None:
 
 
 @_reading()
-def open_images(path: str, data: DataConfig) -> SourceTable:
+def open_images(path: str, data: DataConfig) -> Table:
     """Open the images of all classes at another path: the training split of a data set, or unlabelled images.
 
     Images are not checked. Raises: InputError if there are no images, or the data have a fault.
@@ -275,7 +275,7 @@ def open_images(path: str, data: DataConfig) -> SourceTable:
 
 
 @convert_os_errors()
-def open_one_split(paths: Sequence[str], data: DataConfig, split: Split | None = None) -> SourceTable:
+def open_one_split(paths: Sequence[str], data: DataConfig, split: Split | None = None) -> Table:
     """Open the images of a split of a data set, with labels, or unlabelled images; see `open_inputs`.
 
     If the path is that of the config, all settings of the config apply, such as `val_share`, except its limits.
@@ -492,7 +492,7 @@ def _below(top: Path, folder: str, above: tuple[str, ...]) -> Iterator[tuple[str
             yield name, os.path.join(real_path, entry.name)
 
 
-def labelled_and_unlabelled(train: SourceTable, data: DataConfig) -> tuple[SourceTable, SourceTable | None]:
+def labelled_and_unlabelled(train: Table, data: DataConfig) -> tuple[Table, Table | None]:
     """Return the labelled source, and the unlabelled source if `data.unlabelled` is set, after checking both.
 
     With `data.unlabelled="train"`, the unlabelled source has all training images, including the labelled images.
@@ -513,7 +513,7 @@ def labelled_and_unlabelled(train: SourceTable, data: DataConfig) -> tuple[Sourc
     return train, unlabelled
 
 
-def few_labels(table: SourceTable, per_class: int, seed: int = 0) -> SourceTable:
+def few_labels(table: Table, per_class: int, seed: int = 0) -> Table:
     """Return `per_class` examples of each class, in the order of the rows.
 
     The choice in a class depends only on the seed, the id of the class and its number of examples. The examples of a

@@ -474,7 +474,7 @@ def columns(examples: Any, order: Order, step: int, shard: Shard = WHOLE) -> Bat
     A batch of an `EvalOrder` has no weights.
 
     Args:
-        examples: `jaxddp.data.source.Examples`, with an attribute `weights`, float32[N] or None, if they have weights.
+        examples: `jaxddp.data.source.Source`, with an attribute `weights`, float32[N] or None, if they have weights.
 
     Raises: see `Shard.of`.
     """

@@ -1,4 +1,4 @@
-"""Labels, and the two protocols of data: a `Source` yields batches; a `Table` selects examples and reads images.
+"""Labels, and the two protocols of data: a `Source` yields batches; a `Table` also selects examples and reads images.
 
 Training and evaluation accept any object with the members of `Source`. Code that opens a data set
 (`jaxddp.data.format`), checks it or selects from it needs a `Table`.
@@ -32,16 +32,11 @@ FLOATS = {"shares": "finite numbers of 0 or more that are not all 0", "numbers":
 """The values that labels of each form of floats must have."""
 
 
-@dataclass(frozen=True)
-class LabelKind:
+class LabelKind(NamedTuple):
     """The kind of labels, for losses and metrics: the number of classes, and the form of the labels."""
 
     num_classes: int
     form: LabelForm = "one label"
-
-    @property
-    def program_key(self) -> tuple[int, str]:
-        return self.num_classes, self.form
 
 
 @dataclass(frozen=True, eq=False)
@@ -208,74 +203,10 @@ class Record(NamedTuple):
     """The position of the image's record in the file `path`; None if the whole file is the image."""
 
 
-class Examples(Protocol):
-    """N examples of K classes."""
-
-    # An attribute and not a property, because type checkers do not accept a `cached_property` in place of a property.
-    fingerprint: Any
-    """A string that differs between two data sets if an example or a class differs."""
-
-    @property
-    def labels(self) -> np.ndarray:
-        """int32[N], the class index of each example, 0..K-1; -1 if the class is unknown. See `LabelForm` for others.
-
-        If the labels are float32[N, K], examples may have an attribute `label_form`, "shares" or "numbers" (default).
-        """
-        ...
-
-    @property
-    def class_ids(self) -> tuple[str, ...]:
-        """The ids of the K classes, by which data sets are compared. The id of a class without an id is its name."""
-        ...
-
-    @property
-    def class_names(self) -> tuple[str, ...]:
-        """K readable names."""
-        ...
-
-    @property
-    def num_classes(self) -> int:
-        """The number K of classes."""
-        ...
-
-    def __len__(self) -> int: ...
-
-    @property
-    def pixel_shape(self) -> tuple[int, int, int] | None:
-        """(H, W, C) of each image if images are stored as pixels; None if they are encoded files."""
-        ...
-
-    def name(self, row: int) -> str:
-        """Return a readable name of a row's image, such as its path."""
-        ...
-
-
 def float_labels(values: np.ndarray, form: str) -> np.ndarray:
     """Return shares, divided by their sum, or numbers, as float32[N, K]."""
     values = np.asarray(values, np.float64)
     return (values / values.sum(1, keepdims=True) if form == "shares" else values).astype(np.float32)
-
-
-def id_of(examples: Examples, row: int) -> str:
-    """Return the id of a row from its record; the row number if the examples have no records."""
-    return str(getattr(examples, "record", Record)(row).id)
-
-
-def labels_of(examples: Examples) -> Labels:
-    """Return the labels of examples, with the ids and names of the classes."""
-    values = examples.labels
-    form: LabelForm = "one label" if values.ndim == 1 else "several labels"
-    if np.issubdtype(values.dtype, np.floating):
-        form = getattr(examples, "label_form", None) or "numbers"
-    return Labels(values, tuple(examples.class_ids), tuple(examples.class_names), form)
-
-
-def one_line_repr(examples: Examples, images: str) -> str:
-    """Return a one-line `repr` of examples: their number, their classes, and `images`, a description of the images."""
-    names = f" ({some(examples.class_names)})" if examples.num_classes else ""
-    noun = "number" if labels_of(examples).form == "numbers" else "class"
-    classes = f"{counted(examples.num_classes, noun)}{names}"
-    return f"{type(examples).__name__}({counted(len(examples), 'example')} of {classes}, {images})"
 
 
 Split = Literal["train", "val"]
@@ -320,8 +251,8 @@ class Substitutes:
             _log.warning("%s; its substitute is %s", fault, self._name(substitute))
 
 
-class Source(Examples, Protocol):
-    """Examples that can be iterated in batches for training and evaluation.
+class Source(Protocol):
+    """N examples of K classes that can be iterated in batches for training and evaluation.
 
     A batch has NumPy arrays with the shard of one process; see `Batch`. `jaxddp.data.order` makes all fields except
     the images. The methods that return iterators check their arguments immediately. Work in the background ends when
@@ -380,9 +311,47 @@ class Source(Examples, Protocol):
         """
         ...
 
+    # An attribute and not a property, because type checkers do not accept a `cached_property` in place of a property.
+    fingerprint: Any
+    """A string that differs between two data sets if an example or a class differs."""
 
-class Table(Examples, Protocol):
-    """Examples with methods to select some of them, and to read single images."""
+    @property
+    def labels(self) -> np.ndarray:
+        """int32[N], the class index of each example, 0..K-1; -1 if the class is unknown. See `LabelForm` for others.
+
+        If the labels are float32[N, K], examples may have an attribute `label_form`, "shares" or "numbers" (default).
+        """
+        ...
+
+    @property
+    def class_ids(self) -> tuple[str, ...]:
+        """The ids of the K classes, by which data sets are compared. The id of a class without an id is its name."""
+        ...
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """K readable names."""
+        ...
+
+    @property
+    def num_classes(self) -> int:
+        """The number K of classes."""
+        ...
+
+    def __len__(self) -> int: ...
+
+    @property
+    def pixel_shape(self) -> tuple[int, int, int] | None:
+        """(H, W, C) of each image if images are stored as pixels; None if they are encoded files."""
+        ...
+
+    def name(self, row: int) -> str:
+        """Return a readable name of a row's image, such as its path."""
+        ...
+
+
+class Table(Source, Protocol):
+    """A source with methods to select examples, and to read single images. Every data set format returns one."""
 
     verified: Any
     """`Verified`: the images that this run or an earlier one verified; None if there are no files to verify."""
@@ -431,18 +400,14 @@ class Table(Examples, Protocol):
         ...
 
 
-class SourceTable(Source, Table, Protocol):
-    """An object that is both a source and a table. Every data set format returns one."""
-
-
-Splits = dict[str, SourceTable]
+Splits = dict[str, Table]
 """The splits of a data set by name, such as "train" and "val"."""
 VALIDATION = "validation data"
 """The name of the validation data in messages."""
 
 # The members that `check_source` requires. `fingerprint` is an annotation of the protocol, so `vars` omits it. This is
 # intended, because `hasattr` would compute the fingerprint, which may take long.
-_MEMBERS = [name for kind in (Source, Examples) for name in vars(kind) if not name.startswith("_")]
+_MEMBERS = [name for name in vars(Source) if not name.startswith("_")]
 
 
 def check_source(source: Any, name: str) -> Source:
@@ -456,7 +421,29 @@ def check_source(source: Any, name: str) -> Source:
     return source
 
 
-def check_labelled(source: Examples, what: str) -> None:
+def id_of(examples: Source, row: int) -> str:
+    """Return the id of a row from its record; the row number if the examples have no records."""
+    return str(getattr(examples, "record", Record)(row).id)
+
+
+def labels_of(examples: Source) -> Labels:
+    """Return the labels of examples, with the ids and names of the classes."""
+    values = examples.labels
+    form: LabelForm = "one label" if values.ndim == 1 else "several labels"
+    if np.issubdtype(values.dtype, np.floating):
+        form = getattr(examples, "label_form", None) or "numbers"
+    return Labels(values, tuple(examples.class_ids), tuple(examples.class_names), form)
+
+
+def one_line_repr(examples: Source, images: str) -> str:
+    """Return a one-line `repr` of examples: their number, their classes, and `images`, a description of the images."""
+    names = f" ({some(examples.class_names)})" if examples.num_classes else ""
+    noun = "number" if labels_of(examples).form == "numbers" else "class"
+    classes = f"{counted(examples.num_classes, noun)}{names}"
+    return f"{type(examples).__name__}({counted(len(examples), 'example')} of {classes}, {images})"
+
+
+def check_labelled(source: Source, what: str) -> None:
     """Check that every label is known.
 
     Args:

@@ -20,7 +20,7 @@ from jaxddp.data.storage.store import Store, pickled
 
 @dataclass(frozen=True, eq=False)
 class ExampleTable:
-    """N examples of K classes. The fields are columns; see `Examples` for those without a docstring here."""
+    """N examples of K classes. The fields are columns; see `Source` for those without a docstring here."""
 
     store: Store
     """The store of the images: a directory, record files, or an object store."""

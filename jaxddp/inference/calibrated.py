@@ -13,7 +13,7 @@ from jaxddp.config import Config
 from jaxddp.config.values import checked
 from jaxddp.core import errors, files, phases, ranges
 from jaxddp.data.opening import open_evaluated
-from jaxddp.data.source import SourceTable
+from jaxddp.data.source import Table
 from jaxddp.inference.trained import TrainedRun, restore_run
 from jaxddp.recipe.file import RecipeFile
 from jaxddp.setup.resources import join_and_resolve
@@ -74,7 +74,7 @@ def calibrate(file: RecipeFile, directory: Path, which: str) -> Calibration:
     return found
 
 
-def open_validation_of(run: TrainedRun, config: Config) -> SourceTable:
+def open_validation_of(run: TrainedRun, config: Config) -> Table:
     """Return the validation data of a config for a run. Raises: see `check_evaluation` and `open_evaluated`."""
     of_run, classes = check_evaluation(run.directory, config), (run.class_ids, run.class_names)
     return open_evaluated(config.data, config.eval.limit, of_run, classes)[1]

@@ -29,7 +29,7 @@ from jaxddp.core.errors import InputError, as_text, counted
 from jaxddp.core.phases import doing, moved
 from jaxddp.data.batch import Batch
 from jaxddp.data.opening import open_full_splits
-from jaxddp.data.source import SourceTable, labels_of
+from jaxddp.data.source import Table, labels_of
 from jaxddp.data.table import ExampleTable
 from jaxddp.engine import objective
 from jaxddp.engine.predictions import Pool
@@ -61,7 +61,7 @@ class RowFile:
     Raises: InputError if `out` cannot be written.
     """
 
-    def __init__(self, run: trained.TrainedRun, table: SourceTable, out: Path, header: Mapping[str, Any]):
+    def __init__(self, run: trained.TrainedRun, table: Table, out: Path, header: Mapping[str, Any]):
         self.out = Path(run.topology.peers.from_first("the file", lambda: str(files.check_out(out))))
         self.path = self.out.with_name(f"{self.out.name}.partial")
         identity = {**run.identity, "settings": _settings(run), "images": table.fingerprint}
@@ -238,7 +238,7 @@ def write_predictions(
 
 def write_features(
     run: trained.TrainedRun,
-    table: SourceTable,
+    table: Table,
     out: Path,
     form: predictions.FeatureFormat,
     *,

@@ -21,7 +21,7 @@ from jaxddp.config import DataConfig
 from jaxddp.core.errors import InputError, counted
 from jaxddp.data.opening import chosen_images
 from jaxddp.data.order import permutation
-from jaxddp.data.source import Source, SourceTable
+from jaxddp.data.source import Source, Table
 from jaxddp.engine.compilation import keep_compiled_programs
 from jaxddp.inference.calibrated import calibrated, open_validation_of
 from jaxddp.inference.predictions import Outcome
@@ -47,7 +47,7 @@ class ValidationImages(NamedTuple):
     """Images, the config for reading them, the predictions of a checkpoint for them, and the network itself."""
 
     outcome: Outcome
-    source: SourceTable
+    source: Table
     data: DataConfig
     run: TrainedRun
 
@@ -76,7 +76,7 @@ def predict_validation_images(directory: Path, which: str, data_path: str | None
 def predict_with_weights(file: RecipeFile) -> ValidationImages:
     """Return the predictions of the weights of a recipe for its validation data. Raises: see `open_measured`."""
     network, source = pretrained.open_measured(file)
-    return ValidationImages(network.outcome(source), cast(SourceTable, source), network.data_of(source), network)
+    return ValidationImages(network.outcome(source), cast(Table, source), network.data_of(source), network)
 
 
 def thumbnails(source: Source, data: DataConfig, rows: np.ndarray) -> list[str]:
