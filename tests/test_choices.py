@@ -77,10 +77,9 @@ def test_a_key_is_read_or_rejected_with_the_choices_that_read_it(kind, name):
             registry.check_read(config)
             assert built(kind, config) != default, key
             continue
-        with pytest.raises(InputError) as error:
-            registry.check_read(config)
         message = f"{key}={plain(value)!r} is read by {kind.key}={some(readers, 8)}, and not by {name}; leave it out"
-        assert str(error.value) == message
+        with pytest.raises(InputError, match=f"^{re.escape(message)}$"):
+            registry.check_read(config)
 
 
 def built(kind, config: Config) -> typing.Any:
@@ -328,9 +327,8 @@ def test_a_hook_receives_default_settings(tmp_path):
     ],
 )
 def test_options_of_the_python_api_are_read_by_its_objective(options, expected):
-    with pytest.raises(InputError) as error:
+    with pytest.raises(InputError, match=f"^{re.escape(expected)}"):
         jaxddp.prepare_training(linear_model(), random_table(20), 1, sgd(0.1), 4, **options)
-    assert str(error.value).startswith(expected)
 
 
 def test_a_value_with_its_own_syntax_is_parsed_once_and_kept(monkeypatch):

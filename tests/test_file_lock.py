@@ -39,7 +39,10 @@ def test_the_remains_of_a_killed_process_are_removed(tmp_path, caplog):
     writer.wait()
     with whole_folder(path) as folder:
         (folder / "small").write_text("y")
-    assert [file.name for file in path.iterdir()] == ["small"] and [*tmp_path.iterdir()] == [path]
+    (tmp_path / ".link.tmp").symlink_to(path)
+    with whole_folder(tmp_path / "link"):
+        pass
+    assert [file.name for file in path.iterdir()] == ["small"] and {*tmp_path.iterdir()} == {path, tmp_path / "link"}
     assert f"{tmp_path}/.set.tmp: the remains of an earlier command" in caplog.text
 
 

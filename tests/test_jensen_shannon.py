@@ -104,6 +104,5 @@ def test_a_step_is_the_same_on_any_number_of_devices():
 )
 def test_settings_without_views_are_refused_before_compiling(augment, message):
     data = DataConfig(augment=AugmentConfig(**augment))
-    with pytest.raises(InputError) as error:
+    with pytest.raises(InputError, match=f"^{message}$"):
         setup_of(linear_model(), sgd(0.1), random_table(20), data=data, objective=JensenShannon())
-    assert str(error.value) == message

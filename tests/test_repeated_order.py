@@ -110,9 +110,8 @@ def test_copies_of_an_example_are_augmented_differently():
     ],
 )
 def test_an_unsuitable_number_of_copies_is_refused(repeats, batch_size, message):
-    with pytest.raises(InputError) as error:
+    with pytest.raises(InputError, match=f"^{message}$"):
         setup_of(linear_model(), sgd(0.1), random_table(50), data=DataConfig(repeats=repeats), batch_size=batch_size)
-    assert str(error.value) == message
 
 
 def test_copies_of_the_data_of_each_process_are_refused():

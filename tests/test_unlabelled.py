@@ -148,6 +148,5 @@ def test_a_second_source_that_cannot_be_opened_raises_a_one_line_error(arrays, t
     if "b.npz" in str(options):
         write_arrays(tmp_path / "b.npz", random_table(9, image=8), random_table(5, image=8))
     options = {key: value.format(tmp=tmp_path) if isinstance(value, str) else value for key, value in options.items()}
-    with pytest.raises(InputError) as caught:
+    with pytest.raises(InputError, match=f"^{message.format(tmp=tmp_path)}"):
         opened(arrays, **options)
-    assert str(caught.value).startswith(message.format(tmp=tmp_path))

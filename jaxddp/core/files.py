@@ -45,7 +45,7 @@ def readable_errors(path: Path) -> Iterator[None]:
             raise  # This is the time limit of a wait for another process, not an error of a file.
         if error.errno in _AWAY or error.errno == errno.EIO:
             raise Unreachable(f"{path}: cannot be written ({error.strerror}); {_SERVER_ADVICE}") from error
-        reason = error.strerror or type(error).__name__
+        reason = "a symbolic link" if error.errno == errno.ELOOP else error.strerror or type(error).__name__
         advice = "free some space there" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "choose another place"
         raise InputError(f"{path}: cannot be written ({reason}); {advice}") from error
 
@@ -112,7 +112,7 @@ def open_regular(path: str | os.PathLike[str], mode: Literal["rb", "ab", "wb"] =
     """Open a regular file, like `open`. Other files are errors: reading a FIFO blocks, and some devices have no end.
 
     Raises:
-        OSError: `open` raised it, or the file is not regular. In the second case `strerror` is the type of the file.
+        OSError: `open` raised it, the file is not regular (then `strerror` is its type), or it is a link and written.
     """
     return open(path, mode, buffering=buffering, opener=_regular_opener)
 
@@ -150,7 +150,8 @@ def parse_json(content: bytes | str, kind: type = object) -> Any:
 
 
 def _regular_opener(path: str, flags: int) -> int:
-    handle = os.open(path, flags | os.O_NONBLOCK, 0o666)
+    # In a downloaded folder, a link may lead to any file of the user. So nothing is written through a link.
+    handle = os.open(path, flags | os.O_NONBLOCK | (os.O_NOFOLLOW if flags & os.O_WRONLY else 0), 0o666)
     try:
         _check_regular(os.fstat(handle), path)
     except OSError:
@@ -288,8 +289,7 @@ def in_turn(path: Path, patience: float, waiting_for: str = "") -> Iterator[bool
         waiting_for: a description of the work of the other process, which is shown during the wait; "" for none.
     """
     try:
-        create(path.parent)
-        lock = open_regular(path, "ab")
+        lock = open_regular(create(path.parent) / path.name, "ab")
     except (OSError, InputError, Unreachable):
         yield True
         return
@@ -327,13 +327,14 @@ def whole_folder(path: Path) -> Iterator[Path]:
     Raises: InputError if the folder cannot be written, or another process writes it now.
     """
     temporary = create(path.parent) / f".{path.name}.tmp"
+    with suppress(OSError):
+        temporary.unlink()  # A link in a downloaded folder: the files of the folder that it names would be removed.
     with readable_errors(path), locked(temporary, path, is_folder=True):
         try:
             if remains := [*temporary.iterdir()]:
                 _log.warning(f"{temporary}: the remains of an earlier command, which was ended; they are removed")
             for entry in remains:
-                remove = shutil.rmtree if entry.is_dir() and not entry.is_symlink() else os.unlink
-                remove(entry)
+                (shutil.rmtree if entry.is_dir() and not entry.is_symlink() else os.unlink)(entry)
             yield temporary
             temporary.rename(path)
         finally:
