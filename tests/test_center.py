@@ -57,8 +57,7 @@ def test_bicubic_training_crops_equal_pillows(seed: int):
     width, height = draw.randint(20, 120), draw.randint(20, 120)
     image = photograph(width, height, seed)
     expected = np.asarray(image.resize((64, 64), Image.Resampling.BICUBIC))
-    pixels = Pixels(64, interpolation="bicubic")(encode(image, "PNG"))
-    np.testing.assert_array_equal(pixels, expected)
+    np.testing.assert_array_equal(Pixels(64, interpolation="bicubic")(encode(image, "PNG")), expected)
 
 
 @given(

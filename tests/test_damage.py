@@ -133,8 +133,7 @@ def test_a_damaged_png_with_recomputed_checksums_is_rejected():
 
 
 def test_a_png_without_its_palette_is_rejected():
-    parts = chunks(PNGS["palette"]())
-    data = png([part for part in parts if part[0] != b"PLTE"])
+    data = png([part for part in chunks(PNGS["palette"]()) if part[0] != b"PLTE"])
     with pytest.raises(InputError, match="^damaged: no palette, though its pixels are indices of one; download it"):
         verify(data)
     assert examine_file(data, "n.png").fault is not None

@@ -154,8 +154,7 @@ def test_a_group_is_on_one_side_in_any_order_of_the_rows(rows: list[tuple[int, i
 def test_groups_and_folds_keep_the_shares_of_the_classes(caplog):
     groups = np.arange(600) % 100
     table = with_groups(groups.tolist(), (groups % 3).tolist())
-    val = divide_table(table, 0.2, "set")["val"]
-    np.testing.assert_allclose(np.bincount(val.labels), 40, atol=6)
+    np.testing.assert_allclose(np.bincount(divide_table(table, 0.2, "set")["val"].labels), 40, atol=6)
     for of_table in (table, dataclasses.replace(table, group=None)):
         counts = [np.bincount(of_table.labels[folds(of_table, 5) == fold]) for fold in range(5)]
         np.testing.assert_allclose(counts, 40, atol=6)

@@ -103,8 +103,7 @@ def test_the_settings_of_a_choice_are_its_fields(add):
     with pytest.raises(InputError, match="model.stem='small' is read by model.name=resnet10, .*, and not by added"):
         check_read(config.replace(model={"stem": "small"}))
     for variant, value in ((config, 7), (Config().replace(model={"name": "added"}), 5), (Config(), 5)):
-        model = adapt(MODELS.get("added")(variant, 3))
-        params, _ = model.init(jax.random.key(0), jnp.zeros((1, 4, 4, 3)))
+        params, _ = adapt(MODELS.get("added")(variant, 3)).init(jax.random.key(0), jnp.zeros((1, 4, 4, 3)))
         assert params.tolist() == [value] * 3
 
 

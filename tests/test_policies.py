@@ -94,8 +94,7 @@ def test_a_blur_equals_pillows(radius):
     noise = np.random.default_rng(1).integers(0, 256, (23, 17, 3), np.uint8)
     for pixels in (noise, PHOTO):
         ours = pixels_of(operations.blur(planes(pixels), jnp.array(operations.box_weights(radius), jnp.uint32)))
-        theirs = np.array(Image.fromarray(pixels).filter(ImageFilter.GaussianBlur(radius)))
-        assert (ours == theirs).all()
+        assert (ours == np.array(Image.fromarray(pixels).filter(ImageFilter.GaussianBlur(radius)))).all()
         assert radius == 0.1 or (ours != pixels).any()
 
 
@@ -192,8 +191,7 @@ def test_augmix_draws_chains_of_one_to_three_operations():
     table = np.stack([np.array(field) for field in chains], -1)
     space = policies.mixing_space((HEIGHT, WIDTH))
     possible = {each for name in space for pair in operations.rows(space, name) for each in pair}
-    is_used = (table != np.array(operations.IDENTITY)).any(-1)
-    assert {*map(tuple, table[is_used].tolist())} <= possible
+    assert {*map(tuple, table[(table != np.array(operations.IDENTITY)).any(-1)].tolist())} <= possible
     # The first operation of a chain is always drawn; some rows of its table are the identity.
     names = np.array(chains.operation)[:, :, 0].ravel()
     counts = np.bincount(names, minlength=len(operations.OPERATIONS))
@@ -205,8 +203,7 @@ def test_augmix_draws_chains_of_one_to_three_operations():
 
 
 def test_augmix_draws_weights_from_its_distributions():
-    number = 10_000
-    drawn = np.array(jax.jit(jax.vmap(policies.draw_weights))(keys(number)), np.float64) / policies.UNIT**2
+    drawn = np.array(jax.jit(jax.vmap(policies.draw_weights))(keys(10_000)), np.float64) / policies.UNIT**2
     assert (drawn.sum(1) == 1).all()
     share = 1 - drawn[:, 0]
     assert chi_square(np.histogram(share, 20, (0, 1))[0], np.ones(20)) < 4
@@ -249,8 +246,7 @@ def test_three_augment_draws_one_of_three_and_a_radius(monkeypatch):
 
 
 def test_color_jitter_draws_its_order_and_amounts_uniformly():
-    number = 4000
-    order, amounts = jax.jit(jax.vmap(lambda key: operations.draw(key, JITTER, [0, 1, 3])))(keys(number))
+    order, amounts = jax.jit(jax.vmap(lambda key: operations.draw(key, JITTER, [0, 1, 3])))(keys(4000))
     counts = Counter(map(tuple, np.array(order).tolist()))
     assert counts.keys() == {*itertools.permutations([0, 1, 3])}
     assert chi_square(np.array([*counts.values()]), np.ones(6)) < 4

@@ -183,6 +183,14 @@ def test_an_error_names_a_set_that_is_no_image_classification(tmp_path: Path, bu
     assert fault(builder.name, "train", tmp_path).startswith(f"{root}: not a data set of images; {features}")
 
 
+def test_code_of_a_set_is_not_run(copy: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.syspath_prepend(copy)
+    (copy / "tiny_gray/own.py").write_text("raise SystemExit")
+    file, library = copy / "tiny_gray/1.0.0/features.json", "tensorflow_datasets.core.features.image_feature."
+    file.write_text(file.read_text().replace(library, "tiny_gray.own."))
+    assert "a feature is of the class 'tiny_gray.own.Image', and code of a data set" in fault("tiny_gray", "train", copy)
+
+
 @pytest.mark.parametrize("file_format", FORMATS)
 def test_an_error_names_a_split_without_labels(tmp_path: Path, file_format: str):
     root = prepare(Unlabelled, tmp_path, file_format)

@@ -9,7 +9,8 @@ at the offset of a record; ArrayRecord files are read through the data source of
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -106,10 +107,25 @@ def _open_builder(tfds: Any, name: str, data_dir: Path | str | None) -> Any:
         raise InputError(f'{fault}; to prepare it: python -c "import tensorflow_datasets as tfds; {command}"')
     check_regular(found[-1], "prepare the data set again")
     try:
-        return tfds.builder_from_directory(str(found[-1]))
+        classes = _classes_of(files.read(found[-1] / "features.json"))
+        # The library imports the module of a class, which may be a file of the data set.
+        if not (foreign := [one for one in classes if not one.startswith("tensorflow_datasets.")]):
+            return tfds.builder_from_directory(str(found[-1]))
     # The library documents no exception types for a damaged description.
     except Exception as error:
         raise InputError(f"{found[-1]}: cannot be opened ({first_line(error)}); prepare the data set again") from None
+    fault = f"{found[-1]}: a feature is of the class {show(foreign[0])}, and code of a data set is not run"
+    raise InputError(f"{fault}; prepare it with classes of tensorflow-datasets")
+
+
+def _classes_of(content: Any) -> Iterator[str]:
+    """Yield the names of the classes in the content of features.json, in which a text may be JSON, too."""
+    with suppress(TypeError, ValueError):
+        content = files.parse_json(content)
+    items = content.items() if isinstance(content, dict) else enumerate(content) if isinstance(content, list) else ()
+    for key, value in items:
+        is_class = isinstance(value, str) and key in ("type", "pythonClassName", "python_class_name")
+        yield from [value] if is_class else _classes_of(value)
 
 
 def _feature_names(kinds: Any, root: Path, features: Mapping[str, Any]) -> tuple[str, str]:
