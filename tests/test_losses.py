@@ -67,8 +67,7 @@ def test_binary_cross_entropy_equals_pytorchs(labels, smoothing, weights, expect
     weight=torch.tensor(WEIGHTS))`. The targets are one-hot and smoothed as `one_hot * 0.9 + 0.1 / 3`, or are the rows
     of LABEL_SETS."""
     with jax.enable_x64(True):
-        loss = binary_cross_entropy(smoothing, weights)
-        value = loss(jnp.asarray(LOGITS), jnp.asarray(labels)).mean()
+        value = binary_cross_entropy(smoothing, weights)(jnp.asarray(LOGITS), jnp.asarray(labels)).mean()
     assert float(value) == pytest.approx(expected, abs=1e-12)
 
 

@@ -43,6 +43,7 @@ def test_control_characters_in_names_are_shown_and_not_executed(capsys) -> None:
     assert on_screen(name) == escaped == str(InputError(name))
     print_table(["name"], [[name], [(name, "green")]])
     assert capsys.readouterr().out.count(escaped) == 2
+    assert escaped in progress.opening(run_start(class_names=(name,)))[0]
 
 
 def test_the_printed_number_of_epochs_is_the_requested_number() -> None:

@@ -15,7 +15,7 @@ from typing import Any, TextIO
 import jaxddp.core.phases as phases
 from jaxddp.config.goal import VAL, VAL_EMA
 from jaxddp.core.duration import Duration
-from jaxddp.core.errors import counted, duration, figure, plural, size, some, speed
+from jaxddp.core.errors import counted, duration, figure, on_screen, plural, size, some, speed
 from jaxddp.core.log import say
 from jaxddp.core.threads import local_cores
 from jaxddp.training.events import EvaluationRecord, Listener, RunEnd, RunStart, StepRecord, Usage, short_class_name
@@ -67,7 +67,7 @@ def opening(run: RunStart) -> list[str]:
         nothing = "no step left to trace (the first step compiles and is not traced)"
         length.append(f"tracing steps {run.traced[0]:,} to {run.traced[-1]:,}" if run.traced else nothing)
     lines = {"data": data, "validation": validation, "network": network, "training": length}
-    return [f"{name}: {' | '.join(filter(None, parts))}" for name, parts in lines.items() if parts]
+    return [on_screen(f"{name}: {' | '.join(filter(None, parts))}") for name, parts in lines.items() if parts]
 
 
 def position(run: RunStart, epoch: float) -> str:
