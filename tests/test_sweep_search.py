@@ -204,7 +204,7 @@ def test_the_table_has_the_best_trial_first_and_the_means_over_seeds(tmp_path):
         ["0.1", "0", "done", "top1 20.00%", "1"],
         ["0.1", "1", "done", "top1 20.00%", "2"],
         ["0.2", "0", "done", "top1 20.00%", "2"],
-        ["0.3", "0", "not started", "-", "-"],
+        ["0.3", "0", "not trained", "-", "-"],
     ]
     seeds = seed_table(rows)
     assert seeds is not None and seeds[0] == ["learning_rate", "seeds", "mean best val", "standard deviation"]
@@ -248,7 +248,7 @@ def test_results_and_a_report_are_written(tmp_path, monkeypatch):
     lines = (tmp_path / "results.csv").read_text().splitlines()
     assert lines[0] == f"trial,{RATE},seed,status,metric,best,step,seconds"
     assert lines[1].startswith("learning_rate=0.2__seed=1,0.2,1,done,top1,0.30000000000000004,2,")
-    assert lines[5] == "learning_rate=0.3__seed=0,0.3,0,not started,,,,"
+    assert lines[5] == "learning_rate=0.3__seed=0,0.3,0,not trained,,,,"
     assert report(tmp_path, rows).startswith(f"{tmp_path / 'report.html'}: 4 runs, ")
     assert "learning_rate=0.2__seed=1" in (tmp_path / "report.html").read_text()
     monkeypatch.setitem(sys.modules, "plotly", None)

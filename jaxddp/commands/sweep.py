@@ -57,7 +57,7 @@ class Sweep:
     prune: bool = False
     """With --search, stop a trial whose best validation is worse than the median of the earlier trials."""
     restarts: Annotated[int, Range(0, 1_000_000)] = 1
-    """How often a failed trial is started again, from its last checkpoint. Bad input ends the sweep."""
+    """How often a failed trial is started again, from its last checkpoint; not after bad input."""
     save_grace: Annotated[float, Range(0, 1_000_000)] = 120.0
     """After Ctrl-C or SIGTERM, seconds that every trial has to save before it is killed."""
     verbose: bool = False

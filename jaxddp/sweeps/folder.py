@@ -145,9 +145,9 @@ class TrialResult(NamedTuple):
 
     @property
     def status(self) -> str:
-        """The status of the run; "pruned" or "failed" if the sweep ended it; "not started"."""
-        status = self.run.status if self.run else "not started"
-        return status if status in ("not started", "running", *ENDED) else self.trial.ended or status
+        """The status of the run; "pruned" or "failed" if the sweep ended it; "not trained"."""
+        status = self.run.status if self.run else "not trained"
+        return status if status in ("running", *ENDED) else self.trial.ended or status
 
 
 def runs_and_images(place: Path, words: Sequence[str]) -> tuple[list[Path], list[str]]:

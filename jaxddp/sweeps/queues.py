@@ -52,7 +52,7 @@ class GridQueue:
 
     def summary(self) -> str:
         """Return the number of trials, and how many have finished."""
-        return counted(self.total, "trial") + (f" ({n} finished)" if (n := self._num_finished()) else "")
+        return counted(self.total, "trial") + (f" ({n} finished)" if (n := self.num_finished()) else "")
 
     def unfinished(self) -> list[Trial]:
         """Return the trials that have not finished, and those that this process runs."""
@@ -77,7 +77,7 @@ class GridQueue:
             say(f"{trial.name}: another process trains it")
         elif end not in ("failed", "bad input"):
             best = self.folder.result(trial).best or NOTHING
-            say(f"{trial.name}: {end}, {best} ({self._num_finished()} of {self.total})")
+            say(f"{trial.name}: {end}, {best} ({self.num_finished()} of {self.total})")
 
     def should_prune(self, trial: Trial) -> bool:
         """Return whether a running trial is to be pruned."""
@@ -92,7 +92,8 @@ class GridQueue:
         ended = trial.ended if self._keeps_ends else None
         return "done" if self.folder.is_finished(trial) else ended or "running"
 
-    def _num_finished(self) -> int:
+    def num_finished(self) -> int:
+        """Return the number of trials that are not left to be started or run."""
         return len(self._own(self.folder.read())) - len(self.unfinished())
 
 

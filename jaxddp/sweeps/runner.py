@@ -114,7 +114,7 @@ class TrialProcess:
 
 @dataclass(eq=False)
 class Runner:
-    """Runs the trials of a queue. A failed trial does not end the others; bad input ends the sweep.
+    """Runs the trials of a queue. A failed trial does not end the others, but bad input ends a sweep that begins.
 
     Attributes:
         folder: the folder of the sweep.
@@ -152,7 +152,7 @@ class Runner:
             to be killed.
 
         Raises:
-            InputError: a trial reported bad input. The other trials were asked to save and stop.
+            InputError: a trial reported bad input before one had finished. The others were asked to save and stop.
             JaxddpError: the source raised it. The running trials were asked to save and stop.
         """
         with workers.catch_signals() as events:
@@ -224,8 +224,11 @@ class Runner:
     def _finish(self, process: TrialProcess) -> None:
         """Record the end of a trial and free its slot, or start the trial again."""
         trial, end = process.trial, process.end(self.folder / process.trial.name)
-        if end == "failed":
-            is_again = process.starts <= self.restarts and not (self._is_stopping or process.worker.has_quit)
+        # A fault of all trials, such as a wrong path, is reported by the first.
+        ends_sweep = end == "bad input" and not self.queue.num_finished()
+        if end in ("failed", "bad input") and not ends_sweep:
+            can_restart = end == "failed" and process.starts <= self.restarts
+            is_again = can_restart and not (self._is_stopping or process.worker.has_quit)
             again = f"; started again ({process.starts} of {self.restarts})" if is_again else ""
             say(f"{trial.name}: failed with {str(process.worker).partition(': ')[2]}: {process.last_line}{again}")
             if is_again:
@@ -234,7 +237,7 @@ class Runner:
         self.queue.record_end(trial, end)
         self._free.append(process.slot)
         self._ask_at = 0.0
-        if end == "bad input":
+        if ends_sweep:
             raise InputError(f"{trial.name}: {process.last_line}")
 
     def _prune(self) -> None:
@@ -256,4 +259,4 @@ class Runner:
         if self._received is not None:
             by_signal = self._received == signal.SIGINT or "lost" in self._ends
             return 128 + self._received if by_signal else workers.PREEMPTED
-        return 1 if "failed" in self._ends else workers.PREEMPTED if "interrupted" in self._ends else 0
+        return 1 if {"failed", "bad input"} & {*self._ends} else workers.PREEMPTED if "interrupted" in self._ends else 0
