@@ -19,6 +19,7 @@ from jaxddp.core.ranges import Range
 from jaxddp.sweeps.folder import SweepFolder, folds_of
 from jaxddp.sweeps.queues import GridQueue
 from jaxddp.sweeps.trials import Choices, Interval, Template, Trial, is_split, short_names, space_of, trial_name
+from jaxddp.workdir.lock import locked
 
 Whole: Any = Annotated[int, Range(0, 100)]
 Number: Any = Annotated[float, Range(0, 10)]
@@ -215,6 +216,11 @@ def test_a_damaged_file_and_a_run_in_its_place_are_refused(capfd, tmp_path):
 def test_a_trial_of_a_job_array_is_in_the_folder_before_it_is_trained(capfd, tmp_path):
     fails(["sweep", "digits", "--data", "x", "--seed", "0:2", "--workdir", str(tmp_path), "--index", "1"], capfd)
     assert "seed=1 of its 1 run not finished" in fails(["predict", str(tmp_path), "x", "--out", "y.csv"], capfd)
+    (run := tmp_path / "seed=1").mkdir()
+    (run / "metrics.jsonl").touch()
+    with locked(run):
+        assert main(["sweep", "digits", "--data", "x", "--seed", "1:2", "--workdir", str(tmp_path)]) == 0
+    assert "not finished: seed=1 (running); the same command continues" in capfd.readouterr().err
 
 
 def test_a_trial_without_a_fold_is_in_no_set_of_folds():

@@ -214,7 +214,9 @@ def _run(options: Sweep, queue: GridQueue) -> int:
     with doing("writing the report"):
         print(f"{report(options.workdir, rows)}\n{options.workdir / RESULTS}: {counted(len(rows), 'trial')}")
     if unfinished := queue.unfinished():
-        say(f"jaxddp sweep: not finished: {some([trial.name for trial in unfinished])}; the same command continues")
+        states = {row.trial.name: row.status for row in rows}
+        names = [f"{trial.name} ({states.get(trial.name)})" for trial in unfinished]
+        say(f"jaxddp sweep: not finished: {some(names)}; the same command continues")
     elif recipes := folds_of([row.trial for row in rows if row.trial.name not in queue.earlier]):
         with doing(IMPORTING):
             from jaxddp.inference.output_files import write_out_of_fold
