@@ -70,6 +70,11 @@ def test_a_good_machine_and_config_pass_every_check(tree, tmp_path):
     assert "arguments" in details["step"] and "GFLOP" in details["step"]
     assert "checkpoints up to" in details["work directory"]
     assert list((tmp_path / "w").iterdir()) == []
+    # The run there could not be resumed.
+    (tmp_path / "w/checkpoints/3").mkdir(parents=True)
+    (tmp_path / "w/config.json").write_text("{}")
+    with pytest.raises(InputError, match=r"config.json: model.name was .* and is now 'resnet10'"):
+        checklist.recipe(small_recipe(tree), tmp_path / "w")
     # Without a config only the machine is checked.
     assert list(by_check(doctor(None, None))) == MACHINE_CHECKS
 

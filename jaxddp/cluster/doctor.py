@@ -5,7 +5,7 @@ process makes every check. At the end the processes exchange their rows, so each
 processes. A collective check starts only if all processes are ready. Otherwise some processes would wait for the
 others.
 
-The checks of a recipe rehearse the start of a run: they open the data, decode a few images, and compile the step.
+The checks of a recipe rehearse the start of a run: they open the data, decode images, and compile the step.
 """
 
 import dataclasses
@@ -38,21 +38,23 @@ from jaxddp.core.peers import Peers, joined
 from jaxddp.data.opening import labelled_and_unlabelled, open_tables
 from jaxddp.data.order import EvalOrder, SampleOrder
 from jaxddp.data.source import Source
-from jaxddp.engine.state import TrainState, shapes_of_one
+from jaxddp.engine.state import shapes_of_one
 from jaxddp.job.environment import Job, find_job
 from jaxddp.measure.memory import Fit, MemoryReport, Needs
 from jaxddp.mesh import AXIS, Topology
 from jaxddp.recipe.file import RecipeFile
 from jaxddp.setup.resources import join_job
 from jaxddp.setup.run_setup import RunSetup, initialize, open_recipe
+from jaxddp.setup.run_training import claim_of
+from jaxddp.training.checkpoints.integrity import CHECKPOINTS, steps_in
 from jaxddp.training.listeners.jsonl import FILE, StepSeconds
 from jaxddp.training.progress import count_parameters
+from jaxddp.workdir.claim import compare
 from jaxddp.workdir.session import check_shared
 
 Verdict = Literal["ok", "warn", "fail"]
 PACKAGES = ("jaxddp", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint")
 _SIZES = {"4 kB": 4_000, "1 MB": 1_000_000, "16 MB": 16_000_000, "100 MB": 100_000_000}
-_LARGEST_ON_CPU = 16_000_000
 
 
 class Finding(NamedTuple):
@@ -125,7 +127,7 @@ def versions() -> Finding:
 
 def all_reduce(topology: Topology) -> Finding:
     """Sum over all devices, check the sums, and measure the bandwidth of a link of the ring."""
-    largest = _LARGEST_ON_CPU if topology.platform == "cpu" else math.inf
+    largest = 16_000_000 if topology.platform == "cpu" else math.inf
     sizes = {name: num_bytes for name, num_bytes in _SIZES.items() if num_bytes <= largest}
     measured = {name: time_all_reduce(topology, num_bytes) for name, num_bytes in sizes.items()}
     speeds = ["sums are right"]
@@ -269,9 +271,12 @@ def images(config: Config, tables: tuple[Source, Source], process: int) -> Findi
     return Finding(f"{decoded + timed} read for training{pace}, {validated} for validation")
 
 
-def recipe(file: RecipeFile) -> Finding:
-    """Set up the run as training does. The value is the setup."""
-    setup = initialize(open_recipe(file))
+def recipe(file: RecipeFile, directory: Path | None) -> Finding:
+    """Set up the run as training does, and compare it with a run to resume. The value is the setup."""
+    opened = open_recipe(file)
+    if directory is not None and steps_in(directory / CHECKPOINTS):
+        compare(directory, claim_of(opened, directory), opened.topology.peers)
+    setup = initialize(opened)
     steps = f"{counted(setup.layout.plan.total_steps, 'step')} of {counted(setup.feed.order.batch_size, 'image')}"
     count = count_parameters(setup.state.params)
     name = "the recipe's own network" if "get_model" in file.hooks else file.config.model.name
@@ -294,11 +299,6 @@ def step(setup: RunSetup) -> Finding:
     fit = Fit.of(division, [MemoryReport.of(needs, setup.topology, setup.state)])
     fit.check()
     return Finding(f"{work}; {fit}")
-
-
-def checkpoint_bytes(state: TrainState, keep: int) -> int:
-    """Return the maximum bytes of a run's checkpoints: the last `keep`, the best, and the one being written."""
-    return sum(leaf.nbytes for leaf in jax.tree.leaves(state)) * (keep + 2)
 
 
 class CheckRow(NamedTuple):
@@ -351,10 +351,11 @@ def doctor(file: RecipeFile | None, workdir: Path | None) -> list[CheckRow]:
             if tables is not None:
                 report("images", images, file.config, tables, process)
             if all_are_ready(topology, tables):
-                setup = report("recipe", recipe, file)
+                setup = report("recipe", recipe, file, workdir)
             if setup is not None:
                 report("step", step, setup)
-                needed = checkpoint_bytes(setup.state, file.config.checkpoint.keep)
+                # The last `keep` checkpoints, the best, and the one being written.
+                needed = (file.config.checkpoint.keep + 2) * sum(leaf.nbytes for leaf in jax.tree.leaves(setup.state))
         if workdir is not None:
             written = report("work directory", work_directory, workdir, needed)
             if written is not None and (written / FILE).exists():
@@ -376,7 +377,6 @@ def merge(reports: Sequence[Sequence[CheckRow]]) -> list[CheckRow]:
             for row in rows:
                 if row.verdict != "ok" and row not in first_rows:
                     processes_by_row[row].append(str(process))
-        for row, processes in processes_by_row.items():
-            names = f"{plural(len(processes), 'process')} {', '.join(processes)}"
-            merged.append(row._replace(detail=f"{names}: {row.detail}"))
+        for row, ids in processes_by_row.items():
+            merged.append(row._replace(detail=f"{plural(len(ids), 'process')} {', '.join(ids)}: {row.detail}"))
     return merged

@@ -63,7 +63,7 @@ def train(
         InputError, NonFiniteError, ReplicaError, GradientError, Preempted: see `jaxddp.core.errors`.
     """
     peers, config = recipe.topology.peers, recipe.config
-    claimed = _claim(recipe, directory)
+    claimed = claim_of(recipe, directory)
     if directory is None:
         return fit(make_run(settle_shares(_begin(recipe, resumes=False)), listeners, evaluators, claimed.record()))
     # The user's code may change the current directory.
@@ -121,7 +121,7 @@ def _print(line: str | None, peers: Peers) -> None:
         print(line, flush=True)
 
 
-def _claim(recipe: Recipe, directory: Path | None) -> Claim:
+def claim_of(recipe: Recipe, directory: Path | None) -> Claim:
     """Return the claim of a run. All processes must call this function together.
 
     The claim of a setup has digests of its model, loss, optimizer and so on in place of the settings that name them.
