@@ -28,7 +28,7 @@ from support.shared import sgd, shared
 
 import jaxddp
 from jaxddp import InputError, prepare_training, train
-from jaxddp.core.errors import Preempted
+from jaxddp.core.errors import Preempted, Unreachable
 from jaxddp.data.source import Source, check_source
 from jaxddp.engine.parts import averages, guard
 from jaxddp.workdir.lock import locked
@@ -184,7 +184,7 @@ def test_a_work_directory_accepts_only_its_own_recipe_and_one_run(tmp_path):
     smaller_table = prepared(LinenDense(), random_table(40), 4, SGD, 2, epochs=2)
     with pytest.raises(InputError, match="config.json: table.fingerprint was '.*' and is now '.*'"):
         train(jaxddp.softmax_cross_entropy, smaller_table, workdir=tmp_path)
-    with locked(tmp_path), pytest.raises(InputError, match=f"{tmp_path}: another run is writing there"):
+    with locked(tmp_path), pytest.raises(Unreachable, match=f"{tmp_path}: another run is writing there"):
         train(jaxddp.softmax_cross_entropy, setup, epochs=2, workdir=tmp_path)
     # JSON cannot store NumPy numbers, such as these means.
     data = dataclasses.replace(setup.config.data, mean=tuple(map(np.float32, setup.config.data.mean)))

@@ -81,7 +81,7 @@ def test_a_lock_whose_file_was_removed_is_not_held(tmp_path, monkeypatch):
         return len(tries) > 1
 
     monkeypatch.setattr("jaxddp.workdir.lock.try_lock", try_lock)
-    with pytest.raises(InputError, match="another run is writing there"), locked(tmp_path):
+    with pytest.raises(jaxddp.core.errors.Unreachable, match="another run is writing there"), locked(tmp_path):
         pass
 
 

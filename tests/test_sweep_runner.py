@@ -54,7 +54,7 @@ if kind == "bad":
 try:
     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
 except BlockingIOError:
-    end(2, "jaxddp: another run is writing there")
+    end(1, "jaxddp: another run is writing there")
 (workdir / "result.json").write_text(json.dumps({"status": "done", "step": 2}))
 """
 

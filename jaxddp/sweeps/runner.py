@@ -101,10 +101,9 @@ class TrialProcess:
         """Return how the ended process ended."""
         if self.worker.code in _STOPPED:
             return "pruned" if self.is_pruned else "interrupted"
-        if self.worker.code == workers.BAD_INPUT:
-            # This process has released its lock, so another run holds it.
-            return "elsewhere" if is_locked(workdir) else "bad input"
-        return "failed" if self.worker.code else "done"
+        if self.worker.code and is_locked(workdir):
+            return "elsewhere"  # This process has released its lock, so another run holds it.
+        return {0: "done", workers.BAD_INPUT: "bad input"}.get(self.worker.code, "failed")
 
     def close(self) -> None:
         """Kill the process if it still runs, and read its last output."""

@@ -2,37 +2,41 @@
 
 import fcntl
 import os
+import platform
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import jaxddp.core.files as files
-from jaxddp.core.errors import InputError, Option
+from jaxddp.core.errors import Option, Unreachable
 from jaxddp.core.files import try_lock
 
 LOCK_FILE = ".lock"
-_RETRY_SECONDS = 0.1
-"""Seconds until a second attempt; longer than `is_locked` holds the lock."""
 
 
 @contextmanager
 def locked(directory: Path) -> Iterator[None]:
     """Lock a work directory during the block. Without a lock, a second run would delete files that this run writes.
 
-    The lock ends with the process. A file system may have no locks. Raises: InputError if another run holds the lock.
+    The lock ends with the process, which its file names. A file system may have no locks. Raises: Unreachable if
+    another run holds the lock: a job that a scheduler starts again may begin before its earlier start has ended.
     """
     # A lock of the directory itself would not reach the server of a network file system.
     with files.readable_errors(directory / LOCK_FILE):
         lock = files.open_regular(directory / LOCK_FILE, "ab")
     with lock:
         if not try_lock(lock):
-            # Perhaps only `is_locked` holds the lock.
-            time.sleep(_RETRY_SECONDS)
+            # Perhaps only `is_locked` holds the lock, for a moment.
+            time.sleep(0.1)
             # The run that held the lock may have removed its directory, and another run may have made a new one.
             if not try_lock(lock) or not os.path.samestat(os.fstat(lock.fileno()), os.stat(directory / LOCK_FILE)):
+                holder = files.read(directory / LOCK_FILE).decode(errors="replace") or "an unknown process"
                 advice = ("wait for it, or give another ", Option("workdir"))
-                raise InputError(f"{directory}: another run is writing there", advice=advice)
+                raise Unreachable(f"{directory}: another run is writing there ({holder})", advice=advice)
+        with suppress(OSError):  # The disk may be full.
+            lock.truncate(0)
+            os.write(lock.fileno(), f"process {os.getpid()} on {platform.node()}".encode())
         yield
 
 
