@@ -365,7 +365,7 @@ def test_an_agent_follows_machine_0_and_sends_its_end_after_a_signal(lone):
     assert agent.launcher.is_over and agent.launcher.code == 7
     signalled = lone("2", 3, 1)
     signalled.does(2, None, *arrived(0), signal.SIGTERM)
-    end = End(143, "asked to stop", stop_requested=True)
+    end = End(75, "asked to stop", stop_requested=True)
     assert signalled.launcher.is_over and signalled.launcher.last_messages(None) == [end]
 
 

@@ -149,7 +149,7 @@ class Member(AbstractContextManager["Member"]):
         if isinstance(event, signal.Signals):
             say(f"jaxddp launch: {event.name}: no process runs here; this launcher ends")
             self.is_signalled = True
-            self._end(128 + event)
+            self._end(128 + event if event == signal.SIGINT else PREEMPTED)
             return
         self._handle(event)
         if not self.is_over:
