@@ -111,9 +111,8 @@ class StackedNet(nn.Module):
         x = nn.Conv(3, (3, 3), feature_group_count=3, name="depthwise")(x)
         x = nn.ConvTranspose(8, (2, 2), (2, 2), transpose_kernel=True, name="transposed")(x)
         x = x.reshape(len(x), -1, 8) + nn.Embed(64, 8, name="pos_embed")(jnp.arange(64))
-        x += self.param("class_embedding", nn.initializers.zeros, (1, 1, 8)) + nn.Embed(4, 8, name="words")(
-            jnp.array(1)
-        )
+        words = nn.Embed(4, 8, name="words")(jnp.array(1))
+        x += self.param("class_embedding", nn.initializers.zeros, (1, 1, 8)) + words
         split = {"split_rngs": {"params": True}}
         x, _ = nn.scan(Block, {"params": 0}, length=3, **split)(name="rows")(x, None)
         x, _ = nn.scan(nn.remat(Block), {"params": 1}, length=5, **split)(name="columns")(x, None)
@@ -175,6 +174,7 @@ def test_the_axes_of_an_nnx_modules_kernels():
         **{f"blocks/dense/{name}": Kernel((0,), (1,), (2,)) for name in ("kernel", "lora/lora_a", "lora/lora_b")},
         "convs/0/kernel": Kernel((), (0, 1, 3), (2,)),
     }
+    assert {*adapt(nnx.LoRA(8, 2, 4, rngs=nnx.Rngs(0))).layer_arrays((4, 4, 3))} == {"lora_a", "lora_b"}
 
 
 @pytest.mark.parametrize("name", ["lamb", *(pytest.param(name, marks=pytest.mark.ci) for name in ("lars", "muon"))])

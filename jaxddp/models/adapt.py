@@ -128,12 +128,12 @@ class NNXModel:
         inner = {path: _single_shape(modules.get(path[:-1]), path[-1]) for path in shapes}
         single = {path: shape for path, shape in inner.items() if shape is not None}
 
-        def added(path: Path, owner: Path) -> int:
-            extra = [len(shapes[p]) - len(single[p]) for p in single if p[: len(owner)] == owner]
-            return min(extra) if extra or not owner else added(path, owner[:-1])
+        def added(owner: Path) -> int:
+            extra = [len(shapes[path]) - len(single[path]) for path in single if path[: len(owner)] == owner]
+            return min(extra, default=0) if extra or not owner else added(owner[:-1])
 
         return {
-            "/".join(map(str, path)): (shape, single.get(path, shape[added(path, path[:-1]) :]), modules.get(path[:-1]))
+            "/".join(map(str, path)): (shape, single.get(path, shape[added(path[:-1]) :]), modules.get(path[:-1]))
             for path, shape in shapes.items()
         }
 
