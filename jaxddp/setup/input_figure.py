@@ -1,7 +1,6 @@
 """A figure of training images exactly as the network receives them at a step, also for `jaxddp data show`."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import jax
 import numpy as np
@@ -12,13 +11,10 @@ from jaxddp.core.errors import counted
 from jaxddp.setup.feed import Feed
 from jaxddp.setup.recipe import Recipe
 from jaxddp.training.events import short_class_name
-from jaxddp.training.pictures import input_grid, png
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from jaxddp.training.pictures import Picture, input_grid, png
 
 
-def input_figure(feed: Feed, preprocess: Preprocess, step: int, count: int) -> "Figure":
+def input_figure(feed: Feed, preprocess: Preprocess, step: int, count: int) -> Picture:
     """Draw the first images of a step's batch, without normalization, with labels and rows. The first step is 1."""
     batch = next(feed.batches(step - 1, step))
     inputs = jax.jit(lambda batch: preprocess(batch, train=True, key=jax.random.key(feed.order.seed)))(batch)
