@@ -354,12 +354,7 @@ def initialize(recipe: Recipe, *, fresh: bool = True, programs: CompiledPrograms
         target = WeightsTarget(recipe.model, shape, len(ids), tuple(ids), config.fresh_layers, rename=rename)
         with doing(f"reading weights from {config.weights}"):
             weights = initial_weights(local_weights(config.weights, offline=config.offline), target, topology)
-    made: Any = {
-        "network": network,
-        "programs": programs or CompiledPrograms(),
-        "state": None,
-        "like": None,
-    }
+    made: Any = {"network": network, "programs": programs or CompiledPrograms(), "state": None, "like": None}
     setup = RunSetup(**vars(recipe), **made, weights=weights)
     out_of_memory = memory_errors(lambda: "while the network was initialized", lambda: "choose a smaller network")
     with doing("initializing the network"), out_of_memory:
