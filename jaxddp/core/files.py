@@ -149,6 +149,15 @@ def parse_json(content: bytes | str, kind: type = object) -> Any:
     return value
 
 
+@contextmanager
+def parsing(path: Path, advice: Words, fault: str = "is damaged") -> Iterator[None]:
+    """Turn an error of content that lacks an entry or has other types into an `InputError` about the file at `path`."""
+    try:
+        yield
+    except (ValueError, ArithmeticError, LookupError, TypeError, AttributeError) as error:
+        raise InputError(f"{path}: {fault} ({error})", advice=advice) from None
+
+
 def _regular_opener(path: str, flags: int) -> int:
     # In a downloaded folder, a link may lead to any file of the user. So nothing is written through a link.
     handle = os.open(path, flags | os.O_NONBLOCK | (os.O_NOFOLLOW if flags & os.O_WRONLY else 0), 0o666)

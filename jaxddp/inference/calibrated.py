@@ -108,11 +108,9 @@ def _temperature(run: TrainedRun) -> float:
     if not path.exists():
         return 1.0
     content = files.content_of(path, "make it readable")
-    try:
+    with files.parsing(path, "remove it, and calibrate again"):
         found = Calibration(**files.parse_json(content, dict))
         checked(found.temperature, ranges.Positive, "temperature")
-    except (ValueError, TypeError) as error:
-        raise errors.InputError(f"{path}: is damaged ({error}); remove it, and calibrate again") from None
     views = run.config.eval.views
     if (found.step, found.checkpoint, found.views) == (run.step, _digest(run), views):
         return found.temperature

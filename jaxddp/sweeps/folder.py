@@ -63,16 +63,13 @@ class SweepFolder:
             if not self.path.exists():
                 return {}
             content = files.read(self.path)
-        try:
+        with files.parsing(self.path, ("restore it, or ", _ANOTHER), "is not the file of a sweep"):
             saved = files.parse_json(content, dict)
             config, trials = saved["config"], [Trial(**trial) for trial in saved["trials"]]
             for trial in trials:
                 texts = [trial.name, *trial.words, *trial.values, *trial.values.values(), *(trial.finished_words or ())]
                 if not all(isinstance(text, str) for text in texts) or trial.ended not in (None, "pruned", "failed"):
                     raise ValueError(f"trial {show(trial.name)} is damaged")
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            problem = f"{self.path}: is not the file of a sweep ({error})"
-            raise InputError(problem, advice=("restore it, or ", _ANOTHER)) from None
         if self._config not in (None, config):
             raise InputError(f"{self.path}: is a sweep of {config}, not of {self._config}", advice=_ANOTHER)
         return {trial.name: trial for trial in trials}

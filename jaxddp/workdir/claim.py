@@ -184,10 +184,8 @@ def check_evaluation(directory: Path, config: Config) -> RunData:
 def _read(path: Path) -> dict[str, Any]:
     missing = ("is missing beside the checkpoints; ", _RESTORE_ADVICE)
     content = files.content_of(path, _RESTORE_ADVICE, missing=missing)
-    try:
+    with files.parsing(path, _RESTORE_ADVICE, "cannot be read"):
         return files.parse_json(content, dict)
-    except ValueError as error:
-        raise InputError(f"{path}: cannot be read ({error})", advice=_RESTORE_ADVICE) from None
 
 
 _ALWAYS_PATHS = ("data.path", "data.data_dir", "data.local_cache", "data.manifest", "objective.teacher")

@@ -76,7 +76,7 @@ class Signature:
             return None
         content = files.content_of(path, "make it readable")
         hints = get_type_hints(cls, include_extras=True) | {"dtype": Literal["uint8", "uint16", "float32"]}
-        try:
+        with files.parsing(path, "remove it to use the run's data instead"):
             entries = {"num_examples": 0, "class_counts": (), **files.parse_json(content, dict)}
             signature = cls(**{key: checked(entries[key], hint, key) for key, hint in hints.items()})
             if len(signature.class_ids) != len(signature.class_names):
@@ -85,8 +85,6 @@ class Signature:
             if run_id is not None and run is not None and run_id != run.id:
                 raise ValueError(f"it belongs to run {show(run_id)}, and {CONFIG_FILE} names run {run.id}")
             return signature
-        except (ValueError, TypeError, KeyError) as error:
-            raise InputError(f"{path}: is damaged ({error}); remove it to use the run's data instead") from None
 
     def check_resumed(self, directory: Path) -> None:
         """Check that the run in a work directory has the same names of classes; its fingerprints cover only the ids.

@@ -424,15 +424,13 @@ class ValidationFile:
                     _log.warning(f"{self._path}: is missing; the best of the earlier checkpoints is unknown")
                 return {}, Goal()
             content = files.read(self._path)
-        try:
+        with files.parsing(self._path, _ADVICE):
             entries = files.parse_json(content, dict)
             goal = Goal.from_plain(entries.pop(_GOAL)) if _GOAL in entries else Goal()
             metrics_by_step = {int(name): dict(metrics) for name, metrics in entries.items()}
             values = (value for metrics in metrics_by_step.values() for value in metrics.values())
             if not all(value is None or math.isfinite(value) for value in values):
                 raise ValueError("a value is not finite")
-        except (*_DAMAGES, ArithmeticError) as error:
-            raise InputError(f"{self._path}: is damaged ({error}); {_ADVICE}") from None
         if self._integrity is not None and (fault := self._integrity.fault_of_validations(content)) is not None:
             raise InputError(f"{self._path}: is damaged ({fault}); {_ADVICE}")
         self._content = content

@@ -436,12 +436,10 @@ class StepSeconds:
     @classmethod
     def loads(cls, path: Path, content: bytes) -> "StepSeconds":
         """Parse the content of the file. Raises: InputError if the content is invalid."""
-        try:
+        with files.parsing(path, "remove it; the next run writes it again", "cannot be read"):
             entries = files.parse_json(content)
             seconds = {int(p): {column: float(c[column]) for column in COLUMNS} for p, c in entries["seconds"].items()}
             return cls(int(entries["first"]), int(entries["last"]), seconds)
-        except (ValueError, ArithmeticError, KeyError, TypeError, AttributeError) as error:
-            raise InputError(f"{path}: cannot be read ({error}); remove it; the next run writes it again") from None
 
 
 class SlowProcesses(events.Listener):
