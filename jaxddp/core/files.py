@@ -20,8 +20,8 @@ from jaxddp.core.phases import doing, moved
 
 CACHE_VARIABLE = "JAXDDP_CACHE"
 """Environment variable for the path of the cache folder. The default is `jaxddp` in XDG_CACHE_HOME or ~/.cache."""
-_AWAY = {errno.ESTALE, errno.EREMOTEIO, errno.ETIMEDOUT, errno.ECONNREFUSED, errno.ECONNRESET, errno.EHOSTDOWN}
-_AWAY |= {errno.EHOSTUNREACH, errno.ENETDOWN, errno.ENETUNREACH, errno.ENOTCONN, errno.ESHUTDOWN}
+_AWAY = {errno.ESTALE, errno.ETIMEDOUT, errno.ECONNREFUSED, errno.ECONNRESET, errno.EHOSTDOWN, errno.EHOSTUNREACH}
+_AWAY |= {errno.ENETDOWN, errno.ENETUNREACH, errno.ENOTCONN, errno.ESHUTDOWN, getattr(errno, "EREMOTEIO", errno.ESTALE)}
 """Error numbers of a file server that does not answer. The file itself may be intact."""
 _LONGEST_NAME = 255
 """The maximum length of a file name in bytes, in nearly every file system."""
