@@ -155,23 +155,19 @@ class Worker:
         passed: Mapping[str, int] = {},
         shown: bool = True,
     ):
-        self.rank, self._ended_at_work = rank, False
+        self.rank, self._ended_at_work, self._is_reaped = rank, False, False
         self.code: int | None = None
         # With -I and -S, the user's PYTHON* variables and site packages affect only the command, not the starter.
-        starter = [sys.executable, "-I", "-S", str(_STARTER), str(os.getpid()), ",".join(map(str, cores))]
+        starter = [sys.executable, "-I", "-S", str(_STARTER), str(os.getpid()), ",".join(map(str, cores)), *command]
         try:
             reading, writing = os.pipe()
             self.output = Output(rank, os.fdopen(reading, "rb", buffering=0), log, shown=shown)
             self.status = WorkStatus()
             passed = {**passed, STATUS_PIPE: self.status.writing}
+            env = {**environ, **{name: str(descriptor) for name, descriptor in passed.items()}}
+            streams: Any = {"stdin": subprocess.DEVNULL, "stdout": writing, "stderr": writing}
             self.process = subprocess.Popen(
-                [*starter, *command],
-                env={**environ, **{name: str(descriptor) for name, descriptor in passed.items()}},
-                stdin=subprocess.DEVNULL,
-                stdout=writing,
-                stderr=writing,
-                pass_fds=[*passed.values()],
-                start_new_session=True,
+                starter, env=env, pass_fds=[*passed.values()], start_new_session=True, **streams
             )
         except (OSError, RuntimeError) as error:
             # The program ends after this error, so no file is closed here.
@@ -205,13 +201,17 @@ class Worker:
         """
         if self.code is None:
             self.status.read()
-            end = os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-            if end is not None:
+            if (code := self._exit_code()) is not None:
                 self.status.read()
-                self.code = end.si_status if end.si_code == os.CLD_EXITED else -end.si_status
-                self._ended_at_work = self.code == 0 and self.status.is_working
-                self.code = 1 if self._ended_at_work else self.code
+                self._ended_at_work = code == 0 and self.status.is_working
+                self.code = 1 if self._ended_at_work else code
         return self.code
+
+    def _exit_code(self) -> int | None:
+        if not hasattr(os, "waitid"):  # macOS, with a Python before 3.13: the process is reaped.
+            return self.process.poll()
+        end = os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        return end and (end.si_status if end.si_code == os.CLD_EXITED else -end.si_status)
 
     def send(self, number: signal.Signals) -> None:
         """Send a signal to the process and to the children in its group."""
@@ -220,10 +220,11 @@ class Worker:
 
     def end(self, deadline: float) -> None:
         """Kill the process group, and reap the process if it ends before `deadline`, a time of the monotonic clock."""
-        if self.process.returncode is None:
+        if not self._is_reaped:
             self.send(signal.SIGKILL)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(max(0.0, deadline - time.monotonic()))
+                self._is_reaped = True
 
     def close(self, deadline: float) -> None:
         """Read the last output of the ended process until `deadline`, and close its files."""
