@@ -30,10 +30,10 @@ def test_each_example_appears_once_an_epoch(sizes, seed, epochs, unit):
         assert len(slots) == order.num_slots == order.slots * len(sizes[0]) and order.slots % unit == 0
         # Every batch is full, and the epochs follow each other without a gap.
         assert real.sum() == order.batch_size
-        first = step * order.batch_size // order.num_examples
-        assert first == epoch_of_slots[real].min()
         ends = np.arange(step * order.batch_size, (step + 1) * order.batch_size) // order.num_examples
         assert sorted(epoch_of_slots[real]) == ends.tolist()
+        of_first = [order.of_host(host).is_of_first_epoch(step) for host in range(len(sizes[0]))]
+        assert (np.concatenate(of_first) == (epoch_of_slots == ends[0])).all()
         seen.update(zip(epoch_of_slots[real].tolist(), slots[real].tolist(), strict=True))
     wanted = {(epoch, row) for epoch in range(epochs) for row in range(order.num_examples)}
     assert {each for each in seen if each[0] < epochs} == wanted
@@ -49,9 +49,8 @@ def test_the_slots_of_a_process_hold_its_own_examples_first_and_repeat_them_in_p
         for host, (first, end) in enumerate(pairwise(bounds.tolist())):
             own, of_host = Shard(host, len(sizes)).of(slots), order.of_host(host)
             count, rows = int(of_host.mask(step).sum()), of_host.rows(step)
-            assert of_host.first_row == first and of_host.mask(step).tolist() == [1] * count + [0] * (
-                order.slots - count
-            )
+            assert of_host.first_row == first
+            assert of_host.mask(step).tolist() == [1] * count + [0] * (order.slots - count)
             assert ((own[:count] >= first) & (own[:count] < end)).all() and (own[count:] == -1).all()
             assert (rows[:count] + first == own[:count]).all() and ((rows >= 0) & (rows < sizes[host])).all()
             if count:
