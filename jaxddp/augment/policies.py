@@ -75,7 +75,8 @@ def learned_space(size: ops.Size) -> ops.Space:
     return ops.space_of(ops.OPERATIONS, steps, others, shift=(150 / 331 * width, 150 / 331 * height))
 
 
-def _auto_augment(settings: AugmentConfig) -> Policy:
+@POLICIES.add(*TABLES)
+def auto_augment(settings: AugmentConfig) -> Policy:
     """Return AutoAugment: a random sub-policy, in random directions."""
     policy = TABLES[settings.policy or ""]
     probabilities = jnp.array([[probability for _, probability, _ in pair] for pair in policy], jnp.float32)
@@ -93,9 +94,6 @@ def _auto_augment(settings: AugmentConfig) -> Policy:
 
     return apply
 
-
-for name in TABLES:
-    POLICIES.add(name)(_auto_augment)
 
 # --- AugMix: a mixture of an image with chains of operations on it (Hendrycks et al. 2020, arXiv:1912.02781) ---
 
