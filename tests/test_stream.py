@@ -349,7 +349,9 @@ def test_an_exception_of_a_thread_is_raised_after_the_batches_before(table: Exam
 
 
 @pytest.mark.slow
-def test_images_that_workers_load_are_warned_about_once(tmp_path: Path, caplog, monkeypatch):
+@pytest.mark.parametrize("lacking", ("nothing", "memfd_create"))
+def test_images_that_workers_load_are_warned_about_once(lacking, tmp_path: Path, caplog, monkeypatch):
+    monkeypatch.delattr(os, lacking, raising=False)
     monkeypatch.setattr(workers, "_idle", [])
     monkeypatch.setattr(decode, "_warned", threading.Lock())
     (tmp_path / "numbers.py").write_text("raise SystemExit")
@@ -367,7 +369,7 @@ def test_a_worker_that_ends_or_cannot_be_used_is_one_line(table: ExampleTable, t
     with pytest.raises(JaxddpError, match="^data.workers: process \\d+ ended with SIGKILL; if the memory"):
         deque(batches, 0)
     next(table.train_batches(SampleOrder(NUM_EXAMPLES, 6, SEED), IN_WORKERS, range(1)))
-    with pytest.raises(InputError, match="data.workers=2: needs Linux, and images in files, TFRecord or .tar files"):
+    with pytest.raises(InputError, match="data.workers=2: needs images in files, TFRecord or .tar files"):
         replace(table, store=CachedStore(table.store, tmp_path)).check(IN_WORKERS)
 
 

@@ -189,12 +189,10 @@ class ShardStore:
 def pickled(store: Store, workers: int) -> bytes:
     """Return a store for the processes of `data.workers`. Raises: InputError for a store with a cache of its own."""
     try:
-        # Only Linux has it; the processes share memory with it.
-        _ = os.memfd_create
         return pickle.dumps(store)
     except (TypeError, AttributeError, pickle.PicklingError):
-        fault = ": needs Linux, and images in files, TFRecord or .tar files of this machine"
-        advice = "leave it out, or write the images to TFRecord files with `jaxddp data pack`"
+        fault = ": needs images in files, TFRecord or .tar files of this machine"
+        advice = "set it to 0, or write the images to TFRecord files with `jaxddp data pack`"
         raise InputError(Key("data.workers", workers), fault, advice=advice) from None
 
 

@@ -14,6 +14,7 @@ import subprocess
 import sys
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from tempfile import NamedTemporaryFile
 from typing import Any
 
 import numpy as np
@@ -45,16 +46,17 @@ def load(table: Any, row: int, pixels: Pixels, key: np.ndarray, image: np.ndarra
 
 
 class SharedArray:
-    """An array that is mapped in another process when it is unpickled there, while this object exists. Linux only."""
+    """An array that is mapped in another process when it is unpickled there, while this object exists."""
 
     def __init__(self, shape: tuple[int, ...], dtype: np.dtype):
-        # It has no place in /dev/shm, which is small in many containers.
-        self._file = os.fdopen(os.memfd_create("images"), "w+b")
+        # It has no place in /dev/shm, which is small in many containers. macOS has no files in memory.
+        make: Any = getattr(os, "memfd_create", None)
+        self._file: Any = os.fdopen(make("images"), "w+b") if make else NamedTemporaryFile()  # noqa: SIM115
+        self._place = f"/proc/{os.getpid()}/fd/{self._file.fileno()}" if make else self._file.name
         self.array = np.asarray(np.memmap(self._file, dtype, shape=shape))
 
     def __reduce__(self) -> Any:
-        place = f"/proc/{os.getpid()}/fd/{self._file.fileno()}"
-        return np.memmap, (place, self.array.dtype, "r+", 0, self.array.shape)
+        return np.memmap, (self._place, self.array.dtype, "r+", 0, self.array.shape)
 
 
 @dataclass(frozen=True)
