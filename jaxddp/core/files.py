@@ -386,5 +386,5 @@ def cache_folder() -> Path:
 def nearest_beside(path: Path) -> str:
     """Return a hint with the most similar entry beside a path that does not exist."""
     # Leave out an entry of the same name, which is a broken link.
-    names_beside = [entry.name for entry in path.parent.iterdir() if entry != path] if path.parent.is_dir() else []
-    return nearest(path.name, names_beside)
+    beside = path.parent.iterdir() if os.path.isdir(path.parent) else ()
+    return nearest(path.name, [entry.name for entry in beside if entry != path])

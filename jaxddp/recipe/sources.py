@@ -7,7 +7,7 @@ from pathlib import Path
 from types import ModuleType
 
 import jaxddp.core.files as files
-from jaxddp.core.errors import InputError, choices, show
+from jaxddp.core.errors import InputError, choices
 
 CONFIG_FILE = "config.json"
 """The file in a work directory that stores the run's config, and the fingerprints that a resumed run must match."""
@@ -29,14 +29,14 @@ def recipe_path(name_or_path: str | Path, folder: Path = Path()) -> Path:
     if not os.path.exists(path):
         is_folder = path.name == CONFIG_FILE and os.path.isdir(path.parent)
         advice = choices(Path(name).stem, config_names())
-        if (folder / f"{name}.py").is_file():
+        if os.path.isfile(folder / f"{name}.py"):
             advice = f"did you mean the file {name + '.py'!r}?"
         elif is_folder or ("/" in name and path.suffix not in (".py", *TEXT_FILES)):
             beside = "" if is_folder else files.nearest_beside(path).removeprefix(", ")
             advice = f"{beside} give a run, the name of a config or a recipe file".lstrip()
         problem = f"{path}: no such file, so this folder is no run" if is_folder else None
-        raise InputError(f"{problem or f'config {show(name)} does not exist'}; {advice}")
-    with files.reading(f"config {show(name)}", "give a Python file with get_config()"):
+        raise InputError(f"{problem or f'config {name!r} does not exist'}; {advice}")
+    with files.reading(f"config {name!r}", "give a Python file with get_config()"):
         files.open_regular(path).close()
     return path
 
