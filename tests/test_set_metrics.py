@@ -214,9 +214,10 @@ def test_padding_with_nan_outputs_is_not_counted():
 
 @pytest.mark.slow
 def test_a_custom_metric_is_added_or_replaces_the_metric_of_its_name():
-    config, given = Config().replace(eval={"metrics": ("top1", "ece")}), {"mine": Mean(), "top1": METRICS.get("top5")}
-    metrics = make_metrics(config, LabelKind(9), objects_of_arguments(metrics=given))
-    assert set(metrics) == {"ece", "mine", "top1"} and metrics["top1"] is given["top1"]
+    config = Config().replace(eval={"metrics": ("top1", "top5", "top10", "ece")})
+    given = {"mine": Mean(), "top1": METRICS.get("top5")}
+    metrics = make_metrics(config, LabelKind(10), objects_of_arguments(metrics=given))
+    assert set(metrics) == {"ece", "mine", "top1", "top5"} and metrics["top1"] is given["top1"]
     twice = objects_of_arguments(metrics={"mine": Mean(), "other": Mean()})
     with pytest.raises(InputError, match=r"^metrics: mine and other both measure '\w+'; rename one of them$"):
         make_metrics(config, LabelKind(4), twice)
