@@ -73,11 +73,8 @@ def blurring(conv: ModuleFactory) -> ModuleFactory:
     """
 
     def factory(features: int, *, kernel: int, stride: int, **options: Any) -> Any:
-        if stride == 1:
-            return conv(features, kernel=kernel, stride=1, **options)
-
         def convolve(images: jax.Array) -> jax.Array:
-            if images.shape[-1] < _LEAST_BLURRED_CHANNELS:
+            if stride == 1 or images.shape[-1] < _LEAST_BLURRED_CHANNELS:
                 return conv(features, kernel=kernel, stride=stride, **options)(images)
             # A 1x1 convolution reads only the pixels that the strided blur computes.
             of_blur, left = (stride, 1) if kernel == 1 else (1, stride)
