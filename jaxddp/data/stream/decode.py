@@ -108,7 +108,8 @@ class Pixels:
         window = self._window(header, key)
         # Bicubic pixels equal Pillow's, so a JPEG is decoded exactly, and at its full size.
         is_cubic = self.interpolation == "bicubic"
-        least, exact = None if is_cubic else self.image_size, is_cubic or self.area is None
+        exact = is_cubic or self.area is None
+        least = None if is_cubic else self.image_size
         decoded = None if kept is None else kept.pixels
         image = decode_image(data, header, window, least, exact=exact, pixels=self.format, decoded=decoded)
         return resize(image, self.image_size, self.interpolation)
@@ -206,14 +207,15 @@ def decode_image(
 
     Raises: InputError if the decoder rejects the image.
     """
-    top, left, height, width = window = window or (0, 0, header.height, header.width)
+    window = window or (0, 0, header.height, header.width)
+    top, left, height, width = window
     # The lock is never released, so the warning is logged once in a process, although many threads decode.
     if header.bits > pixels.bits and _warned.acquire(blocking=False):
         _log.warning("data.bits=8: some images have 16 bits, of which the upper 8 are used; set data.bits 16 for all")
     image = decoded
     if header.kind == "jpeg" and decoded is None:
-        rows = data if top + height == header.height else first_rows(data, top + height)
-        image = _decode_jpeg(rows, _scale(window, least), exact)
+        needed = data if top + height == header.height else first_rows(data, top + height)
+        image = _decode_jpeg(needed, _scale(window, least), exact)
     elif header.kind == "png" and header.bits == pixels.bits == 16:
         image = _decode_png16(_without_metadata(data, pixels))
     elif header.kind == "ppm":
