@@ -109,7 +109,7 @@ def find_rate(setup: RunSetup, rates: RateRange) -> RateTest:
 
     def stops(step: int) -> bool:
         # Only the first process calls the listener, and all processes must stop at the same step.
-        return peers.from_first("whether the loss diverges", lambda: str(test.diverged_at is not None)) == str(True)
+        return peers.from_first("whether the loss diverges", lambda: test.diverged_at is not None)
 
     run = make_run(setup, listeners=[test])
     if run.learning_rate is None:

@@ -1,7 +1,6 @@
 """The rows of `jaxddp doctor`: those of a good machine, and a row for each fault while other checks continue."""
 
 import dataclasses
-import json
 import os
 import subprocess
 import sys
@@ -188,11 +187,11 @@ class TwoProcesses(Peers):
     process_count = 2
 
     def __init__(self):
-        self.exchanges = list[tuple[str, str]]()
+        self.exchanges = list[tuple[str, object]]()
 
     def exchange(self, name, value):
         self.exchanges.append((name, value))
-        answers = {"doctor: ready": "False", "doctor: rows": json.dumps([("devices", "fail", "no GPU answers")])}
+        answers = {"doctor: ready": False, "doctor: rows": [("devices", "fail", "no GPU answers")]}
         return [value, answers[name]]
 
     def agree(self, values):
@@ -213,7 +212,7 @@ def test_no_collective_check_starts_if_a_process_has_no_devices(has_devices, mon
         "process 1: no GPU answers",
     ]
     # Each process makes the same exchanges.
-    assert job_peers.exchanges[0] == ("doctor: ready", str(has_devices))
+    assert job_peers.exchanges[0] == ("doctor: ready", has_devices)
     assert [name for name, _ in job_peers.exchanges] == ["doctor: ready", "doctor: rows"]
 
 

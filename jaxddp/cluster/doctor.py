@@ -10,7 +10,6 @@ The checks of a recipe rehearse the start of a run: they open the data, decode i
 
 import dataclasses
 import functools
-import json
 import math
 import os
 import platform
@@ -337,7 +336,7 @@ def doctor(file: RecipeFile | None, workdir: Path | None) -> list[CheckRow]:
 
     def all_are_ready(*needed: object) -> bool:
         """Return whether every process has what a collective check needs. The exchange uses no devices."""
-        return str(False) not in peers.exchange("doctor: ready", str(None not in needed))
+        return all(peers.exchange("doctor: ready", None not in needed))
 
     topology = report("devices", devices, parallel, peers)
     report("versions", versions)
@@ -362,8 +361,7 @@ def doctor(file: RecipeFile | None, workdir: Path | None) -> list[CheckRow]:
                 report("processes", slow_processes, workdir)
             if not peers.is_alone and all_are_ready(written):
                 report("shared", shared, workdir, peers)
-    reports = peers.exchange("doctor: rows", json.dumps(rows))
-    return merge([[CheckRow(*row) for row in json.loads(text)] for text in reports])
+    return merge([[CheckRow(*row) for row in each] for each in peers.exchange("doctor: rows", rows)])
 
 
 def merge(reports: Sequence[Sequence[CheckRow]]) -> list[CheckRow]:

@@ -3,9 +3,11 @@
 import hashlib
 import json
 from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 from jaxddp.core.errors import InputError, Key, Unreachable, error_from, show
 
+T = TypeVar("T")
 Spent = tuple[int, Mapping[str, float]]
 """The number of steps of a process, and its seconds in each phase; see `jaxddp.core.phases`."""
 
@@ -44,28 +46,28 @@ class Peers:
             InputError: a value differs. The message contains the name of the first value that differs, and both values.
         """
         text = json.dumps(dict(values))
-        if other := int(self.decide("digests", hashlib.sha256(text.encode()).hexdigest(), _first_that_differs)):
+        if other := self.decide("digests", hashlib.sha256(text.encode()).hexdigest(), _first_that_differs):
             shown = text if self.process_index in (0, other) else ""
-            name, problem = json.loads(self.decide("values", shown, lambda texts: _difference(texts, other)))
+            name, problem = self.decide("values", shown, lambda texts: _difference(texts, other))
             local = ", or set data.placement=local for data of each process" if name == "training data" else ""
             raise InputError(Key(name), problem, advice=f"start every process with the same value{local}")
 
-    def exchange(self, name: str, value: str) -> list[str]:
-        """Return the values of all processes, in their order. If jaxddp has joined the job, this uses no device.
+    def exchange(self, name: str, value: Any) -> list[Any]:
+        """Return the JSON values of all processes, in their order. If jaxddp has joined the job, this uses no device.
 
         Raises: Unreachable if a process sends no value in time.
         """
-        return json.loads(self.decide(name, value, json.dumps))
+        return self.decide(name, json.dumps(value), lambda texts: [*map(json.loads, texts)])
 
-    def from_first(self, name: str, make: Callable[[], str]) -> str:
-        """Call `make` on process 0, in its current phase, and return the result on every process.
+    def from_first(self, name: str, make: Callable[[], T]) -> T:
+        """Call `make` on process 0, in its current phase, and return the result, a JSON value, on every process.
 
         Raises:
             InputError, Unreachable: `make` raised the error on process 0. Every process raises it.
         """
         return self.decide(name, "", lambda _: make())
 
-    def decide(self, name: str, text: str, decide: Callable[[list[str]], str]) -> str:
+    def decide(self, name: str, text: str, decide: Callable[[list[str]], T]) -> T:
         """Call `decide` on process 0, and return the result on every process. Raises: see `from_first`.
 
         The argument of `decide` is a list with the `text` of each process, in their order.
@@ -100,7 +102,7 @@ def record_joined(peers: Peers) -> None:
     _joined = peers
 
 
-def answer_of(make: Callable[[], str]) -> str:
+def answer_of(make: Callable[[], Any]) -> str:
     """Call a function in process 0, and return its result or its error as text for all processes; see `result_of`."""
     try:
         return json.dumps([make(), "", 0])
@@ -108,22 +110,22 @@ def answer_of(make: Callable[[], str]) -> str:
         return json.dumps(["", error.to_json(), error.exit_code])
 
 
-def result_of(answer: str) -> str:
+def result_of(answer: str) -> Any:
     """Return the result in the text of `answer_of`, or raise the error in it."""
-    text, error, code = json.loads(answer)
+    result, error, code = json.loads(answer)
     if error:
         raise error_from(code, error)
-    return text
+    return result
 
 
-def _first_that_differs(digests: list[str]) -> str:
-    """Return the first process whose digest differs from the digest of process 0; "0" if all are equal."""
-    return str(next((p for p, d in enumerate(digests) if d != digests[0]), 0))
+def _first_that_differs(digests: list[str]) -> int:
+    """Return the first process whose digest differs from the digest of process 0; 0 if all are equal."""
+    return next((p for p, d in enumerate(digests) if d != digests[0]), 0)
 
 
-def _difference(texts: list[str], process: int) -> str:
-    """Return the name of the first value in which a process differs from process 0, and both values, as JSON."""
+def _difference(texts: list[str], process: int) -> tuple[str, str]:
+    """Return the name of the first value in which a process differs from process 0, and both values."""
     first, other = (json.loads(texts[index]) for index in (0, process))
     name = next(name for name in first | other if first.get(name) != other.get(name))
     values = f"process 0 has {show(first.get(name))}, process {process} has {show(other.get(name))}"
-    return json.dumps([name, f" differs: {values}"])
+    return name, f" differs: {values}"

@@ -129,7 +129,7 @@ class UnitedSource:
         """
         SampleOrder(len(self), batch_size, seed)
         own = most_in_batch(self.lengths, self.host, batch_size)
-        most = max(map(int, peers.exchange("examples in a batch", str(own))))
+        most = max(peers.exchange("examples in a batch", own))
         order = UnitedOrder(len(self), batch_size, seed, self.lengths, -(-most // unit) * unit)
         padding, largest = order.num_slots - batch_size, int(np.argmax(self.lengths))
         share = f"process {largest} has {self.lengths[largest]:,} of {counted(len(self), 'example')}"

@@ -85,8 +85,7 @@ def calibrated(run: TrainedRun) -> TrainedRun:
 
     Raises: InputError if the file with the temperature is damaged.
     """
-    temperature = run.topology.peers.from_first("the calibration", lambda: str(_temperature(run)))
-    return replace(run, temperature=float(temperature))
+    return replace(run, temperature=run.topology.peers.from_first("the calibration", lambda: _temperature(run)))
 
 
 def threshold_of(run: TrainedRun, coverage: float) -> float:

@@ -87,12 +87,12 @@ class RowFile:
         peers, count, at_once = self._peers, len(self._table), trained.images_at_once(len(self._table))
         with contextlib.ExitStack() as stack:
 
-            def begin() -> str:
+            def begin() -> int:
                 with files.readable_errors(self.path):
                     stack.enter_context(files.locked(self.path, self.path, "give another --out", is_folder=False))
-                return str(self._resume(at_once, count))
+                return self._resume(at_once, count)
 
-            done = int(peers.from_first("completed rows", begin))
+            done = peers.from_first("completed rows", begin)
             errors = sum(row["error"] is not None for row in self._rows()) if peers.is_first and done else 0
             rest = self._table.rows(np.arange(done, count)) if done else self._table
             for batch in outputs(rest, at_once=at_once) if done < count else ():

@@ -4,9 +4,8 @@
 """
 
 import itertools
-import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
@@ -111,11 +110,11 @@ def output_batches(
     omissions = Substitutes(Labels(np.zeros(len(source), np.int32), (), ()))
     batches = _batches(source, order, run, omissions)
     has_files = getattr(source, "verified", None) is not None
-    none_is_left = str(len(omissions.faults) == len(source))
+    none_is_left = len(omissions.faults) == len(source)
     # A process with only padding checks no image. It must not compute if the other processes stop.
-    if has_files and str(True) in peers.exchange("whether no image is left", none_is_left):
+    if has_files and True in peers.exchange("whether no image is left", none_is_left):
         # Process 0 has the faults of all images.
-        faults = peers.from_first("faults of all images", lambda: json.dumps(omissions.faults))
+        faults = peers.from_first("faults of all images", lambda: omissions.faults)
         nothing = jax.tree.map(lambda one: np.full((len(source), *one.shape), _unusable(one), one.dtype), row)
         yield BatchOutputs(0, nothing, _by_row([faults]))
         return
@@ -126,7 +125,7 @@ def output_batches(
         values = jax.tree.map(lambda array: np.array(array)[:count], values)
         if has_files and (bad := np.flatnonzero(np.asarray(replaced)[:count])).size:
             faults = {at: omissions.faults[at] for at in (start + bad).tolist() if at in omissions.faults}
-            errors = _by_row(peers.exchange("images that cannot be used", json.dumps(faults)))
+            errors = _by_row(peers.exchange("images that cannot be used", faults))
             for array in jax.tree.leaves(values):
                 array[bad] = _unusable(array)
         return BatchOutputs(start, values, errors)
@@ -159,9 +158,9 @@ def _batches(source: Source, order: EvalOrder, run: "TrainedRun", omissions: Sub
         return iter(())
 
 
-def _by_row(faults: Iterable[str]) -> dict[int, str]:
+def _by_row(faults: Iterable[Mapping[Any, str]]) -> dict[int, str]:
     """Return the faults of images by row, from the JSON of several processes."""
-    return dict(sorted((int(row), fault) for some in faults for row, fault in json.loads(some).items()))
+    return dict(sorted((int(row), fault) for some in faults for row, fault in some.items()))
 
 
 def _unusable(array: Any) -> float:

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import jaxddp.job.messages as messages
 from jaxddp.core.errors import InputError, JaxddpError, Key, Unreachable, about, listed, plural
-from jaxddp.core.peers import Peers, Spent, answer_of, result_of
+from jaxddp.core.peers import Peers, Spent, T, answer_of, result_of
 from jaxddp.core.phases import phase
 from jaxddp.core.process_exit import end_now
 from jaxddp.job.connection import Admission, Client, Connection, NetworkThread, raise_file_limit
@@ -97,17 +97,17 @@ class ControlPlane(Peers):
         """The IP address of this machine on the network of the coordinator."""
         return next(iter(self._member.connections.values())).writer.get_extra_info("sockname")[0]
 
-    def decide(self, name: str, text: str, decide: Callable[[list[str]], str]) -> str:
+    def decide(self, name: str, text: str, decide: Callable[[list[str]], T]) -> T:
         """See `Peers.decide`. Raises: InputError if a process makes a call with another name."""
         number = next(self._numbers)
         if not self.is_first:
             self._network.call(self._member.send, Value(number, name, text))
         return self._result(number, name, lambda: decide([text, *(each.text for each in self._values(number, name))]))
 
-    def from_first(self, name: str, make: Callable[[], str]) -> str:
+    def from_first(self, name: str, make: Callable[[], T]) -> T:
         return self._result(next(self._numbers), name, make)
 
-    def _result(self, number: int, name: str, make: Callable[[], str]) -> str:
+    def _result(self, number: int, name: str, make: Callable[[], T]) -> T:
         """In process 0, call `make`, and send its result or its error to the others. All return or raise it."""
         if self.is_first:
             answer = Value(number, name, answer_of(make))

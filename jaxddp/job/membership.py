@@ -27,7 +27,7 @@ from jax.experimental import multihost_utils
 
 import jaxddp.core.libraries as libraries
 from jaxddp.core.errors import InputError, JaxddpError, Preempted
-from jaxddp.core.peers import ALONE, Peers, answer_of, joined, record_joined, result_of
+from jaxddp.core.peers import ALONE, Peers, T, answer_of, joined, record_joined, result_of
 from jaxddp.core.phases import doing
 from jaxddp.core.process_exit import INTERRUPTED, end_now, show_stacks_on_signal, watch_alone
 from jaxddp.core.user_code import describe_error, remove_description
@@ -172,7 +172,7 @@ class DevicePeers(Peers):
     def __init__(self) -> None:
         self.process_index, self.process_count = jax.process_index(), jax.process_count()
 
-    def decide(self, name: str, text: str, decide: Callable[[list[str]], str]) -> str:
+    def decide(self, name: str, text: str, decide: Callable[[list[str]], T]) -> T:
         texts = _gather(text)
         return result_of(_gather(answer_of(lambda: decide(texts)) if self.is_first else "")[0])
 

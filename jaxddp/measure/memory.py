@@ -7,7 +7,6 @@ size that is unknown, so nothing is estimated there. The memory of CPU devices i
 holds the libraries, the compiled programs and the data.
 """
 
-import json
 import math
 import resource
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -166,11 +165,10 @@ class MemoryReport:
         return cls(needs, topology.device_kind, devices, room, host)
 
     @classmethod
-    def from_json(cls, text: str) -> "MemoryReport":
-        """Return the report of `json.dumps(asdict(report))`."""
-        fields = json.loads(text)
+    def from_plain(cls, fields: Mapping[str, Any]) -> "MemoryReport":
+        """Return the report of `asdict(report)`, as JSON holds it."""
         needs, host = fields["needs"] and Needs(**fields["needs"]), fields["host"] and HostMemory(*fields["host"])
-        return cls(**fields | {"needs": needs, "host": host})
+        return cls(**{**fields, "needs": needs, "host": host})
 
 
 @dataclass(frozen=True)
@@ -272,8 +270,8 @@ def agreed_fit(division: Division, needs: Needs | None, topology: Topology, argu
 
     Raises: InputError if a process does not answer.
     """
-    report = json.dumps(asdict(MemoryReport.of(needs, topology, arguments)))
-    return Fit.of(division, [*map(MemoryReport.from_json, topology.peers.exchange("memory of the step", report))])
+    report = asdict(MemoryReport.of(needs, topology, arguments))
+    return Fit.of(division, [*map(MemoryReport.from_plain, topology.peers.exchange("memory of the step", report))])
 
 
 def images_text(images: Mapping[str, int]) -> str:

@@ -231,7 +231,7 @@ class Feed:
                 yield batch.image
 
         images = place_images(load_images(), self._abstract_images(), self.topology)
-        total = sum(map(int, self.topology.peers.exchange(f"substituted {use} images", str(sum(substituted)))))
+        total = sum(self.topology.peers.exchange(f"substituted {use} images", sum(substituted)))
         most = max_substituted(self.data.max_bad_images, len(self.source))
         check_substituted(total, most, Key.plain("data.cache", "device"))
         return images

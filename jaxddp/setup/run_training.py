@@ -1,7 +1,6 @@
 """Trains a run, for `jaxddp train` with a recipe file and for `jaxddp.train` with a setup, and makes its `Run`."""
 
 import dataclasses
-import json
 import os
 from collections.abc import Sequence
 from contextlib import suppress
@@ -185,7 +184,7 @@ def make_run(setup: RunSetup, listeners: Sequence[Any] = (), evaluators: Sequenc
 
     # The listeners of process 0 decide how many predictions are made, and all processes compute them.
     wanted = [getattr(listener, "wants_predictions", 0) for listener in listeners]
-    max_predictions = peers.from_first("predictions", lambda: str(max(wanted, default=0)))
+    max_predictions = peers.from_first("predictions", lambda: max(wanted, default=0))
     return Run(
         plan=plan,
         topology=topology,
@@ -204,7 +203,7 @@ def make_run(setup: RunSetup, listeners: Sequence[Any] = (), evaluators: Sequenc
         replicas=Replicas(setup.way) if topology.num_devices > 1 and plan.replicas.examples else None,
         suspects=suspects,
         evaluator=evaluator,
-        predictor=setup.predictor(int(max_predictions)),
+        predictor=setup.predictor(max_predictions),
         early_stopping=early_stopping,
         description=describe(setup, jaxpr),
         listeners=listeners,
@@ -261,7 +260,7 @@ def _evaluator(setup: RunSetup, listeners: Sequence[Any], evaluators: Sequence[M
     check_requested_metrics(listeners, setup.layout.training_data.labels)
     # The metrics that the listeners of process 0 request.
     requested = {name for listener in listeners for name in getattr(listener, "wants_metrics", ())}
-    names = json.loads(peers.from_first("metrics of listeners", lambda: json.dumps(sorted(requested))))
+    names = peers.from_first("metrics of listeners", lambda: sorted(requested))
     setup = dataclasses.replace(setup, metrics={name: METRICS.get(name) for name in names} | dict(setup.metrics))
     measured = setup.evaluator(val, config.eval.batch_size, resident=config.data.cache == "device")
     if peers.is_first:

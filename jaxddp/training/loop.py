@@ -1,6 +1,5 @@
 """The only training loop."""
 
-import json
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
@@ -283,9 +282,9 @@ class _Loop:
                 begun = events.EvaluationRecord(step, self.plan.epoch(step), {}, 0, evaluator.num_examples, 0.0, split)
                 records.append(checked.evaluate(each, begun, self.notifier.notify, stop_if_requested))
         self.last = {record.split: record.metrics for record in records}
-        measured = flat(self.last)
+        measured = {name: float(value) for name, value in flat(self.last).items()}
         # The user's metrics may differ between processes, but all processes must stop at the same step.
-        metrics = json.loads(self.peers.from_first("validation metrics", lambda: json.dumps(measured, default=float)))
+        metrics = self.peers.from_first("validation metrics", lambda: measured)
         self.early_stopping.check(metrics)
         if self.early_stopping.after(step, metrics).stops:
             save()

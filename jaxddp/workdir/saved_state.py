@@ -63,9 +63,9 @@ def agreed_step(checkpoints: Checkpoints, which: str) -> int:
     checkpoint, or it is damaged.
     """
 
-    def verified() -> str:
+    def verified() -> int:
         step = checkpoints.step("latest" if which == "best" and checkpoints.best() is None else which)
         checkpoints.verify(step)
-        return str(step)
+        return step
 
-    return int(checkpoints.peers.from_first("checkpoint", verified))
+    return checkpoints.peers.from_first("checkpoint", verified)

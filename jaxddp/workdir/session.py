@@ -5,7 +5,6 @@ removed, moved or replaced, so that it does not save into a wrong directory.
 """
 
 import errno
-import json
 import logging
 import os
 import shutil
@@ -75,7 +74,7 @@ class Session:
                 raise InputError(problem, advice=("leave it out, or give another ", Option("workdir")))
             # Process 0 reads the metrics, because other hosts may not see its last writes yet.
             metrics = self.checkpoints.validations.by_step.get(self.resume_step, {})
-            measured = json.loads(run.topology.peers.from_first("validated", lambda: json.dumps(metrics)))
+            measured = run.topology.peers.from_first("validated", lambda: metrics)
             restored = {"state": state, "progress": progress, "validated": measured or None}
         self.checkpoints.validations.resume(self.resume_step or 0)
         restored |= {"checkpoints": self.checkpoints, "should_stop": self.should_stop}
@@ -144,7 +143,7 @@ def resume_step(checkpoints: Checkpoints, resume: Resume) -> int | None:
     Raises: InputError if `resume` is "must", but there is no checkpoint; or it is "never", but there is one.
     """
     # Process 0 decides, because a network file system may show an older checkpoint to the others.
-    latest = json.loads(checkpoints.peers.exchange("latest checkpoint", json.dumps(checkpoints.latest()))[0])
+    latest = checkpoints.peers.exchange("latest checkpoint", checkpoints.latest())[0]
     if resume == "must" and latest is None:
         advice = ("check ", Option("workdir"), ", or --resume auto")
         raise InputError(f"{checkpoints.directory}: no checkpoint to resume from", advice=advice)

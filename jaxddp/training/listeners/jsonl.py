@@ -334,7 +334,7 @@ class History(RowListener):
     def share(self, peers: Peers) -> None:
         """Copy the history of process 0, whose listeners are called, to all processes; all must call it together."""
         if not peers.is_alone:
-            self._rows = json.loads(peers.from_first("history", lambda: json.dumps(self._rows)))
+            self._rows = peers.from_first("history", lambda: self._rows)
 
     def start(self, run: events.RunStart) -> None:
         if not self._rows and run.workdir is not None and (path := run.workdir / METRICS).exists():
