@@ -26,7 +26,8 @@ from jaxddp.job.environment import INHERITED_SOCKET, STATUS_PIPE, WorkStatus
 from jaxddp.job.messages import ExitCode, Message, Number, Shown
 
 _LONGEST_LINE = 1 << 16
-_LAST_LINES, _MOST_UNSHOWN = 10, 1000
+_LAST_LINES = 10
+_MOST_UNSHOWN = 1000
 _UPDATE_SECONDS = 1.0
 DRAIN_SECONDS = 1.0
 """The time for the last output of an ended process."""

@@ -43,7 +43,8 @@ from jaxddp.workdir.saved_state import recipe_of_run
 _STORED = np.dtype("<f4")
 _NOT_FINITE = "the features are not finite"
 _UNSAFE = re.compile(r"[^A-Za-z0-9_-]+")
-_LONGEST, _MOST_CLASSES = 100, 100
+_LONGEST = 100
+_MOST_CLASSES = 100
 _log = logging.getLogger("jaxddp.predictions")
 OnProgress = Callable[[int, int], None]
 """A function that process 0 calls with the number of completed images, and the number of unusable ones among them."""

@@ -19,7 +19,8 @@ from jaxddp.metrics import TEMPERATURE, vote_of_neighbours
 NEIGHBOURS = 20
 STRENGTHS = tuple(10.0**power for power in range(-5, 6))
 """The values of C, from strong to weak regularization."""
-_HELD_OUT, _SEED = 0.1, 0
+_HELD_OUT = 0.1
+_SEED = 0
 _MOST_ITERATIONS = 1000
 
 

@@ -42,7 +42,8 @@ _ENDPOINTS, _NUMBER, _ENV = "worker-network-endpoints", "agent-worker-number", "
 METADATA_SECONDS = 2.0
 """The seconds for a list of questions, with the look-up of the server's name."""
 _PAUSE = 0.1
-_LARGEST_ANSWER, _LONGEST_PROBLEM = 2**16, 200
+_LARGEST_ANSWER = 2**16
+_LONGEST_PROBLEM = 200
 PERIOD = 5.0
 """The seconds between two questions. Google announces a preemption 30 s, and maintenance 60 s or more in advance."""
 _STOPS = {"preempted": "TRUE", "maintenance-event": "TERMINATE_ON_HOST_MAINTENANCE"}

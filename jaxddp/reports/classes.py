@@ -39,7 +39,8 @@ LARGEST_MATRIX, _WITH_COUNTS, _MOST_NAMED = 100, 20, 20
 cells, and of a legend (more would not fit)."""
 MOST_IMAGES, _LEAST_IMAGES = 2000, 5
 """The number of points of a map. t-SNE of 2,000 points with 512 features takes 5 s of CPU time."""
-_PERPLEXITY, _NEIGHBOURS, _SEED, _LONGEST_SIDE = 30, 15, 0, 128
+_PERPLEXITY, _NEIGHBOURS, _SEED = 30, 15, 0
+_LONGEST_SIDE = 128
 _NO_AXIS: dict[str, Any] = {"showticklabels": False, "ticks": "", "zeroline": False, "showgrid": False}
 
 

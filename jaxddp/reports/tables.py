@@ -260,7 +260,8 @@ NOTHING = "-"
 _SHARES = ("data_wait_fraction", "flops_utilization")  # Logged values of a step that are shares from 0 to 1.
 _FORMATS: dict[str, Callable[[float], str]] = dict.fromkeys(_SHARES, "{:.1%}".format)
 _FORMATS |= {"peak_memory": wording.size, "images_per_second": wording.speed}
-_DEEPEST, UNKNOWN = 5, "unknown"
+UNKNOWN = "unknown"
+_DEEPEST = 5
 _FREE = ("seed", "data.path", "data.name", "data.data_dir", "data.local_cache", "parallel.", "log.", "checkpoint.")
 _FREE += ("data.verify", "data.manifest", "data.workers", "eval.batch_size", "recipe.file", "objects.jax", RUN_ID)
 """Prefixes of the keys in which runs of one recipe may differ: devices, location of the data, logging."""

@@ -23,7 +23,8 @@ from jaxddp.training.listeners.jsonl import ENDED, RESULT
 from jaxddp.workdir.lock import is_locked
 
 RESULTS, REPORT, SWEEP_FILE = "results.csv", "report.html", "sweep.json"
-_LOCK, _CLAIMS, _SEED = ".sweep.lock", ".claims", "seed"
+_LOCK, _CLAIMS = ".sweep.lock", ".claims"
+_SEED = "seed"
 _ANOTHER = ("give another ", Option("workdir"))
 
 

@@ -18,8 +18,10 @@ from jaxddp.config.values import bare, read
 from jaxddp.core.errors import InputError, Key, format_option
 from jaxddp.core.ranges import real_number, whole_number
 
-MOST_TRIALS, FOLD, VAL_FOLD = 10_000, "data.fold", "data.val_fold"
-_INTEGERS, _INTERVAL = re.compile(r"(\d+):(\d+)"), re.compile(r"(.+?)\.\.(.+?)(:log)?")
+MOST_TRIALS = 10_000
+FOLD, VAL_FOLD = "data.fold", "data.val_fold"
+_INTEGERS = re.compile(r"(\d+):(\d+)")
+_INTERVAL = re.compile(r"(.+?)\.\.(.+?)(:log)?")
 _UNSAFE = re.compile(r"[^A-Za-z0-9._+-]+")
 _UNITS = "(?:epochs?|steps?|examples?)"
 _READABLE = re.compile(rf"[\d.]{{1,20}} {_UNITS}|\d{{1,20}}/\d{{1,20}}")

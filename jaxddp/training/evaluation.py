@@ -32,7 +32,8 @@ from jaxddp.mesh import AXIS, Topology
 from jaxddp.training.events import EvaluationRecord, PredictedImages
 
 # More frequent reports would make the devices wait for the host.
-_REPORT_SECONDS, _BATCHES_IN_FLIGHT = 0.5, 4
+_REPORT_SECONDS = 0.5
+_BATCHES_IN_FLIGHT = 4
 _SAVED = ("best", "step", "without_gain")
 """The numbers of early stopping that a checkpoint holds, besides the goal and the mean."""
 _log = logging.getLogger("jaxddp.training")

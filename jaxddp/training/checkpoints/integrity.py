@@ -35,7 +35,8 @@ from jaxddp.recipe.sources import CONFIG_FILE
 
 CHECKPOINTS = "checkpoints"
 """The folder of checkpoints in a work directory."""
-MANIFEST, INDEX, DAMAGED_SUFFIX = "manifest.json", "manifests.json", ".damaged"
+MANIFEST, INDEX = "manifest.json", "manifests.json"
+DAMAGED_SUFFIX = ".damaged"
 """The suffix that the directory of a damaged step is given."""
 METADATA = "_CHECKPOINT_METADATA"
 """Orbax's metadata file of a step; Orbax reads the metadata of all steps when it opens the directory."""
@@ -57,7 +58,8 @@ _REQUIRED_FILES = (METADATA, "progress/metadata", "state/_METADATA", "state/mani
 """The files of Orbax that every restore needs."""
 _DAMAGES = (ValueError, KeyError, TypeError, AttributeError)
 """The errors of damaged JSON: content that cannot be parsed, lacks an entry or has other types."""
-_SEAL, _THREADS = "sha256", 4
+_SEAL = "sha256"
+_THREADS = 4
 
 
 @dataclass(frozen=True)

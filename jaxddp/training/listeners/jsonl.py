@@ -361,7 +361,8 @@ FILE = "step_seconds.json"
 _PHASES = ("input", "dispatch", "device", "save")
 COLUMNS: tuple[str, ...] = (*_PHASES, "other")
 """The phases of a step; "other" is the sum of "training" and "listeners"."""
-_SLOW_FACTOR, _MIN_STEP_SHARE, _MAX_ROWS = 1.5, 0.1, 8
+_SLOW_FACTOR, _MIN_STEP_SHARE = 1.5, 0.1
+_MAX_ROWS = 8
 COMPARISON_SECONDS = 30.0
 """Seconds between two comparisons: long enough that single slow steps do not matter."""
 _LOG_SECONDS = 600.0

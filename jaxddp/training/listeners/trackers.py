@@ -29,14 +29,17 @@ from jaxddp.training.events import PredictedImages, RunEnd, RunStart, to_drawabl
 from jaxddp.training.listeners.jsonl import Row, RowListener, encode, scalars
 from jaxddp.training.progress import count_parameters
 
-DEFAULT_SHOWN, PROJECT = 16, "jaxddp"
-"""The default number of images whose predictions a service shows, and the default project, or experiment."""
+DEFAULT_SHOWN = 16
+"""The default number of images whose predictions a service shows."""
+PROJECT = "jaxddp"
+"""The default project, or experiment."""
 _ENDS = {"done": (0, "FINISHED"), "stopped": (0, "FINISHED"), "failed": (1, "FAILED")}
 _ENDS |= {"preempted": (75, "KILLED"), "interrupted": (130, "KILLED")}
 """The exit code for W&B and the status for MLflow, by the status of a run."""
-_MAX_PARAMS, _MAX_METRICS, _MAX_PARAM_LENGTH, _SECONDS_BETWEEN = 100, 1000, 6000, 1.0
-"""The limits of one MLflow request, and the seconds between two requests: a request takes tens of milliseconds, during
-which the devices may be idle."""
+_MAX_PARAMS, _MAX_METRICS, _MAX_PARAM_LENGTH = 100, 1000, 6000
+"""The limits of one MLflow request."""
+_SECONDS_BETWEEN = 1.0
+"""The seconds between two requests: a request takes tens of milliseconds, during which the devices may be idle."""
 # Training waits for each request. Without a server, a request fails after seconds with these values, and after 15
 # minutes with MLflow's defaults.
 _MLFLOW_ENVIRONMENT = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "10", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1"}
