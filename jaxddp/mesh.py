@@ -253,8 +253,8 @@ def varying(tree: Any) -> Any:
 def stack_over_devices(values: jax.Array) -> jax.Array:
     """Gather the values of all N devices of the program as [N, ...], replicated. Call it inside `jax.shard_map`.
 
-    Each device fills its own slot and adds zeros to the other slots, so the sum changes no value. `shard_map`'s
-    replication checker accepts this result as replicated, but not the result of `lax.all_gather`.
+    Each device fills its own slot and adds zeros to the other slots, so the sum changes no value; bools become int32.
+    `shard_map`'s replication checker accepts this result as replicated, but not the result of `lax.all_gather`.
     """
     axes = device_axes()
     slots = jnp.zeros((lax.axis_size(axes), *values.shape), values.dtype)

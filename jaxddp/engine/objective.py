@@ -456,8 +456,7 @@ def combine_devices(contributions: Mapping[str, Any]) -> dict[str, Any]:
     """
 
     def concatenate(values: jax.Array) -> jax.Array:
-        numbers = values.astype(jnp.int32) if values.dtype == jnp.bool_ else values
-        return stack_over_devices(numbers).reshape(-1, *values.shape[1:])
+        return stack_over_devices(values).reshape(-1, *values.shape[1:])
 
     def combine(found: Any) -> Any:
         if isinstance(found, BatchArrays):
