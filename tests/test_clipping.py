@@ -5,6 +5,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from support.data import NO_AUGMENTATION, random_table
 from support.networks import largest_difference, linear_model
@@ -13,7 +14,7 @@ from support.shared import sgd
 
 from jaxddp.config import Config
 from jaxddp.core.errors import InputError
-from jaxddp.engine.parts.guard import GradientNorm, Guard, LossScale
+from jaxddp.engine.parts.guard import GradientNorm, Guard, LossScale, norm_by_type
 from jaxddp.engine.parts.part import Part
 from jaxddp.schedules import Steps
 from jaxddp.setup.user_objects import check_name, objects_of_arguments, parts_of
@@ -74,6 +75,14 @@ def test_clipping_does_not_make_a_nan_or_infinite_gradient_finite(value):
     grads = {"a": jnp.array([1.0, value]), "b": jnp.ones(2), "frozen": None}
     clipped = GradientNorm(CLIP).gradients({}, grads)
     assert not np.isfinite(clipped["a"]).all() and clipped["frozen"] is None
+
+
+def test_on_a_gpu_arrays_of_one_type_are_reduced_together():
+    grads = {"a": jnp.arange(6.0), "b": jnp.full(6, 3.0), "c": jnp.ones((2, 3)), "d": jnp.float16(2), "frozen": None}
+    assert float(norm_by_type(grads)) == pytest.approx(float(optax.tree.norm(grads)), rel=1e-6)
+    traced = jax.jit(lambda grads: GradientNorm().report({}, grads)).trace(grads)
+    texts = [traced.lower(lowering_platforms=(platform,)).as_text() for platform in ("cuda", "cpu")]
+    assert [text.count("stablehlo.reduce(") for text in texts] == [3, 4]
 
 
 def test_in_float16_the_reported_norm_does_not_include_the_loss_scale():
