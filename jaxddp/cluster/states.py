@@ -489,7 +489,8 @@ class Agent(Member):
                 self.job_code = code
             case Event(_, Assignment() as assignment) if not self.is_running:
                 self._obey(assignment)
-                self.is_running, self.generation, self.end, self.code = True, assignment.generation, None, 1
+                self.is_running, self.generation = True, assignment.generation
+                self.end, self.code = None, 1
             case None if self.deadline is not None and self.clock() >= self.deadline:
                 self._handle(Event(0, Unreachable(f"--coordinator {self.options.coordinator}: no answer")))
 

@@ -174,7 +174,8 @@ class Member:
     """
 
     def __init__(self, job: Job, facts: Mapping[str, str]):
-        self._job, self._facts, self.hosts, self.connections = job, facts, {0: job.host}, dict[int, Connection]()
+        self._job, self._facts = job, facts
+        self.hosts, self.connections = {0: job.host}, dict[int, Connection]()
         self.jax_address, self._watchdog = "", None
         self._values, self._values_changed = defaultdict[int, dict[int, Value]](dict), asyncio.Condition()
 

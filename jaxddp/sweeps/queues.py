@@ -187,7 +187,8 @@ class SearchQueue(GridQueue):
     def __init__(self, folder: SweepFolder, search: Search, make_trial: MakeTrial, total: int, *, prune: bool = False):
         with requires("sweep", "optuna", "search"):
             import optuna  # noqa: F401
-        self._search, self._make_trial, self._prune, self._is_exhausted = search, make_trial, prune, False
+        self._search, self._make_trial, self._prune = search, make_trial, prune
+        self._is_exhausted = False
         # The number of validations of each trial that were compared with those of the other trials.
         self._checked = dict[str, int]()
         super().__init__(folder, [make_trial(trial.values) for trial in self._own(folder.read())])

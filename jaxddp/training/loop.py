@@ -244,7 +244,8 @@ class _Loop:
 
     def record(self, step: int, state: TrainState) -> None:
         metrics, speed, wait = self.fetch(state)
-        run, plan, epoch_end, rate_of = self.run, self.plan, None, self.run.learning_rate
+        run, plan, rate_of = self.run, self.plan, self.run.learning_rate
+        epoch_end = None
         if plan.epochs.due(step):
             epoch_end = events.EpochMetrics(plan.epochs.count(step), self.sums.end_epoch(), self.clock.end_epoch())
         used, self._recent = run.usage(speed, self._recent.mean()), MeanCost()

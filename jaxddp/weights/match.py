@@ -281,7 +281,8 @@ def _head(shapes: Shapes, paths: Sequence[str], num_classes: int) -> tuple[str, 
 
 def _describe_faults(faults: Sequence[str], names: Mapping[str, str], shapes: Shapes, state_dict: Arrays) -> str:
     """Describe the arrays that are missing or have another shape."""
-    absent, differences, clauses = [path for path in faults if names[path] not in state_dict], [], []
+    absent = [path for path in faults if names[path] not in state_dict]
+    differences, clauses = [], []
     missing = [names[path] for path in absent]
     for path in faults:
         if (name := names[path]) in state_dict:
