@@ -280,6 +280,7 @@ def test_a_changed_copy_of_the_recipe_is_reported(folder):
     recipe.hooks["get_metrics"](recipe.config)
     (folder / "config.json").write_text(json.dumps(recipe.config.to_dict() | {"recipe": recipe.entry()}))
     assert recipe.files().keys() == {"mine.py", "network.py"}
+    (folder / "recipe" / "._mine.py").touch()  # tar on macOS adds such files to an archive.
     # In another process, the hook has not imported its module yet.
     forget(folder)
     read_recipe("config.json")

@@ -316,7 +316,7 @@ def _read_run(path: Path) -> RecipeFile:
         raise InputError(f"{file}: the run's copy of its recipe is missing; restore it, or give the recipe file itself")
     # Which modules a recipe imports is known only after its hooks have run, so all copied files are compared.
     folder = path.parent / COPY_FOLDER
-    copied = (each for suffix in (".py", *TEXT_FILES) for each in folder.rglob(f"*{suffix}"))
+    copied = (each for suffix in (".py", *TEXT_FILES) for each in folder.rglob(f"[!.]*{suffix}"))
     if _digest({os.path.relpath(each, folder): each.read_bytes() for each in sorted(copied)}) != digest:
         raise InputError(f"{folder}: the run's copy of its recipe has changed; restore it")
     recipe = _read_file(file)
