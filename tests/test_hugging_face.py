@@ -36,6 +36,7 @@ def make(
 
 def save(folder: Path, **splits: datasets.Dataset) -> Path:
     datasets.DatasetDict(splits).save_to_disk(str(folder))
+    (folder / "._data.arrow").touch()  # As of macOS.
     return folder
 
 

@@ -215,7 +215,7 @@ def open_saved(folder: Path) -> Mapping[str, Any]:
     check_regular(folder, "save the data set again")
     try:
         # The messages of Arrow do not name the damaged file.
-        for where in sorted(folder.rglob("*.arrow")):
+        for where in sorted(folder.rglob("[!.]*.arrow")):
             datasets.Dataset.from_file(str(where))
         where = folder
         opened = datasets.load_from_disk(str(folder))
