@@ -3,12 +3,11 @@
 import dataclasses
 import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
 from jaxddp.config import CheckpointConfig, Config, DataConfig, ObjectiveConfig, ParallelConfig, TrainConfig
@@ -20,6 +19,7 @@ from jaxddp.core.ranges import Range
 from jaxddp.core.user_code import describing_errors
 from jaxddp.data.source import Source, check_source, labels_of
 from jaxddp.engine.state import TrainState
+from jaxddp.mesh import without_mesh
 from jaxddp.setup.network_checks import check_head
 from jaxddp.setup.run_setup import RunSetup, check_state
 from jaxddp.setup.user_objects import UserObject, check_name
@@ -126,10 +126,8 @@ def errors_name_arguments(names: Mapping[str, str] = _NAMES) -> Iterator[None]:
             return f"a global batch of {key.shown_value}"
         return f"{name}={key.shown_value}" if key.has_value else name
 
-    # A run has a mesh of its own, in place of that of `jax.set_mesh`.
-    no_mesh = jax.sharding.Mesh(np.empty((), object), ())
     try:
-        with describing_errors(), nullcontext() if jax.sharding.get_abstract_mesh().empty else jax.set_mesh(no_mesh):
+        with describing_errors(), without_mesh():
             yield
     except JaxddpError as error:
         error.rename_keys(as_argument)

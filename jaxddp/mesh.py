@@ -7,6 +7,7 @@ import resource
 import sys
 from collections import Counter
 from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -237,6 +238,12 @@ def _has_started() -> bool:
         return True
     jax.config.update("jax_num_cpu_devices", configured)
     return False
+
+
+def without_mesh() -> AbstractContextManager[Any]:
+    """Leave out the mesh of `jax.set_mesh` in a block, because a run has a mesh of its own."""
+    is_set = not jax.sharding.get_abstract_mesh().empty
+    return jax.set_mesh(Mesh(np.empty((), object), ())) if is_set else nullcontext()
 
 
 def device_axes() -> str | tuple[str, str]:

@@ -88,9 +88,8 @@ def test_unknown_clients_cannot_end_a_job_before_or_after_its_start(key, monkeyp
 
 def test_a_process_without_the_key_is_refused():
     job = TwoProcesses("secret")
-    with pytest.raises(
-        InputError, match=r"coordinator .*: JAXDDP_JOB_KEY differs from that of process 0; give all machines of"
-    ):
+    message = r"coordinator .*: JAXDDP_JOB_KEY differs from that of process 0; give all machines of"
+    with pytest.raises(InputError, match=message):
         job.plane(1, key="guess")
     with pytest.raises(InputError, match="JAXDDP_JOB_KEY differs from that of process 0"):
         job.plane(1, key="")

@@ -222,9 +222,8 @@ def test_evaluation_data_must_have_the_image_shape_and_classes_of_the_training_d
     def train_with_validation(images, names):
         train(jaxddp.softmax_cross_entropy, setup, val=jaxddp.ArrayTable(images, np.zeros(len(images), int), names))
 
-    with pytest.raises(
-        InputError, match="validation data: class 1 is 'c', and class 1 is 'b' in the training data; select the same"
-    ):
+    message = "validation data: class 1 is 'c', and class 1 is 'b' in the training data; select the same"
+    with pytest.raises(InputError, match=message):
         train_with_validation(VAL.images, tuple("acbde"))
     with pytest.raises(InputError, match="validation data: 4 classes, and 5 classes in the training data; select"):
         train_with_validation(VAL.images, tuple("acde"))
@@ -240,16 +239,19 @@ def test_evaluation_data_must_have_the_image_shape_and_classes_of_the_training_d
         train(jaxddp.softmax_cross_entropy, of_files, val=jaxddp.val_solutions(tmp_path))
 
 
-def test_images_with_more_channels_than_means_are_rejected():
+def test_a_run_has_as_many_means_as_channels_and_works_with_a_mesh_and_strict_settings_of_jax(tmp_path):
     table = jaxddp.ArrayTable(np.zeros((8, 6, 6, 4), np.uint8), np.arange(8) % 2, tuple("abcde"))
-    with pytest.raises(
-        InputError, match=r"data.mean has 3 values, .* images of \(6, 6, 4\) have 4 channels; give a value"
-    ):
+    message = r"data.mean has 3 values, .* images of \(6, 6, 4\) have 4 channels; give a value"
+    with pytest.raises(InputError, match=message):
         prepare_training(LinenDense(), table, 4, SGD, 2)
-    four_channels = jaxddp.DataConfig(mean=(0.5,) * 4, std=(0.2,) * 4, augment=jaxddp.AugmentConfig(flip=False))
+    augment = jaxddp.AugmentConfig(flip=False, erase=0.5, cutmix=1.0, cutout=2)
+    four_channels, adam = jaxddp.DataConfig(mean=(0.5,) * 4, std=(0.2,) * 4, augment=augment), optax.adam(0.1)
     with jax.set_mesh(jax.make_mesh((2,), ("model",), devices=jax.devices()[:2])):
-        setup = prepare_training(LinenDense(), table, 1, SGD, 8, data=four_channels)
-        assert int(train(jaxddp.softmax_cross_entropy, setup)[0].step) == 1
+        setup = prepare_training(LinenDense(), table, 2, adam, 4, data=four_channels, ema=0.5)
+        for epochs in (1, 2):
+            state, _ = train(jaxddp.softmax_cross_entropy, setup, epochs=epochs, val=table, workdir=tmp_path)
+        predictions = jaxddp.load_run(tmp_path, model=LinenDense()).predict(table)
+    assert (int(state.step), len(predictions.ids)) == (2, 8)
 
 
 @pytest.mark.slow

@@ -36,7 +36,7 @@ from jaxddp.engine.parts.part import measured_states
 from jaxddp.engine.predictions import LayerProgram, Pool, make_classify, make_explain, make_features, make_probabilities
 from jaxddp.engine.state import TrainState
 from jaxddp.inference.predictions import Outcome, Predictions
-from jaxddp.mesh import Topology
+from jaxddp.mesh import Topology, without_mesh
 from jaxddp.models.activations import find_layer, heat_map_layer
 from jaxddp.models.adapt import adapt, for_platform
 from jaxddp.models.interface import Model, by_path, own_arrays, trees_of
@@ -133,7 +133,7 @@ def output_batches(
     def dispatched() -> Iterator[tuple[int, Any, Any]]:
         for step, batch in enumerate(batches):
             # The first call compiles the network.
-            with nullcontext() if step else doing("compiling the network"):
+            with without_mesh(), nullcontext() if step else doing("compiling the network"):
                 values, replaced = program(run.state, topology.place(batch))
             yield step * order.batch_size, values, replaced
 
