@@ -162,6 +162,11 @@ class Topology:
 
         return jax.tree.map(put, tree)
 
+    def random_key(self, seed: int) -> jax.Array:
+        """Return the random key of a seed, on every device."""
+        # Outside of a program, `key` would copy the seed implicitly, which `jax_transfer_guard` may forbid.
+        return jax.jit(jax.random.key, static_argnums=0, out_shardings=self.replicated)(seed)
+
 
 def check_divisible(batch_size: Key, parts: int, *owners: Words) -> None:
     """Raise `InputError` if a batch cannot be divided into equal parts. The message suggests another size."""

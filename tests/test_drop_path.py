@@ -202,7 +202,6 @@ def test_evaluation_has_all_branches_and_training_needs_keys(network):
     # An example's logits do not depend on its position in the batch.
     reversed_logits = logits(dropping, images[::-1], train=True, example_keys=keys[::-1])
     np.testing.assert_allclose(reversed_logits, dropped[::-1], rtol=1e-4, atol=1e-5)
-    with pytest.raises(
-        InputError, match="^drop_path: in training every image needs its own random key; pass example_keys"
-    ):
+    message = "^drop_path: in training every image needs its own random key; pass example_keys"
+    with pytest.raises(InputError, match=message):
         logits(dropping, train=True)

@@ -92,7 +92,7 @@ def example_loss(loss: Loss, labels: LabelKind) -> ExampleLoss:
         weight_gradient = jax.grad(lambda logits: _scalars(loss(logits, labels))[1].astype(jnp.float32))(logits)
         return jnp.stack(_scalars(batched)), jnp.stack([values.sum(), weights.sum()]), jnp.abs(weight_gradient).max()
 
-    for logits, batch_labels in random_batches(labels):
+    for logits, batch_labels in jax.device_put([*random_batches(labels)]):
         batched, alone, weight_gradient = jax.device_get(evaluate(logits, batch_labels))
         if not np.isfinite(batched).all():
             # A loss for a model that ends with a softmax takes probabilities.
@@ -115,7 +115,7 @@ def check_metric(metric: Loss, name: str, labels: LabelKind) -> None:
     form, _ = _form(metric, name, labels, _ACCEPTED_METRIC)
     if form != "examples":
         raise InputError(f"{name}: returned one number for a batch; return one for each example, float[B]")
-    for batch in random_batches(labels):
+    for batch in jax.device_put([*random_batches(labels)]):
         alone, _ = jax.jit(_of_one(metric, labels).__call__)(*batch)
         _check_alone(f"{name}: an example's value", jax.jit(metric)(*batch), alone, "compute it from the example alone")
 

@@ -147,6 +147,7 @@ def few_arrays(arrays: list[jax.Array]) -> list[jax.Array]:
     return [*([jnp.concatenate(small)] if small else []), *large]
 
 
+@jax.jit
 def is_sound(state: TrainState) -> jax.Array:
     """Return bool[]: whether the state is finite. Scalars of the optimizer may be infinite.
 

@@ -48,7 +48,9 @@ def with_own_statistics(
         probe, _ = program(probe.replace(step=_copied(state.step), model_state=model_state), *chunk.feed)
         return probe.model_state
 
-    own = {**own, EVAL_MODEL_STATE: mean_statistics(start, updated, chunks(), way.jit_between(_solved))}
+    solve, place = way.jit_between(_solved), way.topology.replicate
+    means = mean_statistics(start, updated, chunks(), lambda arrays, count: solve(arrays, place(count)))
+    own = {**own, EVAL_MODEL_STATE: means}
     own[MEASURED_AT] = way.jit_between(jnp.full_like)(own[MEASURED_AT], state.step)
     return state.replace(parts={**state.parts, name: own})
 

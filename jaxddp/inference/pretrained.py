@@ -126,7 +126,7 @@ def network_of_weights(
         with doing(f"reading weights from {weights}"):
             arrays = initial_weights(path, target, topology, stored)
     init = make_init(target.model, NO_OPTIMIZER, shape, topology, transform=change)
-    state = init(topology.replicate(jax.random.key(config.seed)), topology.replicate(arrays))
+    state = init(topology.random_key(config.seed), topology.replicate(arrays))
     if own and topology.peers.is_first:
         _log.info(f"{config.model.weights or file.path}: the classes are {_described(known, own)}")
     form: LabelForm = "one label"

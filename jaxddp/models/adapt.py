@@ -470,7 +470,7 @@ def has_dropout(model: Model, params: Tree, model_state: Tree, image_shape: tupl
     """Return whether a Linen module calls `nn.Dropout` with a rate above 0 for images [H, W, C]."""
     if not isinstance(model, LinenModel):
         return False
-    rates, images = [0.0], jnp.zeros((1, *image_shape))
+    rates, images = [0.0], jax.ShapeDtypeStruct((1, *image_shape), jnp.float32)
 
     def record(function: Callable[..., Any], args: Any, kwargs: Any, context: nn.module.InterceptorContext) -> Any:
         rates.append(context.module.rate if isinstance(context.module, nn.Dropout) else 0.0)

@@ -77,7 +77,7 @@ class RunSetup(Recipe):
     @cached_property
     def key(self) -> jax.Array:
         """The random key of the seed, on every device."""
-        return self.topology.replicate(jax.random.key(self.feed.order.seed))
+        return self.topology.random_key(self.feed.order.seed)
 
     @property
     def slices(self) -> list[tuple[Device, slice]]:
@@ -375,7 +375,7 @@ def _check_seed_of_hooks(setup: RunSetup, file: RecipeFile, params: Any) -> None
         network = adapt(file.hooks["get_model"](setup.config.replace(seed=default), data.labels.num_classes))
     # No optimizer state: memory may not suffice for two.
     init = make_init(network, NO_OPTIMIZER, data.image_shape, topology, transform=setup.initialize)
-    if not _are_equal(params, init(topology.replicate(jax.random.key(default))).params):
+    if not _are_equal(params, init(topology.random_key(default)).params):
         return
     if is_fixed:
         raise InputError(f"{file.hooks['get_model'].name}: ", Key("seed", seed), f": {OWN_WEIGHTS}")

@@ -67,9 +67,9 @@ class Session:
         if self.resume_step is not None:
             state, progress = self.checkpoints.restore(self.resume_step, run.state)
             # Python may give a trained state. A stacked one was averaged, and rounded.
-            is_compared = 0 < run.state.step == self.resume_step and run.state.stacked is None
+            is_compared = 0 < (step := int(run.state.step)) == self.resume_step and run.state.stacked is None
             is_other = is_compared and checksum(run.state.params) != checksum(state.params)
-            if is_other or run.state.step > self.resume_step:
+            if is_other or step > self.resume_step:
                 problem = f"state: it is not that of step {self.resume_step:,} in {self.directory}"
                 raise InputError(problem, advice=("leave it out, or give another ", Option("workdir")))
             # Process 0 reads the metrics, because other hosts may not see its last writes yet.

@@ -66,7 +66,7 @@ class Reproducible(Way):
 
     def jit_between(self, update: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
         on_one = jax.jit(update)  # XLA may round differently in a program of several devices.
-        return lambda *values: self.topology.replicate(jax.device_get(on_one(*jax.device_get(values))))
+        return lambda *values: self.topology.replicate(jax.device_get(on_one(*jax.device_put(jax.device_get(values)))))
 
 
 def mean_of_shards(compute: Callable[[Any, Batch, jax.Array], T], arrays: Any, batch: Batch, *, for_cpu: bool) -> T:
