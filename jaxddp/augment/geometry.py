@@ -134,8 +134,8 @@ def erasing_box(key: jax.Array, image_height: int, image_width: int, bounds: tup
     height, width = (jnp.round(jnp.sqrt(each)).astype(jnp.int32) for each in (area * aspect, area / aspect))
     fits = (height >= 1) & (height <= image_height) & (width >= 1) & (width <= image_width)
     # The product can be rounded up to one more than the last position.
-    top = jnp.minimum((top * (image_height - height + 1)).astype(jnp.int32), image_height - height)
-    left = jnp.minimum((left * (image_width - width + 1)).astype(jnp.int32), image_width - width)
+    top = jnp.minimum((top * (image_height - height + 1).astype(top.dtype)).astype(jnp.int32), image_height - height)
+    left = jnp.minimum((left * (image_width - width + 1).astype(left.dtype)).astype(jnp.int32), image_width - width)
     first = jnp.argmax(fits)
     size = jnp.where(fits[first], jnp.stack([height, width])[:, first], 0)
     return Box(top[first], left[first], size[0], size[1])

@@ -45,7 +45,9 @@ def call_update(
     takes_more = isinstance(optimizer, optax.GradientTransformationExtraArgs)
     extra: Any = {"value": value, "grad": grad} if takes_more else {}
     try:
-        result = optimizer.update(grads, opt_state, params, **extra)
+        # optax promotes its counters, which `jax_numpy_dtype_promotion` may forbid.
+        with jax.numpy_dtype_promotion("standard"):
+            result = optimizer.update(grads, opt_state, params, **extra)
     except (TypeError, ValueError) as error:
         if takes_more and _REFUSED.search(str(error)):
             # The update takes no extra arguments, contrary to its type, as in `optax.contrib.sam`.
