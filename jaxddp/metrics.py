@@ -42,7 +42,7 @@ class TopK:
     def __call__(self, logits: jax.Array, labels: jax.Array) -> jax.Array:
         labels = labels if labels.ndim == 1 else labels.argmax(-1)
         label_logit = jnp.take_along_axis(logits, labels[:, None], axis=-1)
-        earlier = jnp.arange(logits.shape[-1]) < labels[:, None]
+        earlier = jnp.arange(logits.shape[-1])[None] < labels[:, None]
         is_larger = jnp.where(earlier, ~(logits < label_logit), ~(logits <= label_logit))
         return (is_larger.sum(-1) < self.k).astype(jnp.float32)
 

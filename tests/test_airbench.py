@@ -179,13 +179,11 @@ def test_a_config_selects_the_airbench_network_by_name():
 
 
 def test_whitening_another_network_or_too_small_images_raises_a_one_line_error():
-    with pytest.raises(
-        InputError, match="airbench: images of 8x32 pixels are too small; give data.image_size=9 or more"
-    ):
+    message = "airbench: images of 8x32 pixels are too small; give data.image_size=9 or more"
+    with pytest.raises(InputError, match=message):
         jax.eval_shape(NET.init, jax.random.key(0), jnp.zeros((2, 8, 32, 3)))
-    with pytest.raises(
-        InputError, match="fc/bias is not a parameter of the network airbench; set model.name to airbench"
-    ):
+    message = "fc/bias is not a parameter of the network airbench; set model.name to airbench"
+    with pytest.raises(InputError, match=message):
         airbench.parameter_groups({"fc": {"bias": 0}})
     with pytest.raises(InputError, match="this network has no convolution 'conv1'; give the name"):
         airbench.initialize_whitening("conv1", lambda: random_images(2, 4), MEAN, STD)({"whiten": {"kernel": 0}}, {})

@@ -98,7 +98,7 @@ def random_arguments(seed, shape, dtype):
 @given(st.sampled_from(FORMS), st.booleans(), st.booleans(), st.integers(0, 1000), st.sampled_from([VECTORS, MAPS]))
 def test_batch_norm_equals_flaxs_in_float64(form, running, custom_gradient, seed, shape):
     relu, has_residual = form
-    with jax.enable_x64(True):
+    with jax.enable_x64(True), jax.numpy_rank_promotion("raise"):
         variables, x, residual, weights = random_arguments(seed, shape, jnp.float64)
         ours = functools.partial(BatchNorm, custom_gradient=custom_gradient)
         modules = (module(running, dtype=jnp.float64, param_dtype=jnp.float64) for module in (ours, FlaxBatchNorm))

@@ -126,9 +126,8 @@ def test_python_objects_for_one_label_raise_a_one_line_error():
         jaxddp.train(jaxddp.softmax_cross_entropy, setup, listeners=())
     with pytest.raises(InputError, match="metrics: mine takes one label or shares per image, but the data have sev"):
         prepare(metrics={"mine": METRICS.get("top1")})
-    with pytest.raises(
-        InputError, match="validation data: one label per image, and several labels per image in the tr"
-    ):
+    message = "validation data: one label per image, and several labels per image in the tr"
+    with pytest.raises(InputError, match=message):
         jaxddp.train(jaxddp.sigmoid_cross_entropy, setup, val=random_table(9), listeners=())
     with pytest.raises(InputError, match="data.sampling=balanced takes one label per image"):
         prepare(data=DataConfig(sampling="balanced", image_size=6, crop="whole"))

@@ -139,9 +139,8 @@ def test_kappa_equals_scikit_learns(pairs):
 
 def test_kappa_needs_numbered_classes_in_the_order_of_their_numbers():
     check_grades(labels_of(jaxddp.ArrayTable(IMAGES, np.arange(24) % 3, ("0", "2", "10"))))
-    with pytest.raises(
-        InputError, match="^eval.metrics: kappa compares grades, and the classes are in the order 0, 10"
-    ):
+    message = "^eval.metrics: kappa compares grades, and the classes are in the order 0, 10"
+    with pytest.raises(InputError, match=message):
         check_grades(labels_of(jaxddp.ArrayTable(IMAGES, np.arange(24) % 3, ("0", "10.0", "2"))))
 
 

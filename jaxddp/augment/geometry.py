@@ -21,7 +21,7 @@ class Box(NamedTuple):
 
     def mask(self, height: int, width: int) -> jax.Array:
         """Return a mask, bool[height, width], of the pixels of an image that are in the box."""
-        row, column = jnp.arange(height)[:, None] - self.top, jnp.arange(width) - self.left
+        row, column = jnp.arange(height)[:, None] - self.top, jnp.arange(width)[None] - self.left
         return (row >= 0) & (row < self.height) & (column >= 0) & (column < self.width)
 
 

@@ -120,7 +120,8 @@ class Preprocess:
                 use = jax.random.fold_in(key, _STREAMS[name])
                 if name == "policy" and self.view:
                     use = jax.random.fold_in(use, self.view)
-                image = augment(use, image, self.augment)
+                with jax.numpy_rank_promotion("allow"):
+                    image = augment(use, image, self.augment)
         for index, name in enumerate(self.augment.then):
             stream = jax.random.fold_in(jax.random.fold_in(key, _THEN), zlib.crc32(name.encode()))
             use = jax.random.fold_in(stream, self.augment.then[:index].count(name))
@@ -145,7 +146,7 @@ class Preprocess:
         if jnp.issubdtype(images.dtype, jnp.floating):
             return images.astype(self._compute_dtype)
         channels, white = images.shape[-1], 65535 if images.dtype == jnp.uint16 else 255
-        mean, std = jnp.array(self.mean[:channels]), jnp.array(self.std[:channels])
+        mean, std = (jnp.array(each[:channels], ndmin=images.ndim) for each in (self.mean, self.std))
         dtype = self._compute_dtype
         return images.astype(dtype) * (1 / (white * std)).astype(dtype) - (mean / std).astype(dtype)
 

@@ -282,7 +282,8 @@ class LinenModel:
 
     def init(self, key: jax.Array, example: jax.Array) -> tuple[Tree, Tree]:
         arguments = interface.call_mode(self.module.__call__, False, example_keys=None)
-        variables = dict(_in_mode(self.module, False, arguments).init(_linen_streams(key), example, **arguments))
+        with _own_ranks(self.module):
+            variables = dict(_in_mode(self.module, False, arguments).init(_linen_streams(key), example, **arguments))
         return variables.pop("params", {}), variables
 
     def apply(
@@ -304,7 +305,7 @@ class LinenModel:
         variables, images = {"params": cast(params, self.dtype), **model_state}, cast(images, self.dtype)
         frozen = interface.freeze_norms(self.settled) if self.settled else contextlib.nullcontext()
         grouped = with_grouped_convolution(self.convolution) if self.convolution else contextlib.nullcontext()
-        with frozen, grouped:
+        with frozen, grouped, _own_ranks(self.module):
             module = _in_mode(self.module, train, call_arguments)
             return module.apply(variables, images, mutable=mutable, **call_arguments, **words)
 
@@ -338,6 +339,11 @@ def _in_mode(module: nn.Module, train: bool, call_arguments: Mapping[str, Any]) 
     names = [name for name in MODE_ARGUMENTS if isinstance(vars(module).get(name), bool) and name not in call_arguments]
     fields: dict[str, Any] = {name: MODE_ARGUMENTS[name] == train for name in names}
     return module.clone(**fields) if names else module
+
+
+def _own_ranks(module: nn.Module) -> contextlib.AbstractContextManager[Any]:
+    """Let jaxddp's networks broadcast arrays of lower ranks, which `jax_numpy_rank_promotion` may forbid."""
+    return jax.numpy_rank_promotion("allow") if hasattr(module, "with_operations") else contextlib.nullcontext()
 
 
 def _without_sown(state: Mapping[str, Any]) -> dict[str, Any]:

@@ -176,11 +176,13 @@ def _backward(options: _Options, saved: Any, grads: _Result) -> tuple[jax.Array 
     wide = grad.astype(mean.dtype)
     if options.relu and result is None:
         wide = jnp.where(is_positive(x, mean, multiplier, bias), wide, 0)
+    mean = lax.broadcast_to_rank(mean, x.ndim)
     bias_grad, moment = totals = _paired_sums(wide, wide * (kept.astype(mean.dtype) - mean))
     shift, slope = statistics_gradient(totals, deviation, x.size // x.shape[-1], options.axis_name)
     # XLA computes these products of vectors in one kernel. With "multiplier * (…)" it would write some of the factors
     # in a kernel each.
-    shift, slope = multiplier * shift, multiplier * slope
+    factors = multiplier, multiplier * shift, multiplier * slope
+    multiplier, shift, slope = (lax.broadcast_to_rank(each, x.ndim) for each in factors)
     if options.pool:
         (wide,) = max_pool_gradient(*options.pool, (positions, x.shape), wide)
     x_grad = multiplier * wide - shift - (x.astype(mean.dtype) - mean) * slope
@@ -229,6 +231,7 @@ def apply_norm(
 ) -> jax.Array:
     """Compute relu((x - mean) * multiplier + bias + residual), in the dtype of x."""
     wide = x.astype(jnp.promote_types(x.dtype, mean.dtype))
+    mean, multiplier, bias = (lax.broadcast_to_rank(each, x.ndim) for each in (mean, multiplier, bias))
     result = ((wide - mean) * multiplier + bias).astype(x.dtype)
     if residual is not None:
         result = result + residual
@@ -249,7 +252,8 @@ def is_positive(x: jax.Array, mean: jax.Array, multiplier: jax.Array, bias: jax.
     # bound). Below 0 that is the smallest normal number, because XLA treats smaller numbers as 0.
     bound = lax.stop_gradient(bound)
     below = jnp.where(bound == 0, -jnp.finfo(bound.dtype).tiny, jnp.nextafter(bound, -jnp.inf))
-    return (x.astype(mean.dtype) > jnp.where(falling, below, bound)) ^ falling
+    bound, falling = (lax.broadcast_to_rank(each, x.ndim) for each in (jnp.where(falling, below, bound), falling))
+    return (x.astype(mean.dtype) > bound) ^ falling
 
 
 def _sums(a: jax.Array, b: jax.Array) -> Pair:
