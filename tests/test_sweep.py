@@ -192,7 +192,7 @@ def test_a_trial_is_not_finished_after_its_recipe_was_edited(tmp_path):
     result.write_text('{"status": "done"}')
     for seed, loss, unfinished in ((0, 1, 1), (0, 1, 0), (0, 2, 1), (1, 2, 1)):
         recipe.write_text(source.format(seed, loss))
-        queue = GridQueue(SweepFolder(tmp_path, "a config"), _trials(template, tmp_path))
+        queue = GridQueue(SweepFolder(tmp_path, f"/moved/{seed}/my.py"), _trials(template, tmp_path))
         assert len(queue.unfinished()) == unfinished
         if (trial := queue.next()) is not None:
             queue.record_end(trial, "done")
@@ -204,7 +204,7 @@ def test_a_damaged_file_and_a_run_in_its_place_are_refused(capfd, tmp_path):
     trials += ['{"name": "a", "values": {"seed": 1}, "words": ["digits"]}', "3"]
     trials += ['{"name": "a", "values": {"seed": "1"}, "words": ["x"], "ended": "late"}']
     wholes = [f'{{"version": 1, "config": "digits", "trials": [{trial}]}}' for trial in trials]
-    for content in ("{}", "[]", "[" * 500_000, *wholes):
+    for content in ("{}", "[]", '{"config": 3, "trials": []}', "[" * 500_000, *wholes):
         (tmp_path / "sweep.json").write_text(content)
         assert f"{tmp_path}/sweep.json: is not the file of a sweep" in fails(command, capfd)
     (tmp_path / "metrics.jsonl").touch()

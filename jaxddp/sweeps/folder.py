@@ -66,12 +66,13 @@ class SweepFolder:
             content = files.read(self.path)
         with files.parsing(self.path, ("restore it, or ", _ANOTHER), "is not the file of a sweep"):
             saved = files.parse_json(content, dict)
-            config, trials = saved["config"], [Trial(**trial) for trial in saved["trials"]]
+            config, trials = Path(saved["config"]), [Trial(**trial) for trial in saved["trials"]]
             for trial in trials:
                 texts = [trial.name, *trial.words, *trial.values, *trial.values.values(), *(trial.finished_words or ())]
                 if not all(isinstance(text, str) for text in texts) or trial.ended not in (None, "pruned", "failed"):
                     raise ValueError(f"trial {show(trial.name)} is damaged")
-        if self._config not in (None, config):
+        # The project may have moved, or a container may see it elsewhere. Each trial has a digest of its recipe.
+        if self._config is not None and Path(self._config).name != config.name:
             raise InputError(f"{self.path}: is a sweep of {config}, not of {self._config}", advice=_ANOTHER)
         return {trial.name: trial for trial in trials}
 
