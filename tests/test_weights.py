@@ -83,6 +83,7 @@ def test_a_new_head_starts_at_zero(tmp_path, caplog):
     assert match(shapes, stored, (dotted_path,), 4, new_head=True).head == ("params/head/kernel",)
     with pytest.raises(InputError, match="^the head for other classes is not known; name it in model.new_layers$"):
         match(shapes, stored, (dotted_path,), 3, new_head=True)
+    assert match(shapes, stored, (dotted_path,), 3, Layers.parse("mlp", ""), new_head=True).new
 
 
 @pytest.mark.slow
