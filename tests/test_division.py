@@ -57,4 +57,3 @@ def test_a_config_determines_how_its_batch_is_divided():
         # 96 examples in 4 x 3 microbatches are 8 each. In 4 x 8 they are 3 each, which would separate a pair.
         assert [candidate.accumulate for candidate in Division.of(mixing, 4).finer_divisions()] == [4, 6, 12]
         assert Division.of(mixing.replace(model={"batch_norm": "ghost:3"}), 4).group_size == 6
-    assert [candidate.accumulate for candidate in Division.of(config, 4).finer_divisions()] == [4, 6, 8, 12, 24]
