@@ -55,8 +55,7 @@ def test_before_a_global_mean_and_a_dense_head_grad_cam_equals_cam(devices):
         layer = heat_map_layer(model, (16, 16, 3))
         assert layer == LayerCall("layer4_0", (2, 2, 16))
         _, features = jax.jit(lambda *a: activation(model, layer, *a))(params, state, images)
-        weights = params["fc"]["kernel"][:, classes].T
-        cam = np.einsum("bhwc,bc->bhw", features, weights) / 4
+        cam = np.einsum("bhwc,bc->bhw", features, params["fc"]["kernel"][:, classes].T) / 4
         maps = maps_of(model, layer, params, state, images, classes, devices)
         assert np.abs(cam).max() > 0.01 and np.abs(maps - cam).max() < 1e-9 * np.abs(cam).max()
 

@@ -154,8 +154,7 @@ def test_config_names_for_one_label_raise_a_one_line_error():
 def test_the_titles_of_shown_inputs_list_all_their_labels():
     from jaxddp.api import show_inputs
 
-    figure = show_inputs(prepare(), 8)
-    titles = [axes.get_title().splitlines() for axes in figure.axes if axes.get_title()]
+    titles = [axes.get_title().splitlines() for axes in show_inputs(prepare(), 8).axes if axes.get_title()]
     for label, row in titles:
         label_row = TABLE.labels[int(row.removeprefix("row "))]
         assert label == (", ".join(np.array(NAMES)[label_row > 0]) or "no label")

@@ -86,8 +86,7 @@ def test_lookahead_draws_training_back_to_slow_weights(steps):
 
 @pytest.mark.slow
 def test_a_step_reports_scalars_beside_its_metrics():
-    setup = make_setup(parts=(GradientNorm(),), net=linear_model())
-    _, records = run_training(setup)
+    _, records = run_training(make_setup(parts=(GradientNorm(),), net=linear_model()))
     norms = [record.metrics["gradient_norm"] for record in records.steps]
     assert len(norms) == 12 and min(norms) > 0
     epoch_ends = [record.epoch_end for record in records.steps if record.epoch_end]

@@ -132,14 +132,12 @@ def test_timms_operations_equal_their_definitions(magnitude, run):
     assert (run("translate_x", image, -magnitude, "timm") == moved).all()
     for name in ("rotate", "shear_y", "color", "sharpness", "autocontrast", "equalize"):
         assert (run(name, image, magnitude, "timm") == run(name, image, magnitude)).all()
-    space = rand_space(AugmentConfig(rand_operations="timm"), image.shape[:2])
-    assert {*space} == TIMM_OPERATIONS
+    assert {*rand_space(AugmentConfig(rand_operations="timm"), image.shape[:2])} == TIMM_OPERATIONS
 
 
 def test_the_magnitude_of_timms_recipes_is_drawn_from_a_clipped_normal_distribution():
     """In 10^6 draws of timm's rule, min(max(N(9, 0.5), 0), 10): mean 8.996, deviation 0.490, 2.3% are 10."""
-    space = rand_space(AugmentConfig(rand_deviation=0.5), (10, 10))
-    levels = space["rotate"] / 3
+    levels = rand_space(AugmentConfig(rand_deviation=0.5), (10, 10))["rotate"] / 3
     assert len(levels) == 100 and (levels == 10).mean() == pytest.approx(0.023, abs=0.006)
     assert (levels.mean(), levels.std()) == pytest.approx((8.996, 0.490), abs=0.01)
     assert len(rand_space(AugmentConfig(), (10, 10))["rotate"]) == 1

@@ -284,6 +284,9 @@ def test_a_changed_copy_of_the_recipe_is_reported(folder):
     # In another process, the hook has not imported its module yet.
     forget(folder)
     read_recipe("config.json")
+    (folder / "copy.json").write_text((folder / "config.json").read_text().replace('"mine.py"', '"../mine.py"'))
+    with pytest.raises(InputError, match="recipe/../mine.py: the run's copy of its recipe is missing"):
+        read_recipe("copy.json")
     (folder / "recipe" / "network.py").write_text(NETWORK + "\n# Another line.\n")
     with pytest.raises(InputError, match="recipe: the run's copy of its recipe has changed; restore it"):
         read_recipe("config.json")

@@ -94,8 +94,7 @@ def test_other_ways_to_compute_the_gradient_pass(changes, devices):
 
 def test_more_devices_than_are_counted_pass(monkeypatch):
     monkeypatch.setattr(self_test, "MOST_DEVICES", 3)
-    test = run_self_test(LINEAR, 8)
-    assert list(test._unmasked_devices) == [0, 3, 6]
+    assert list(run_self_test(LINEAR, 8)._unmasked_devices) == [0, 3, 6]
 
 
 class NormalizesByBatch(nn.Module):

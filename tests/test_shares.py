@@ -103,8 +103,7 @@ def test_measured_shares_have_three_digits_and_similar_speeds_are_equal():
 
 
 def test_a_device_that_is_too_slow_for_an_example_gets_the_smallest_slice():
-    text = shares_of([10_000, 1], 2, 64, 2)
-    assert Shares.parse(text).lengths(64, 2, 1, 2) == (62, 2)
+    assert Shares.parse(shares_of([10_000, 1], 2, 64, 2)).lengths(64, 2, 1, 2) == (62, 2)
 
 
 def error_of(devices: int = 2, **sections) -> str:

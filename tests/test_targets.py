@@ -110,8 +110,7 @@ def test_arrays_hold_numbers_shares_and_weights():
     np.testing.assert_array_equal(part.weights, WEIGHTS[:5])
     assert part.labels.dtype == np.float32 and table.take(7).label_form == "numbers"
     assert jaxddp.ArrayTable(IMAGES, NUMBERS[:, 1], ("age",), label_form="numbers").labels.shape == (24, 1)
-    shares = jaxddp.ArrayTable(IMAGES, np.full((24, 2), 3), NAMES, label_form="shares")
-    assert (shares.labels == 0.5).all()
+    assert (jaxddp.ArrayTable(IMAGES, np.full((24, 2), 3), NAMES, label_form="shares").labels == 0.5).all()
     for more, message in (
         ({"labels": NUMBERS * np.nan}, r"labels \[nan, nan\] of row 0: give finite numbers"),
         ({"labels": NUMBERS - 1, "label_form": "shares"}, "of row .: give finite numbers of 0 or more that are not"),

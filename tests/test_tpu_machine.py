@@ -42,8 +42,7 @@ CHIPS = [Path(f"/dev/accel{n}") for n in range(4)]
     ],
 )
 def test_chips_are_counted_without_a_backend(environ, files, expected, tmp_path):
-    root = write_chips(tmp_path, *files)
-    assert [file.name for file in local_chips(environ, root)] == expected
+    assert [file.name for file in local_chips(environ, write_chips(tmp_path, *files))] == expected
     other = write_chips(tmp_path / "other", *files, vendor="0x8086")
     assert local_chips(environ, other) == []
     for name, pci_class in (("disk", "0x010802"), ("network", "0x020000")):

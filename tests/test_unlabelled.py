@@ -44,8 +44,7 @@ def test_the_choice_of_a_class_follows_from_the_seed_and_the_class_alone():
     # Examples of other classes, and the set of classes, change nothing.
     other_order = few_labels(table_of(np.concatenate([np.repeat([1, 3], 20), np.repeat([0, 0, 2, 4], 20)])), 4, 2)
     assert (other_order.images.ravel()[:8] == np.concatenate([rows[2][4:8] - 20, rows[2][12:16] - 40])).all()
-    alone = few_labels(table_of(labels).select("1:3"), 4, 2)
-    assert (alone.images.ravel() == rows[2][4:12]).all()
+    assert (few_labels(table_of(labels).select("1:3"), 4, 2).images.ravel() == rows[2][4:12]).all()
     # Each seed and each class draws other rows. Other rows would change the result of every run with few labels.
     assert len({tuple(chosen) for chosen in rows}) == 4
     assert len({tuple(chosen) for chosen in rows[0].reshape(5, 4) % 20}) == 5

@@ -80,8 +80,7 @@ def test_a_cut_is_found_in_files_that_the_strict_decoder_does_not_support(progre
     """The strict decoder does not support subsampled CMYK files. There, the loss of a few bits may change no pixel."""
     data = encode(picture(37, 45, "CMYK"), subsampling=2, progressive=progressive)
     assert (verify(data).height, verify(data).width) == (37, 45)
-    scan = data.index(b"\xff\xda")
-    cuts = range(scan, len(data) - 2, 3)
+    cuts = range(data.index(b"\xff\xda"), len(data) - 2, 3)
     assert sum(passes(data[:cut] + EOI) for cut in cuts) <= len(cuts) // 100
 
 

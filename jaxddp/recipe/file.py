@@ -307,17 +307,16 @@ def _read_run(path: Path) -> RecipeFile:
     of_run = {"config": config, "path": path, "is_run": True, "has_network": "model" in content}
     match content.get("recipe") or {}:
         case {"file": str(name), "digest": str(digest), "hooks": [*hooks]}:
-            file = path.parent / COPY_FOLDER / name
+            folder = path.parent / COPY_FOLDER
         case {**entry} if not entry:
             return RecipeFile(**of_run)
         case entry:
             raise InputError(f"{path}: its recipe is {show(entry)}; restore the file, or give the recipe file itself")
-    if not file.is_file():
-        raise InputError(f"{file}: the run's copy of its recipe is missing; restore it, or give the recipe file itself")
     # Which modules a recipe imports is known only after its hooks have run, so all copied files are compared.
-    folder = path.parent / COPY_FOLDER
-    copied = (each for suffix in (".py", *TEXT_FILES) for each in folder.rglob(f"[!.]*{suffix}"))
-    if _digest({os.path.relpath(each, folder): each.read_bytes() for each in sorted(copied)}) != digest:
+    copied = sorted(each for suffix in (".py", *TEXT_FILES) for each in folder.rglob(f"[!.]*{suffix}"))
+    if (file := folder / name) not in copied:
+        raise InputError(f"{file}: the run's copy of its recipe is missing; restore it, or give the recipe file itself")
+    if _digest({os.path.relpath(each, folder): each.read_bytes() for each in copied}) != digest:
         raise InputError(f"{folder}: the run's copy of its recipe has changed; restore it")
     recipe = _read_file(file)
     # A command may have replaced other hooks by naming a choice.
