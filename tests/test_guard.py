@@ -23,7 +23,7 @@ from support.shared import sgd
 
 import jaxddp
 from jaxddp.config import Config
-from jaxddp.core.errors import NonFiniteError, Preempted
+from jaxddp.core.errors import InputError, NonFiniteError, Preempted
 from jaxddp.core.peers import ALONE
 from jaxddp.engine.objective import MetricSums
 from jaxddp.engine.parts.averages import ParameterAverage
@@ -68,11 +68,8 @@ def test_a_bad_step_changes_nothing(devices, cache):
     for number, (before, after) in enumerate(itertools.pairwise(states)):
         assert int(after.step) == number + 1
         same = jax.tree.map(np.array_equal, before.replace(step=0), after.replace(step=0))
-        assert (
-            all(jax.tree.leaves(same))
-            if number == bad_step
-            else not any(jax.tree.leaves((same.params, same.eval_params)))
-        )
+        compared = same if number == bad_step else (same.params, same.eval_params)
+        assert {*jax.tree.leaves(compared)} == {number == bad_step}
     for device in range(devices):
         local_state = jax.tree.map(lambda leaf, device=device: np.asarray(leaf.addressable_data(device)), state)
         assert all(jax.tree.leaves(jax.tree.map(np.array_equal, local_state, states[-1])))
@@ -185,6 +182,9 @@ def test_scalars_of_a_skipped_step_are_not_in_the_epochs_mean():
     sums.add(range(2, 3), sums_of(0, loss=1.0, gradient_norm=5.0, loss_scale=4.0))
     assert sums.fetch()["gradient_norm"] == 5
     assert sums.end_epoch() == {"loss": 2.0, "gradient_norm": 5.0, "loss_scale": 4.0}
+    sums.add(range(3, 4), sums_of(1, loss=np.nan, substituted=1 / 8))
+    with pytest.raises(InputError, match="^step 3: 1 image of this epoch was substituted, and data.max_bad_images"):
+        sums.fetch()
 
 
 def test_the_sums_of_a_resumed_epoch_are_those_of_the_same_names():
