@@ -118,7 +118,7 @@ def test_speed_and_waiting_are_those_of_the_steps_since_the_last_record(monkeypa
     with clock.paused():
         now[0] += 1000
     step(1, 1)
-    assert clock.rates() == (8 / 2, 1 / 2) and clock.rate() == 3 * 8 / 10
+    assert clock.rates() == (8 / 2, 1 / 2) and clock.rate() == 3 * 8 / 10 and clock.end_epoch() == 99 + 8 + 2
 
 
 def test_the_time_before_the_first_step_counts_for_the_run_but_not_for_its_speed():
