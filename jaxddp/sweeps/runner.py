@@ -103,7 +103,9 @@ class TrialProcess:
             return "pruned" if self.is_pruned else "interrupted"
         if self.worker.code and is_locked(workdir):
             return "elsewhere"  # This process has released its lock, so another run holds it.
-        return {0: "done", workers.BAD_INPUT: "bad input"}.get(self.worker.code, "failed")
+        if self.worker.code == workers.BAD_INPUT:
+            return "bad input"
+        return "failed" if self.worker.code else "done"
 
     def close(self) -> None:
         """Kill the process if it still runs, and read its last output."""
