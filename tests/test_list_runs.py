@@ -130,8 +130,7 @@ def test_the_command_prints_a_table(tmp_path, capfd):
     workdir = write_run(tmp_path / "first", 3)
     best = max(row["top1"] for row in rows_of(workdir, "val"))
     assert main(["runs", str(tmp_path)]) == 0
-    printed = capfd.readouterr().out
-    (line,) = [line for line in printed.splitlines() if "first" in line]
+    (line,) = [line for line in capfd.readouterr().out.splitlines() if "first" in line]
     assert "done" in line and "40 of 40" in line and f"top1 {best:.2%}" in line
     assert main(["runs", str(tmp_path / "first" / "none")]) == 2
     assert "none: no such directory; give one that contains work directories" in capfd.readouterr().err

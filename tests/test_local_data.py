@@ -207,8 +207,7 @@ def setup_with(order: Any, devices: int = 1, accumulate: int = 1, model: Any = N
     config = Config().replace(train={"accumulate": accumulate}, parallel={"self_test": "never"})
     model = model or DoubleNet()
     setup = setup_of(model, sgd(0.1), joined(TABLES), devices=devices, config=config, data=LOCAL, seed=SEED)
-    feed = dataclasses.replace(setup.feed, order=order)
-    return dataclasses.replace(setup, feed=feed)
+    return dataclasses.replace(setup, feed=dataclasses.replace(setup.feed, order=order))
 
 
 @functools.cache

@@ -49,8 +49,7 @@ def parts_of(table: ExampleTable) -> list[list[Batch]]:
 
 
 def test_random_crops_are_those_of_one_process_with_all_files(table: ExampleTable):
-    order = Unpadded.of(processes_of(table)[0][1])
-    whole = table.train_batches(order, DATA, STEPS)
+    whole = table.train_batches(Unpadded.of(processes_of(table)[0][1]), DATA, STEPS)
     for batch, *parts in zip(whole, *parts_of(table), strict=True):
         image, row, label = (
             np.concatenate([getattr(part, name) for part in parts]) for name in ("image", "row", "label")

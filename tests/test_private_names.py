@@ -145,8 +145,7 @@ def test_a_private_function_is_recognized_by_its_parameters(function, is_recogni
 
 
 def cost_of_a_matrix_product() -> cost.Cost:
-    eye = jnp.eye(4)
-    return cost.compile_with_cost(jax.jit(lambda x: x @ x), eye)[1]
+    return cost.compile_with_cost(jax.jit(lambda x: x @ x), jnp.eye(4))[1]
 
 
 def test_unreadable_operations_of_a_step_are_not_counted_and_logged_once(monkeypatch, lines):

@@ -41,8 +41,7 @@ def test_each_launch_is_a_kernel_with_the_bytes_it_reads_and_writes():
 
 
 def test_the_flops_of_batched_products_are_those_of_each_product():
-    kernels = schedule("products.hlo").kernels
-    assert [kernel.flops for kernel in kernels] == 2 * [2 * 3 * 4 * 5 * 6]
+    assert [kernel.flops for kernel in schedule("products.hlo").kernels] == 2 * [2 * 3 * 4 * 5 * 6]
 
 
 def test_with_steps_in_a_loop_the_kernels_are_those_of_its_body():

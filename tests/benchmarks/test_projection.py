@@ -26,10 +26,8 @@ def step(machine: Interconnect, num_gpus: int, num_bytes: float, overlap: float 
 def test_two_peers_each_send_all_bytes(num_bytes, link):
     expected = num_bytes / link.bandwidth + 2 * link.latency
     assert ring(num_bytes, 2, link) == pytest.approx(expected)
-    alone = Interconnect(1, Link(1, 1e9), link)
-    assert alone.all_reduce(num_bytes, 2) == pytest.approx(expected)
-    together = Interconnect(2, link, Link(1, 1e9))
-    assert together.all_reduce(num_bytes, 2) == pytest.approx(expected)
+    assert Interconnect(1, Link(1, 1e9), link).all_reduce(num_bytes, 2) == pytest.approx(expected)
+    assert Interconnect(2, link, Link(1, 1e9)).all_reduce(num_bytes, 2) == pytest.approx(expected)
 
 
 def test_a_projection_equals_a_calculation_by_hand():

@@ -57,8 +57,7 @@ def arrays(tmp_path_factory) -> Path:
 def trained_alone(data: Path, workdir: Path) -> Path:
     """Train in one process with four devices, and return the work directory."""
     words = [*TRAIN, "--data.path", str(data), "--workdir", str(workdir), *BRIEF, "--parallel.cpu-devices", "4"]
-    run = Launched(workdir, 1, words)
-    run.ends_well()
+    Launched(workdir, 1, words).ends_well()
     return workdir
 
 
@@ -73,8 +72,7 @@ def undisturbed(arrays, tmp_path_factory) -> Path:
     """A longer run of two processes with a device each, which killed and resumed runs must equal bit for bit."""
     workdir = tmp_path_factory.mktemp("undisturbed")
     words = [*TRAIN, "--data.path", str(arrays), "--workdir", str(workdir), *LONGER]
-    run = Launched(workdir, 2, words, *THREADS)
-    run.ends_well()
+    Launched(workdir, 2, words, *THREADS).ends_well()
     return workdir
 
 

@@ -94,8 +94,7 @@ def trained_alone(tables: dict[str, list[ArrayTable]]) -> tuple[Any, dict[str, f
         data = DataConfig(augment=AugmentConfig(pad=1))
         setup = setup_of(DoubleNet(), sgd(0.1), joined(tables["train"]), data=data, seed=5)
         order = Unpadded.of(UnitedOrder(sum(SIZES), 8, 5, tuple(SIZES), 6))
-        feed = dataclasses.replace(setup.feed, order=order)
-        setup = dataclasses.replace(setup, feed=feed)
+        setup = dataclasses.replace(setup, feed=dataclasses.replace(setup.feed, order=order))
         state = train(setup, {"train": {"duration": "2 epochs"}, "eval": {"every": "0 steps"}})
         return jax.device_get(state.params), jaxddp.evaluate(state, setup, joined(tables["val"]))
 

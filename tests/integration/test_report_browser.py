@@ -25,8 +25,7 @@ def page(tmp_path_factory) -> Path:
     workdirs = [write_run(folder / f"imagenet_resnet50-with-a-long-name-seed{seed}", seed) for seed in range(3)]
     workdirs.append(write_run(folder / "other", 3, optimizer={"learning_rate": 0.3}))
     (workdirs[3] / "metrics.jsonl").write_text((workdirs[3] / "metrics.jsonl").read_text().replace("images_per_", "i_"))
-    runs = read_runs(workdirs)
-    page_content = Page(runs)
+    page_content = Page(read_runs(workdirs))
     classes = [run_classes(run, page_content.legend[run], outcome_of_noise(60 + run)) for run in range(3)]
     classes[1] = classes[1]._replace(features=feature_map(1, outcome_of_noise(61)))
     page_content.classes, page_content.accuracies = classes, accuracy_tables(classes)

@@ -46,8 +46,7 @@ def train_words(tmp_path_factory) -> list[str]:
 
 def train(train_words: list[str], workdir: Path, processes: int, devices: int) -> Path:
     train_words = [*train_words, "--workdir", str(workdir), "--parallel.cpu-devices", str(devices)]
-    run = Launched(workdir, processes, train_words)
-    run.ends_well()
+    Launched(workdir, processes, train_words).ends_well()
     return workdir
 
 

@@ -78,8 +78,7 @@ def interlaced(mode: str) -> bytes:
     passes = ((0, 0, 8, 8), (0, 4, 8, 8), (4, 0, 8, 4), (0, 2, 4, 4), (2, 0, 4, 2), (0, 1, 2, 2), (1, 0, 2, 1))
     for top, left, down, across in passes:
         coded += b"".join(b"\0" + row.tobytes() for row in pixels[top::down, left::across])
-    color = {"L": 0, "RGB": 2}[mode]
-    header = struct.pack(">IIBBBBB", 17, 13, 8, color, 0, 0, 1)
+    header = struct.pack(">IIBBBBB", 17, 13, 8, {"L": 0, "RGB": 2}[mode], 0, 0, 1)
     return png([(b"IHDR", header), (b"IDAT", zlib.compress(coded)), (b"IEND", b"")])
 
 

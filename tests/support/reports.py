@@ -81,8 +81,7 @@ def hostile_page(folder: Path) -> Page:
     rows = [row | {HOSTILE: 1.0, "loss": row["loss"] + 2.1, "epoch_loss": None} for row in rows]
     (workdir / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (workdir / "result.json").write_text(json.dumps({"status": HOSTILE, "step": 40}))
-    runs = read_runs([workdir])
-    page = Page(runs)
+    page = Page(read_runs([workdir]))
     classes = [run_classes(0, page.legend[0], outcome_of_noise(names=(HOSTILE, "<i>b</i>", "c", "d", "e")))]
     page.classes, page.accuracies, page.class_faults = classes, accuracy_tables(classes), [HOSTILE]
     return page
