@@ -12,13 +12,13 @@ to --timeouts times, and resumes.
 """
 
 import argparse
+import contextlib
 import os
 import re
 import secrets
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -26,6 +26,7 @@ import submitit
 
 import jaxddp.cluster.starter as starter
 from jaxddp.core.errors import first_line
+from jaxddp.core.threads import in_daemon
 from jaxddp.job.environment import KEY
 
 PREEMPTED = 75
@@ -49,21 +50,17 @@ class Training:
         starter_command = [sys.executable, "-I", "-S", starter.__file__, str(os.getpid()), ""]
         self._process = subprocess.Popen([*starter_command, sys.executable, "-m", "jaxddp", *self.words])
         signal.signal(STOP_SIGNAL, previous_handler)
-        # `wait` would hold a lock on which `checkpoint` would block.
-        os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)
-        return self._conclude(self._process.wait())
+        # `checkpoint` interrupts the main thread, and a lock of `wait` would block it there.
+        self._code = in_daemon(self._process.wait)
+        return self._conclude(self._code.result())
 
     def checkpoint(self) -> submitit.helpers.DelayedSubmission | None:
         """Let all processes save. Return the job to queue again; None if the processes did not save."""
         self._process.send_signal(signal.SIGTERM)
-        deadline = time.monotonic() + SAVE_SECONDS
-        while time.monotonic() < deadline:
-            end = os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-            if end is not None:
-                # Code 0: a run that has just finished ends at once after a restart.
-                saved = end.si_code == os.CLD_EXITED and end.si_status in (0, PREEMPTED)
-                return submitit.helpers.DelayedSubmission(Training(self.words)) if saved else None
-            time.sleep(0.1)
+        with contextlib.suppress(TimeoutError):
+            # Code 0: a run that has just finished ends at once after a restart.
+            if self._code.result(SAVE_SECONDS) in (0, PREEMPTED):
+                return submitit.helpers.DelayedSubmission(Training(self.words))
         return None
 
     def _conclude(self, code: int) -> int:
