@@ -278,9 +278,10 @@ def test_links_within_a_linked_root_are_followed_and_a_link_out_is_refused(linke
 def test_check_names_the_first_unusable_image_and_counts_all(linked):
     table = train_solutions(linked)
     first, second, third, fourth = (linked / path.decode() for path in table.path)
+    other = third.with_suffix(".jpeg")
     for place, spoil, expected in (
         (fourth, lambda: fourth.write_bytes(b""), "the image is empty (1 of 4 images cannot be used); put these"),
-        (third, third.unlink, "the image is missing (2 of 4 images"),
+        (third, lambda: third.rename(other), f"the image is missing, did you mean '{other.name}'? (2 of 4 images"),
         (second, lambda: (second.unlink(), second.mkdir()), "the image is not a regular file (3 of 4"),
         (first, lambda: replace_by_link(first, first.name), "the image cannot be read ("),
         (first, lambda: (first.unlink(), first.symlink_to("/etc/passwd")), "a symbolic link leads out of the data set"),

@@ -15,7 +15,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
-from jaxddp.core.errors import InputError, Option, Unreachable, Words, nearest, refused, show
+from jaxddp.core.errors import InputError, Option, Unreachable, Words, appearance, nearest, refused, show
 from jaxddp.core.phases import doing, moved
 
 CACHE_VARIABLE = "JAXDDP_CACHE"
@@ -383,8 +383,13 @@ def cache_folder() -> Path:
     return Path(path).absolute()
 
 
-def nearest_beside(path: Path) -> str:
-    """Return a hint with the most similar entry beside a path that does not exist."""
-    # Leave out an entry of the same name, which is a broken link.
-    beside = path.parent.iterdir() if os.path.isdir(path.parent) else ()
-    return nearest(path.name, [entry.name for entry in beside if entry != path])
+def nearest_beside(path: Path, *, alike: bool = False) -> str:
+    """Return a hint with the most similar entry beside a path that does not exist.
+
+    With `alike`, which is fast in a large folder, only the case or the code points of its name may differ.
+    """
+    names_beside, look = list[str](), appearance(path.name).casefold()
+    with suppress(OSError):  # There may be no such folder.
+        # Leave out an entry of the same name, which is a broken link.
+        names_beside = [entry.name for entry in path.parent.iterdir() if entry != path]
+    return nearest(path.name, [name for name in names_beside if not alike or appearance(name).casefold() == look])

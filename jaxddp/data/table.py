@@ -5,10 +5,12 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
+from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 
+import jaxddp.core.files as files
 from jaxddp.config import DataConfig
 from jaxddp.core.errors import InputError, Key, counted
 from jaxddp.data.batch import Batch, PixelFormat
@@ -94,6 +96,7 @@ class ExampleTable:
         if faults := self.verified.check_files():
             row, fault = faults[0]
             count = f"{len(faults)} of {counted(len(self), 'image')} cannot be used"
+            fault += files.nearest_beside(Path(self.name(row)), alike=True)
             raise InputError(f"{self.name(row)}: {fault} ({count}); put these images back, or take them out")
 
     # --- Single images ---
