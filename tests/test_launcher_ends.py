@@ -162,9 +162,8 @@ paths = [getattr(module, "__file__", None) or "" for module in list(sys.modules.
 print([path for path in paths if "site-packages" in path and "jaxddp" not in path])
 sys.exit(code)
 """
-    result = subprocess.run(
-        [sys.executable, "-S", "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=HANGING
-    )
+    command = [sys.executable, "-S", "-c", code]
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=HANGING)
     assert (result.returncode, result.stdout) == (0, "[]\n"), result.stderr
 
 
@@ -180,12 +179,8 @@ sys.exit(code)
 def test_the_launcher_raises_its_limit_of_open_files(limit, command, code, problem, tmp_path):
     limited = ["bash", "-c", f'ulimit {limit} 24 && exec "$@"', "bash"]
     options = ["--processes", "8", "--logs", str(tmp_path)]
-    result = subprocess.run(
-        [*limited, sys.executable, "-m", "jaxddp", "launch", *options, "--", *command.split()],
-        capture_output=True,
-        text=True,
-        timeout=HANGING,
-    )
+    words = [*limited, sys.executable, "-m", "jaxddp", "launch", *options, "--", *command.split()]
+    result = subprocess.run(words, capture_output=True, text=True, timeout=HANGING)
     assert result.returncode == code, result.stderr
     assert problem is None or re.fullmatch(f"jaxddp: {problem}", result.stderr.splitlines()[-1])
     assert "Traceback" not in result.stderr
