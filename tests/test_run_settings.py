@@ -150,6 +150,9 @@ def test_data_with_other_classes_are_rejected(folder, run, tmp_path, capfd):
     tables = (ArrayTable(table.images, table.labels % 3, tuple("abc")) for table in map(random_table, (20, 9)))
     file = write_arrays(tmp_path / "others.npz", *tables)
     assert "other classes (0, 1, 2) than the run was" in fails(["eval", "copy", "--data.path", str(file)], capfd)
+    text = (run / "signature.json").read_text()
+    (run / "signature.json").write_text(text.replace('"0"', '"\uff10"'))
+    assert "on, did you mean '\uff10' (U+FF10, where this is U+0030)?; give the" in fails(["eval", "copy"], capfd)
 
 
 def test_balanced_weights_are_those_of_the_run_on_any_data(run, tmp_path, capfd):

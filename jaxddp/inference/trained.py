@@ -22,7 +22,7 @@ from jaxddp.config import Config, DataConfig
 from jaxddp.config.goal import flat
 from jaxddp.config.tree import Precision
 from jaxddp.config.values import checked
-from jaxddp.core.errors import InputError, Option, counted, show, some
+from jaxddp.core.errors import InputError, Option, counted, nearest, show, some
 from jaxddp.core.phases import doing, phase
 from jaxddp.core.threads import taken_ahead
 from jaxddp.data.arrays import ArrayTable
@@ -537,7 +537,8 @@ def evaluate_checkpoint(
     train, val = open_validation(config, topology, of_run, *of_signature)
     if signature is not None and signature.class_ids != tuple(train.class_ids):
         new = [class_id for class_id in train.class_ids if class_id not in signature.class_ids]
-        classes = f"other classes ({some(new or train.class_ids)}) than the run was trained on"
+        alike = nearest(new[0], signature.class_ids) if new else ""
+        classes = f"other classes ({some(new or train.class_ids)}) than the run was trained on{alike}"
         raise InputError(f"{directory}: the data have {classes}; give the run's data")
     data, user_object = TrainingData.of(train, config.data), objects_of_hooks(file.hooks)
     if signature is not None and signature.num_examples:  # The data may be others than those of the run.
