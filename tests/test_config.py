@@ -63,9 +63,8 @@ def test_a_section_made_in_python_is_checked_with_the_config():
     "text", ["", "5", "five epochs", "5 parsecs", "5epochs", "5 %s", "-1 epochs", "nan steps", "1/0 epochs"]
 )
 def test_an_invalid_duration_gets_a_list_of_valid_forms(text):
-    with pytest.raises(
-        InputError, match='is not a duration; write "90 epochs", "5000 steps", "1_000_000 examples" or "5%"'
-    ) as error:
+    message = 'is not a duration; write "90 epochs", "5000 steps", "1_000_000 examples" or "5%"'
+    with pytest.raises(InputError, match=message) as error:
         Duration.parse(text)
     assert repr(text) in str(error.value)
 

@@ -184,7 +184,9 @@ def test_bfloat16_gradients_are_summed_in_float32():
     # 4096 ones summed in bfloat16 stop at 256.
     for channels in (1, 2):
         images, kernel = (jnp.ones((1, side, side, channels), jnp.bfloat16) for side in (64, 1))
-        gradient = jax.grad(lambda k, x=images: convolve_on_cpu(x, k, 1, 0).astype(jnp.float32).sum())(kernel)
+        loss = lambda k, x: convolve_on_cpu(x, k, 1, 0).astype(jnp.float32).sum()  # noqa: E731
+        with jax.checking_leaks():
+            gradient = jax.jit(jax.grad(loss))(kernel, images)
         assert gradient.dtype == jnp.bfloat16 and gradient.ravel().tolist() == channels * [4096]
 
 

@@ -368,9 +368,8 @@ def test_processes_resume_from_the_checkpoint_that_process_0_finds(tmp_path, mon
         assert resume_step(checkpoints, "auto") == expected
         accepted, refused = ("must", "never") if expected else ("never", "must")
         assert resume_step(checkpoints, accepted) == expected
-        with pytest.raises(
-            InputError, match="has checkpoints up to step 8; a new run" if expected else "no checkpoint"
-        ):
+        message = "has checkpoints up to step 8; a new run" if expected else "no checkpoint"
+        with pytest.raises(InputError, match=message):
             resume_step(checkpoints, refused)
 
 

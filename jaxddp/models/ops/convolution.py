@@ -131,7 +131,8 @@ def _backward(stride: int, padding: int, saved: Any, grads: jax.Array) -> tuple[
     count = _multiplications(images, kernel, stride, padding)
     kernel_gradient = functools.partial(gradient, shape=kernel.shape, **settings)
     images_gradient = functools.partial(_images_gradient, product, shape=images.shape, **settings)
-    is_counted = True
+    # JAX keeps the function of a composite, which must not hold arrays of the trace (`jax_check_tracer_leaks`).
+    is_counted, like = True, jax.typeof(images)
     if product is _dense_product:
         # XLA computes the gradient of the images as a convolution of the output's gradient, which is slow on a 2x2 map:
         # 4.2 ms instead of 0.5 ms.
@@ -139,7 +140,7 @@ def _backward(stride: int, padding: int, saved: Any, grads: jax.Array) -> tuple[
         convolution = product if is_counted else _xla_convolution
 
         def images_gradient(grads: jax.Array, kernel: jax.Array) -> jax.Array:
-            transposed = jax.linear_transpose(lambda x: convolution(x, kernel, **settings), jax.typeof(images))
+            transposed = jax.linear_transpose(lambda x: convolution(x, kernel, **settings), like)
             return transposed(grads)[0]
 
     of_images = _as_composite(images_gradient, count) if is_counted else images_gradient
