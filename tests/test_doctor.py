@@ -112,9 +112,7 @@ def test_a_wrong_sum_on_any_device_is_caught(device, monkeypatch):
             total = reduce(parts)
             copies = [np.array(shard.data) for shard in total.addressable_shards]
             copies[device][3] += 1
-            placed = [
-                jax.device_put(copy, target) for copy, target in zip(copies, topology.mesh.devices.flat, strict=True)
-            ]
+            placed = [*map(jax.device_put, copies, topology.mesh.devices.flat)]
             return jax.make_array_from_single_device_arrays(total.shape, total.sharding, placed)
 
         return wrong
@@ -130,8 +128,7 @@ def test_any_exception_is_reported_as_a_row_of_one_line():
     def broken() -> checklist.Finding:
         raise RuntimeError("no such\ndriver")
 
-    rows = []
-    assert checklist.add(rows, "devices", broken) is None
+    assert checklist.add(rows := [], "devices", broken) is None
     assert rows[0].verdict == "fail" and rows[0].detail.endswith("RuntimeError: no such driver")
 
 
@@ -168,14 +165,12 @@ def test_rows_of_processes_are_merged_and_failures_name_their_process(reports, e
     assert merge(reports) == expected
 
 
-@given(
-    st.lists(
-        st.lists(st.builds(CheckRow, st.sampled_from("ab"), st.sampled_from(["ok", "warn", "fail"]), st.just("x")))
-    )
-)
+check_rows = st.builds(CheckRow, st.sampled_from("ab"), st.sampled_from(["ok", "warn", "fail"]), st.just("x"))
+
+
+@given(st.lists(st.lists(check_rows)))
 def test_no_failure_is_lost_in_merging(reports):
-    reports = [[], *reports]
-    merged = merge(reports)
+    merged = merge(reports := [[], *reports])
     for verdict in ("warn", "fail"):
         checks_with_verdict = {row.check for rows in reports for row in rows if row.verdict == verdict}
         assert {row.check for row in merged if row.verdict == verdict} == checks_with_verdict

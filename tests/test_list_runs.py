@@ -43,9 +43,8 @@ def test_a_run_of_another_process_is_listed_as_running(tmp_path):
         "import sys, pathlib, jaxddp.workdir.lock as lock\n"
         "with lock.locked(pathlib.Path(sys.argv[1])): print('locked', flush=True); sys.stdin.read()"
     )
-    with subprocess.Popen(
-        [sys.executable, "-c", program, str(workdir)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
+    command, pipe = [sys.executable, "-c", program, str(workdir)], subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as process:
         assert process.stdout is not None and process.stdout.readline() == "locked\n"
         assert is_locked(workdir) is True
         with pytest.raises(Unreachable, match=rf"is writing there \(process {process.pid} on "), locked(workdir):
@@ -68,7 +67,6 @@ def test_a_run_can_begin_while_another_process_lists(tmp_path):
     with (workdir / LOCK_FILE).open("rb") as reader:
         fcntl.flock(reader, fcntl.LOCK_SH)
         threading.Timer(0.02, fcntl.flock, (reader, fcntl.LOCK_UN)).start()
-        is_running = False
         with locked(workdir):
             is_running = is_locked(workdir)
         # The reader's file stays open until its lock is released.

@@ -159,10 +159,7 @@ SEARCH = ["--search", "optuna", "--trials", "2"]
         (["--lr", "0.1..1"], "--lr: an interval A..B needs --search optuna; a grid has a,b,c, or A:B for whole"),
         (["--seed", "0:9999", "--lr", "1,2"], "the grid has 19,998 trials; a sweep has at most 10,000"),
         (["--seed", "0:2", "--resume", "never"], "--resume: a sweep always resumes its trials; leave it out"),
-        (
-            ["--checkpoint.best", "val loss", "--checkpoint.best", "val top1"],
-            "--checkpoint.best: the trials of a sweep",
-        ),
+        (["--checkpoint.best", "val loss", "--checkpoint.best", "val top1"], "--checkpoint.best: the trials of a"),
         (["--folds", "2", *SEARCH], "--search: compares trials, and folds belong together; leave --search or the"),
         (["--seed", "0:2", "--log.to", "tensorboard"], "--log.to tensorboard: the sweep reads the files of jsonl"),
         (["--seed", "0:2", "--prune"], "--prune: has no effect without --search optuna"),

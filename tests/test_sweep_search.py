@@ -72,12 +72,8 @@ def test_a_search_that_is_stopped_continues_with_the_same_suggestions(tmp_path):
         train(whole, trial)
     expected = [*whole.folder.read()]
     assert len(expected) == 12
-    while True:
-        # Each part ends during a trial, which the next part continues.
-        part = queue(tmp_path / "parts", 12)
-        trial = part.next()
-        if trial is None:
-            break
+    # Each part ends during a trial, which the next part continues.
+    while (trial := (part := queue(tmp_path / "parts", 12)).next()) is not None:
         part.folder.release(trial.name)
         part = queue(tmp_path / "parts", 12)
         assert next_of(part).name == trial.name
@@ -97,8 +93,7 @@ def test_several_hosts_share_the_number_of_trials(tmp_path):
     assert claimed[0] is not None and claimed[1] is not None
     hosts[0].record_end(claimed[0], "failed")
     hosts[1].record_end(claimed[1], "interrupted")
-    again = queue(tmp_path, 5).next()
-    assert again is not None and again.name == names[1]
+    assert next_of(queue(tmp_path, 5)).name == names[1]
 
 
 def test_a_search_of_few_values_ends_when_all_were_tried(tmp_path, capfd):
@@ -127,8 +122,7 @@ def test_a_suggestion_that_the_config_rejects_is_left_out(tmp_path, capfd):
 
 def test_a_search_ends_without_validations_and_needs_optuna(tmp_path, monkeypatch):
     search = queue(tmp_path, 3)
-    trial = next_of(search)
-    write_trial(tmp_path / trial.name, [])
+    write_trial(tmp_path / (trial := next_of(search)).name, [])
     search.record_end(trial, "done")
     assert search.next() is None
     assert str(search.error) == f"{trial.name}: was not validated; a search compares trials by their validations"
