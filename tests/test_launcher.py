@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from support.launches import PRINT_ENVIRONMENT, free_port, program, wait_for
 
+from jaxddp.cli import main
 from jaxddp.cluster.launcher import launch
 from jaxddp.cluster.options import Launch
 
@@ -39,6 +40,9 @@ def test_logs_are_kept_in_the_work_directory(words, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert launch(Launch(processes=1), [*program(""), *words]) == 0
     assert (tmp_path / ("w/logs" if "w" in "".join(words) else "runs/launch") / "process-0.log").is_file()
+    of_run = Path("w/logs" if "w" in "".join(words) else "runs/digits/logs")
+    monkeypatch.setattr("jaxddp.commands.launch.launch", lambda options, *_: 7 * (options.logs == of_run))
+    assert main(["launch", "--", "train", "digits", *words]) == 7
 
 
 def test_processes_get_the_environment_variables_of_their_job(run, monkeypatch):
@@ -91,8 +95,7 @@ def test_process_0_inherits_the_port_and_the_others_reach_it(run):
         """,
         processes=3,
     )
-    assert ran.code == 0
-    assert sorted(ran.of(0)) == ["received process 1", "received process 2"]
+    assert (ran.code, sorted(ran.of(0))) == (0, ["received process 1", "received process 2"])
 
 
 def test_after_the_end_of_process_0_its_port_is_closed(run):
@@ -132,8 +135,7 @@ def test_the_launcher_names_a_killed_process_and_its_signal(run, short_wait):
             os.kill(os.getpid(), signal.SIGKILL)
         time.sleep(600)
         """)
-    assert ran.code == 128 + signal.SIGKILL
-    assert "process 0: killed by SIGKILL" in ran.errors
+    assert ran.code == 128 + signal.SIGKILL and "process 0: killed by SIGKILL" in ran.errors
     assert ran.errors[-1] == "[0] so far"
 
 
@@ -152,9 +154,7 @@ def test_a_process_that_ignores_sigterm_is_killed(run, short_wait, tmp_path):
         """,
         grace=0.5,
     )
-    assert ran.code == 3
-    assert "process 0: killed by SIGKILL" in ran.errors
-    assert ran.of(0) == ["ignored"]
+    assert (ran.code, ran.of(0)) == (3, ["ignored"]) and "process 0: killed by SIGKILL" in ran.errors
 
 
 def test_workers_are_direct_children_in_sessions_of_their_own(run):

@@ -52,7 +52,7 @@ class Launch:
     run_id: str | None = None
     """A name that distinguishes this job from other jobs at the same address. Use the same name on every machine."""
     logs: Path | None = None
-    """Folder for the output of each process. The default is `logs` in the command's --workdir, or else runs/launch."""
+    """Folder for the output of each process. The default is `logs` in the work directory, or else runs/launch."""
     cores: Annotated[int, Range(0, 100_000)] | None = None
     """Cores for each process: by default an even share without GPUs, and all cores with GPUs. 0 means all cores."""
     grace: Annotated[float, Range(0, 1_000_000)] = 10.0
