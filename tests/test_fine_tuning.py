@@ -69,8 +69,7 @@ STEM = ("conv1,layer1.0", {"bn1", "layer2_0", "fc"})
     [(*HEAD, 1, 1), (*STEM, 3, 2), rare_case(*HEAD, 3, 2), rare_case(*STEM, 1, 1)],
 )
 def test_frozen_layers_keep_every_bit(freeze, trained, devices, accumulate):
-    config = {"model": {"freeze": freeze}, "train": {"accumulate": accumulate}}
-    setup = make_setup(config, devices=devices)
+    setup = make_setup({"model": {"freeze": freeze}, "train": {"accumulate": accumulate}}, devices=devices)
     before = arrays(setup.state)
     after = arrays(train(setup, FOUR_STEPS))
     assert changed_between(before, after) == {path for path in before if path.split("/")[1] in trained}

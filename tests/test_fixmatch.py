@@ -227,8 +227,7 @@ def test_labels_of_the_unlabelled_images_do_not_change_training(whole_run):
 
 @pytest.mark.slow
 def test_images_on_the_devices_give_the_same_steps(whole_run):
-    setup = make_setup(data=DataConfig(augment=AugmentConfig(flip=False), cache="device"))
-    state, history = run(setup)
+    state, history = run(make_setup(data=DataConfig(augment=AugmentConfig(flip=False), cache="device")))
     np.testing.assert_allclose(history.train["loss"], whole_run[2].train["loss"], rtol=1e-5)
     assert largest_difference(state, whole_run[1]) < 1e-5
 

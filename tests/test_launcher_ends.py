@@ -145,6 +145,14 @@ def test_a_worker_whose_launcher_has_ended_runs_nothing():
     assert (result.returncode, result.stdout) == (1, "") and "the launcher is gone" in result.stderr
 
 
+def test_a_file_of_the_working_directory_takes_the_place_of_no_module(tmp_path):
+    (tmp_path / "numbers.py").write_text("raise SystemExit(9)")
+    words = ["launch", "--processes", "1", "--", "data", "check", "nowhere"]
+    command = [sys.executable, "-P", "-c", f"import sys; from jaxddp.cli import main; sys.exit(main({words}))"]
+    environment = os.environ | {"PYTHONPATH": str(Path(worker.__file__).parents[2])}
+    assert subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, check=False).returncode == 2
+
+
 def test_a_closed_output_pipe_does_not_end_the_run(tmp_path):
     command = standalone(tmp_path, "for number in range(2000): say('line', number)")
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:

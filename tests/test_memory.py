@@ -165,8 +165,7 @@ def test_on_a_cpu_the_predicted_memory_is_that_of_the_process(tmp_path):
     words = ["train", RECIPE, *LEAN, "--data.path", str(data), "--workdir", str(tmp_path / "run")]
     # A validation is not predicted.
     words += ["--train.duration", "3 steps", "--parallel.cpu-devices", "2", "--eval.every", "0 steps"]
-    command = [sys.executable, "-c", PEAK, *words]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", PEAK, *words], capture_output=True, text=True, check=True)
     code, of_a_device, peak = json.loads(done.stdout.splitlines()[-1])
     # Most of the memory is that of Python and its libraries.
     assert code == 0 and 0.85 * peak < 2 * of_a_device < 1.1 * peak

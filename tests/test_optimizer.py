@@ -204,8 +204,7 @@ def test_a_recipe_decays_only_kernels_of_a_users_network():
     config = config_of(name="sgd", weight_decay=0.5, groups=["head:decay=0.25"])
     data = TrainingData.of(random_table(50, image=4), DataConfig())
     layout = Layout.of(config.replace(train={"batch_size": 8}), Topology.create(1), data)
-    given = objects_of_arguments(model=StackedNet())
-    objects = make_objects(config, layout, given, lambda step: 1.0)
+    objects = make_objects(config, layout, objects_of_arguments(model=StackedNet()), lambda step: 1.0)
     params = jax.tree.map(lambda leaf: jnp.ones(leaf.shape), trees_of(objects["model"], (4, 4, 3))[0])
     optimizer = objects["optimizer"]
     updates, _ = optimizer.update(jax.tree.map(jnp.zeros_like, params), optimizer.init(params), params)

@@ -176,8 +176,7 @@ def test_the_card_states_what_the_run_measured(folder, tmp_path, monkeypatch, ca
     front = front_matter(card)
     assert front["library_name"] == "jaxddp" and front["datasets"] == ["set.npz"]
     (results,) = front["model-index"][0]["results"]
-    measured = {metric["name"]: metric["value"] for metric in results["metrics"]}
-    assert measured == {"top1": validated["top1"]}
+    assert {metric["name"]: metric["value"] for metric in results["metrics"]} == {"top1": validated["top1"]}
     assert f"| top1 | {validated['top1']:.2%} |" in card and f"after step {step} on 9 images" in card
     assert card.split("---\n")[2].startswith("\n# net\n")
     assert "--model.weights net\n" in card and "resized to 6 pix" in card and "into 5 classes: 0, 1, 2, 3, 4." in card

@@ -101,8 +101,7 @@ def test_columns_and_pixels_belong_together(table: ExampleTable, epochs: list[Ba
 
 def test_interpolation_and_crop_mode_of_the_config_reach_the_pixels(table: ExampleTable):
     data = DataConfig(image_size=SIZE, resize=SIZE + 4, crop="whole", interpolation="bicubic", eval_crop="squash")
-    order = SampleOrder(NUM_EXAMPLES, 6, SEED)
-    trained = next(iter(table.train_batches(order, data, range(1))))
+    trained = next(iter(table.train_batches(SampleOrder(NUM_EXAMPLES, 6, SEED), data, range(1))))
     evaluated = next(iter(table.eval_batches(EvalOrder(NUM_EXAMPLES, 6), data)))
     squashed = Pixels(SIZE, interpolation="bicubic", resize=SIZE + 4, squash=True)
     for batch, pixels in ((trained, Pixels(SIZE, interpolation="bicubic")), (evaluated, squashed)):

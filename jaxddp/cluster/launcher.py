@@ -23,7 +23,7 @@ from jaxddp.cluster.machine import divide, local_gpus
 from jaxddp.cluster.network import LauncherClient, LauncherServer
 from jaxddp.cluster.options import Launch
 from jaxddp.cluster.states import Agent, Assignment, Coordinator
-from jaxddp.cluster.worker import PREEMPTED, Worker, WorkerGroup, catch_signals, shared_environment
+from jaxddp.cluster.worker import OWN_PROGRAM, PREEMPTED, Worker, WorkerGroup, catch_signals, shared_environment
 from jaxddp.config import Config
 from jaxddp.core import threads, tpu
 from jaxddp.core.errors import InputError, about, counted, nearest
@@ -113,7 +113,7 @@ def _program(command: Sequence[str]) -> list[str]:
     """
     word = command[0]
     if word in _COMMANDS:
-        return [sys.executable, "-m", "jaxddp", *command]
+        return [*OWN_PROGRAM, *command]
     if word in ("python", "python3"):
         return [sys.executable, *command[1:]]
     if shutil.which(word) is None:

@@ -35,6 +35,9 @@ _JAX_FATAL, _STATUS = "JAX distributed service detected fatal errors", "absl::St
 """Text in the line that JAX logs before a C++ stack."""
 _PER_PROCESS_VARIABLES = frozenset({INHERITED_SOCKET, "JAX_LOCAL_DEVICE_IDS"})
 _STARTER = Path(__file__).with_name("starter.py")
+# With -P, a file of the working directory, such as numbers.py, takes the place of no module, as in the program jaxddp.
+OWN_PROGRAM = (sys.executable, *(() if getattr(sys.modules["__main__"], "__spec__", None) else ("-P",)), "-m", "jaxddp")
+"""The words before the arguments of `jaxddp` in a command."""
 _LONGEST_MESSAGE = 1000
 
 

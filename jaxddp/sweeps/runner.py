@@ -3,7 +3,6 @@
 import math
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -132,7 +131,7 @@ class Runner:
     restarts: int = 1
     save_grace: float = 120.0
     shown: bool = False
-    program: Sequence[str] = (sys.executable, "-m", "jaxddp")
+    program: Sequence[str] = workers.OWN_PROGRAM
 
     def __post_init__(self) -> None:
         self._free, self._running = list(self.slots), list[TrialProcess]()
