@@ -116,8 +116,7 @@ def test_several_labels_are_renumbered_too():
     tables = [ArrayTable(images, np.array([[1, 1], [0, 1]]), names) for names in (("a", "c"), ("b", "c"))]
     sources = united(*tables)
     assert labels_of(sources[0]).has_rows and class_counts(sources[0]).tolist() == [1, 1, 4]
-    order = orders(sources, 4, 1)[0]
-    batch = next(sources[1].train_batches(order, LOCAL, range(1), Shard(1, 2)))
+    batch = next(sources[1].train_batches(orders(sources, 4, 1)[0], LOCAL, range(1), Shard(1, 2)))
     labels = dict(zip(batch.row.tolist(), batch.label.tolist(), strict=True))
     assert labels == {2: [0, 1, 1], 3: [0, 0, 1]}
 

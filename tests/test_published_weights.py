@@ -304,6 +304,9 @@ def test_without_a_network_fetched_files_are_used_and_others_are_one_line(hub, m
     for place, named in (("hf://me/net/w", "hf://me/net/w"), ("torchvision/resnet18", address)):
         with pytest.raises(Unreachable, match=f"{named}: no answer in .*Connection refused"):
             local_weights(place)
+    monkeypatch.setenv("JAXDDP_TORCHVISION_URL", "http://me:secret@127.0.0.1:9")
+    with pytest.raises(InputError, match="^JAXDDP_TORCHVISION_URL: has a user or a password"):
+        local_weights("torchvision/resnet18")
 
 
 FETCH_TIMM = f"from jaxddp.weights.places import local_weights; print(local_weights({NAME!r}))"

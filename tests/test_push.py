@@ -273,4 +273,4 @@ def test_wrong_commands_are_one_line(folder, hub: Hub, monkeypatch, capfd):
         assert f"{PLACE}: uploading needs a token; log in with `hf auth login`" in fails(["push", "run", PLACE], capfd)
     assert not hub.repos
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    assert f"{PLACE}: the upload failed (" in fails(["push", "run", PLACE], capfd, code=1)
+    assert f"{PLACE}: upload failed (" in fails(["push", "run", PLACE], capfd, code=1)

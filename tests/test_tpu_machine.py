@@ -162,8 +162,7 @@ def chips(monkeypatch):
 
 
 def test_the_launcher_starts_one_process_with_all_chips(chips, capfd, tmp_path):
-    result = LaunchResult(capfd, tmp_path, PRINT_ENVIRONMENT, processes=None)
-    (environ,) = result.environments()
+    (environ,) = LaunchResult(capfd, tmp_path, PRINT_ENVIRONMENT, processes=None).environments()
     assert environ["JAX_NUM_PROCESSES"] == "1" and "CUDA_VISIBLE_DEVICES" not in environ
 
 

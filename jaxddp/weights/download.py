@@ -54,6 +54,8 @@ def download(name: str, digest: str, *, offline: bool = False) -> Path:
         Unreachable: the server does not answer, or its file is damaged.
     """
     path, url = weights_folder() / name, f"{os.environ.get(URL_VARIABLE) or PUBLISHED_AT}/{name}"
+    if "@" in url:  # Every message would show it, and the server would not get it.
+        raise InputError(f"{URL_VARIABLE}: has a user or a password; give the address of a mirror that needs none")
     with host_lock(name):
         if offline and not is_intact(path, digest):
             problem = f"{path}: no such file, or it is damaged, and nothing is fetched offline"
@@ -235,5 +237,4 @@ def upload(folder: Path, place: HubFile, *, private: bool, message: str) -> str:
         raise InputError(f"{place}: {first_line(error)}; check the name") from None
     # The library's HTTP client has errors of its own for a lost connection.
     except Exception as error:
-        fault = f"{place}: the upload failed ({first_line(error)})"
-        raise Unreachable(f"{fault}; check the network, and push again") from error
+        raise Unreachable(f"{place}: upload failed ({first_line(error)}); check the network, and push again") from error
