@@ -201,7 +201,7 @@ def test_a_malformed_index_is_rewritten(content, folder, caplog):
         run_session.checkpoints.save(6, state_of(), {})
     assert "manifests.json: is damaged (" in caplog.text
     manifests = Integrity(folder)
-    assert manifests.fault is None and [manifests.check(step) for step in (4, 6)] == [None, None]
+    assert [manifests.fault, *map(manifests.check, (4, 6))] == [None] * 3 and ValidationFile(folder, manifests).by_step
 
 
 def test_the_validations_are_sound_after_two_failed_writes(folder, monkeypatch):
