@@ -43,7 +43,7 @@ def recipe_path(name_or_path: str | Path, folder: Path = Path()) -> Path:
 
 def config_names() -> list[str]:
     """Return the names of the built-in configs."""
-    return sorted(path.stem for path in configs_folder().glob("*.py"))
+    return sorted(path.stem for path in configs_folder().glob("[!.]*.py"))
 
 
 def configs_folder() -> Path:
