@@ -98,10 +98,8 @@ def test_heat_maps_do_not_depend_on_devices_and_batches():
     assert np.allclose(probabilities, random_run(NET, 8).predict(TABLE.images).probabilities, atol=1e-6)
     for devices, at_once in ((4, 16), (2, 8)):
         others = explained(devices, at_once)
-        assert all(
-            np.allclose(one, other, rtol=1e-5, atol=1e-6)
-            for one, other in zip(others[:2], (probabilities, maps), strict=True)
-        )
+        for one, other in zip(others[:2], (probabilities, maps), strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
     assert np.array_equal(explained(4, 16)[1], maps)
 
 
@@ -153,9 +151,8 @@ def test_a_heat_map_is_bright_where_it_is_large_and_dark_without_a_positive_valu
 def test_names_of_files_are_safe_and_distinct(tmp_path):
     ids = ["../../etc/passwd", "a/b.jpg", "a_b.jpg", "ä" * 300, "x" * 300, "", "con\n"]
     names = [heat_map_path(tmp_path, 1000, row, image_id).name for row, image_id in enumerate(ids)]
-    assert len({*names}) == len(ids) and all(
-        heat_map_path(tmp_path, 1000, 0, image_id).parent == tmp_path for image_id in ids
-    )
+    assert len({*names}) == len(ids)
+    assert {heat_map_path(tmp_path, 1000, 0, image_id).parent for image_id in ids} == {tmp_path}
     assert all(name.isascii() and len(name) < 120 and not {*name} & {*"/\\\n ."[:4]} for name in names)
     assert names[1] == "001-a_b_jpg.png"
 
@@ -176,8 +173,11 @@ def test_predictions_write_a_picture_of_each_usable_image_and_continue(photos, t
     def stop(done: int, errors: int) -> None:
         raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt):
-        write_predictions(run, table, out, "csv", explain=folder, progress=stop)
+    # Predictions with other settings are not continued.
+    folders, unsure, sets = {"explain": tmp_path / "other"}, {"min_confidence": 0.9}, {"set_threshold": 0.5}
+    for settings in (folders, {}, unsure, {}, sets, {"set_threshold": 0.6}, {}):
+        with pytest.raises(KeyboardInterrupt):
+            write_predictions(run, table, out, "csv", **{"explain": folder, **settings}, progress=stop)
     assert len([*folder.iterdir()]) == 63
     done = list[int]()
     write_predictions(run, table, out, "csv", explain=folder, progress=lambda count, errors: done.append(count))
