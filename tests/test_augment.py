@@ -167,12 +167,12 @@ def test_random_draws_of_an_augmentation_do_not_depend_on_the_others():
     assert (images_of(batch, PER_IMAGE) == images_of(batch, dataclasses.replace(PER_IMAGE, flip=False))).all()
 
 
-def test_evaluation_is_only_normalized():
+def test_evaluation_is_only_normalized_and_in_float32():
     batch = random_batch(7)
     plain = Preprocess(augment=AugmentConfig(flip=False))(batch, train=False)
-    augmented = Preprocess(augment=EVERYTHING)(batch, train=False)
+    augmented = Preprocess(augment=EVERYTHING, dtype=jnp.bfloat16)(batch, train=False)
     assert plain.mixing is augmented.mixing is None
-    assert (np.array(plain.images) == np.array(augmented.images)).all()
+    assert (plain.images.astype(jnp.bfloat16) == augmented.images).all()
 
 
 def test_further_augmentations_are_of_pixels_and_run_in_their_order():
