@@ -141,6 +141,9 @@ def test_bad_input_ends_a_sweep_that_begins_and_the_other_trials_save(sweeps, ca
     # It may be a fault of this trial alone, such as a batch that needs too much memory, if another has finished.
     assert sweeps.run(trials("good", "bad", "good")) == 1 and sweeps.starts() == [1, 1, 2, 1]
     assert "1-bad: failed with exit code 2: --lr 9: expected another\n" in capfd.readouterr().err
+    (sweeps.folder / "1-bad/metrics.jsonl").write_text('{"step": 5, "split": "train", "loss": 1.0}\n')
+    with pytest.raises(InputError):
+        sweeps.run(trials("good", "bad"))
 
 
 def test_an_error_of_the_source_ends_the_sweep_and_the_running_trials_save(sweeps):

@@ -2,7 +2,6 @@
 
 import fcntl
 import os
-import platform
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -36,7 +35,7 @@ def locked(directory: Path) -> Iterator[None]:
                 raise Unreachable(f"{directory}: another run is writing there ({holder})", advice=advice)
         with suppress(OSError):  # The disk may be full.
             lock.truncate(0)
-            os.write(lock.fileno(), f"process {os.getpid()} on {platform.node()}".encode())
+            os.write(lock.fileno(), f"process {os.getpid()} on {os.uname().nodename}".encode())
         yield
 
 
