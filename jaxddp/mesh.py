@@ -164,8 +164,8 @@ class Topology:
 
     def random_key(self, seed: int) -> jax.Array:
         """Return the random key of a seed, on every device."""
-        # Outside of a program, `key` would copy the seed implicitly, which `jax_transfer_guard` may forbid.
-        return jax.jit(jax.random.key, static_argnums=0, out_shardings=self.replicated)(seed)
+        with jax.transfer_guard("allow"):  # `key` copies the seed implicitly.
+            return self.replicate(jax.random.key(seed))
 
 
 def check_divisible(batch_size: Key, parts: int, *owners: Words) -> None:
