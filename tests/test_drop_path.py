@@ -145,7 +145,8 @@ def test_a_model_without_example_keys_is_traced_without_them():
 
 def test_branches_are_skipped_at_a_rate_that_grows_with_depth():
     examples, blocks, rate = 4000, 4, 0.6
-    factors = np.stack(branch_factors(rate, blocks, 2, jax.random.split(jax.random.key(3), examples)), 1)
+    with jax.numpy_dtype_promotion("strict"):
+        factors = np.stack(branch_factors(rate, blocks, 2, jax.random.split(jax.random.key(3), examples)), 1)
     assert factors.shape == (examples, blocks, 2)
     for block, expected in enumerate(np.linspace(0, rate, blocks)):
         block_factors = factors[:, block]

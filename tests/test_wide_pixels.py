@@ -63,10 +63,8 @@ def test_normalized_floats_give_the_same_inputs_as_their_pixels(side: int | None
     )
     level = 1 / (255 * 0.2)
     np.testing.assert_allclose(actual, expected, atol=2e-6 if side is None else 0.6 * level)
-    with pytest.raises(
-        InputError,
-        match="data.augment.rand_augment=1: needs 8-bit pixels with 1 or 3 channels, and not float32.4,4,3.; give 0",
-    ):
+    message = "data.augment.rand_augment=1: needs 8-bit pixels with 1 or 3 channels, and not float32.4,4,3.; give 0"
+    with pytest.raises(InputError, match=message):
         check_augmentation(Preprocess(augment=AugmentConfig(rand_augment=1)), (4, 4, 3), np.float32)
 
 
@@ -119,9 +117,8 @@ def test_settings_that_do_not_fit_the_pixels_raise_a_one_line_error():
     with pytest.raises(InputError, match="5 channels; give a value for each channel, or one for all"):
         setup_of(linear_model(), sgd(0.1), table(5), data=DataConfig())
     setup = setup_of(linear_model(), sgd(0.1), table(3), data=PLAIN)
-    with pytest.raises(
-        InputError, match="^validation data: pixels of uint8, and pixels of uint16 in the training data"
-    ):
+    message = "^validation data: pixels of uint8, and pixels of uint16 in the training data"
+    with pytest.raises(InputError, match=message):
         setup.evaluator(table(3, np.uint8))
     with pytest.raises(InputError, match="^images of >u2: give uint8"):
         ArrayTable(np.zeros((1, 2, 2, 1), ">u2"), np.zeros(1, int), ("a",))

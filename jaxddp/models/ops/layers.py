@@ -282,7 +282,7 @@ def branch_factors(rate: float, blocks: int, branches: int, example_keys: jax.Ar
         raise InputError("drop_path: in training every image needs its own random key; pass example_keys")
     skip_rates = np.linspace(0, rate, blocks, dtype=np.float32)[:, None]
     uniform = jax.vmap(lambda key: jax.random.uniform(key, (blocks, branches), jnp.float32))(example_keys)
-    factors = (uniform >= skip_rates) / (1 - skip_rates)
+    factors = (uniform >= skip_rates).astype(jnp.float32) / (1 - skip_rates)
     return [factors[:, block] for block in range(blocks)]
 
 
