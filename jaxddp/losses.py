@@ -106,7 +106,7 @@ def negative_log_likelihood(label_smoothing: float = 0.0, class_weights: Sequenc
             return terms(log_probabilities, labels)
         weights = _of_classes(class_weights, log_probabilities)
         weight = weights[labels] if labels.ndim == 1 else labels @ weights
-        return terms(log_probabilities * weights, labels).sum(), weight.sum()
+        return terms(log_probabilities * weights[None], labels).sum(), weight.sum()
 
     return loss
 
@@ -134,7 +134,7 @@ def binary_cross_entropy(label_smoothing: float = 0.0, class_weights: Sequence[f
         if label_smoothing:
             targets = (1 - label_smoothing) * targets + label_smoothing / (classes if is_single else 2)
         terms = optax.sigmoid_binary_cross_entropy(logits, targets)
-        return (terms if class_weights is None else terms * _of_classes(class_weights, logits)).mean(-1)
+        return (terms if class_weights is None else terms * _of_classes(class_weights, logits)[None]).mean(-1)
 
     return loss
 

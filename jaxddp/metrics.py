@@ -94,7 +94,7 @@ class F1:
 
     def sums(self, logits: jax.Array, labels: jax.Array, mask: jax.Array) -> dict[str, jax.Array]:
         """Count for each class the right predictions, all predictions and the labels, int32[K]; see `SumsMetric`."""
-        classes, real = jnp.arange(logits.shape[-1]), mask[:, None] > 0
+        classes, real = jnp.arange(logits.shape[-1])[None], mask[:, None] > 0
         several = labels.ndim == 2
         actual = real & (labels > 0.5 if several else labels[:, None] == classes)
         predicted = real & (logits > 0 if several else logits.argmax(-1)[:, None] == classes)
@@ -126,7 +126,7 @@ class MeanAveragePrecision:
         """Return the scores, and the membership of each example in each class, [B, K] each; see `ExamplesMetric`."""
         if labels.ndim == 2:
             return {"scores": logits, "members": labels > 0.5}
-        members = labels[:, None] == jnp.arange(logits.shape[-1])
+        members = labels[:, None] == jnp.arange(logits.shape[-1])[None]
         return {"scores": jax.nn.log_softmax(logits), "members": members}
 
     def finish(self, found: Any) -> Mapping[str, float]:

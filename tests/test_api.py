@@ -246,12 +246,14 @@ def test_a_run_has_as_many_means_as_channels_and_works_with_a_mesh_and_strict_se
         prepare_training(LinenDense(), table, 4, SGD, 2)
     augment = jaxddp.AugmentConfig(flip=False, erase=0.5, cutmix=1.0, cutout=2)
     four_channels, adam = jaxddp.DataConfig(mean=(0.5,) * 4, std=(0.2,) * 4, augment=augment), optax.adam(0.1)
+    weighted = jaxddp.losses.cross_entropy(class_weights=[1, 2, 3, 4, 5])
     strict = jax.transfer_guard("disallow"), jax.numpy_rank_promotion("raise"), jax.numpy_dtype_promotion("strict")
     with jax.set_mesh(jax.make_mesh((2,), ("model",), devices=jax.devices()[:2])):
         with strict[0], strict[1], strict[2]:
-            setup = prepare_training(LinenDense(), table, 2, adam, 4, data=four_channels, ema=0.5)
+            options = {"data": four_channels, "ema": 0.5, "metrics": {"f1": jaxddp.metrics.F1()}}
+            setup = prepare_training(LinenDense(), table, 2, adam, 4, **options)
             for epochs in (1, 2):
-                state, _ = train(jaxddp.softmax_cross_entropy, setup, epochs=epochs, val=table, workdir=tmp_path)
+                state, _ = train(weighted, setup, epochs=epochs, val=table, workdir=tmp_path)
         predictions = jaxddp.load_run(tmp_path, model=LinenDense()).predict(table)
     assert (int(state.step), len(predictions.ids)) == (2, 8)
 

@@ -545,7 +545,7 @@ def _try_metric(metric: Any, parts: list[tuple[np.ndarray, np.ndarray]]) -> dict
     for logits, labels in parts:
         padded = (np.concatenate([array, array[:1]]) for array in (logits, labels))
         mask = np.append(np.ones(len(logits)), 0.0)
-        contribution = jax.jit(functools.partial(_of_slice, metric))(*padded, mask)
+        contribution = jax.jit(functools.partial(_of_slice, metric))(*jax.device_put((*padded, mask)))
         set_sums.add({"": jax.tree.map(lambda each: each[None], contribution)})
     return finish_metrics({"": metric}, set_sums.results())
 
