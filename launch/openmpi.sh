@@ -29,9 +29,9 @@ done
 # mpirun kills the ranks one second after Ctrl-C or SIGTERM, before they have saved. So this script sends it SIGUSR2
 # instead, which it forwards, and the shell of each rank sends SIGTERM to jaxddp. A second Ctrl-C ends mpirun.
 await='until wait $!; do code=$?; kill -0 $! 2>/dev/null || exit $code; done'
-rank="trap '' USR2; \"\$@\" & trap 'kill \$!' USR2; $await"
+rank="trap 'kill \$!' USR2; (trap '' USR2; exec \"\$@\") & $await"
 set -m # Only this script receives the terminal's Ctrl-C.
+trap 'kill -USR2 $!; trap "kill $!" INT' INT TERM
 # A failed rank ends the job with the rank's exit code.
 mpirun "${options[@]}" bash -c "$rank" rank jaxddp train "$@" </dev/null &
-trap 'kill -USR2 $!; trap "kill $!" INT' INT TERM
 eval "$await"
