@@ -224,9 +224,11 @@ class Runner:
     def _finish(self, process: TrialProcess) -> None:
         """Record the end of a trial and free its slot, or start the trial again."""
         trial, end = process.trial, process.end(self.folder / process.trial.name)
-        # The first trial finds faults of all, such as a wrong path; one that has trained, those of data and disks.
-        run = self.queue.folder.result(trial).run
-        ends_sweep = end == "bad input" and not (self.queue.num_finished() and (run is None or run.step == 0))
+        ends_sweep = False
+        if end == "bad input":
+            # The first trial finds faults of all, such as a wrong path; one that has trained, those of data and disks.
+            run = self.queue.folder.result(trial).run
+            ends_sweep = not self.queue.num_finished() or (run is not None and run.step != 0)
         if end in ("failed", "bad input") and not ends_sweep:
             can_restart = end == "failed" and process.starts <= self.restarts
             is_again = can_restart and not (self._is_stopping or process.worker.has_quit)
