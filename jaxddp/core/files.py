@@ -298,7 +298,8 @@ def in_turn(path: Path, patience: float, waiting_for: str = "") -> Iterator[bool
         waiting_for: a description of the work of the other process, which is shown during the wait; "" for none.
     """
     try:
-        lock = open_regular(create(path.parent) / path.name, "ab")
+        create(path.parent)
+        lock = open_regular(path, "ab")
     except (OSError, InputError, Unreachable):
         yield True
         return
@@ -343,7 +344,8 @@ def whole_folder(path: Path) -> Iterator[Path]:
             if remains := [*temporary.iterdir()]:
                 _log.warning(f"{temporary}: the remains of an earlier command, which was ended; they are removed")
             for entry in remains:
-                (shutil.rmtree if entry.is_dir() and not entry.is_symlink() else os.unlink)(entry)
+                remove = shutil.rmtree if entry.is_dir() and not entry.is_symlink() else os.unlink
+                remove(entry)
             yield temporary
             temporary.rename(path)
         finally:

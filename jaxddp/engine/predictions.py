@@ -127,7 +127,8 @@ def grad_cam(
     gradients, values = jax.grad(logits_of_classes, has_aux=True)(change)
     gradients, values = (_maps(array, images.shape[1:3]) for array in (gradients, values))
     wide = jnp.promote_types(values.dtype, jnp.float32)
-    return jnp.einsum("bhwc,bc->bhw", values.astype(wide), gradients.mean((1, 2), dtype=wide))
+    weights = gradients.mean((1, 2), dtype=wide)
+    return jnp.einsum("bhwc,bc->bhw", values.astype(wide), weights)
 
 
 def _maps(array: jax.Array, size: tuple[int, ...]) -> jax.Array:

@@ -112,7 +112,7 @@ def output_batches(
     has_files = getattr(source, "verified", None) is not None
     none_is_left = len(omissions.faults) == len(source)
     # A process with only padding checks no image. It must not compute if the other processes stop.
-    if has_files and True in peers.exchange("whether no image is left", none_is_left):
+    if has_files and any(peers.exchange("whether no image is left", none_is_left)):
         # Process 0 has the faults of all images.
         faults = peers.from_first("faults of all images", lambda: omissions.faults)
         nothing = jax.tree.map(lambda one: np.full((len(source), *one.shape), _unusable(one), one.dtype), row)
