@@ -287,7 +287,9 @@ class _Loop:
         # The user's metrics may differ between processes, but all processes must stop at the same step.
         metrics = self.peers.from_first("validation metrics", lambda: measured)
         self.early_stopping.check(metrics)
-        if self.early_stopping.after(step, metrics).stops:
+        after = self.early_stopping.after(step, metrics)
+        # The run ends some validations after its best one, whose state no later checkpoint holds.
+        if after.stops or (after.stop_after is not None and after.step == step):
             save()
         predictions = self._predictor and predicted(self._predictor, whole)
         # After a failure, no more images are predicted.
