@@ -25,9 +25,10 @@ from PIL import Image
 import jaxddp.core.files as files
 import jaxddp.core.phases as phases
 from jaxddp.config.data_section import Pixels
+from jaxddp.core.cores import num_cores
 from jaxddp.core.errors import InputError, Key, about, counted, first_line, plural, show, some, span
 from jaxddp.core.ranges import Range
-from jaxddp.core.threads import local_cores, map_in_threads
+from jaxddp.core.threads import map_in_threads
 from jaxddp.data.faults import find_repeats
 from jaxddp.data.formats.packed_records import FEATURE, MANIFEST
 from jaxddp.data.images import open_sound, parse_header, sound_image, stray_bytes
@@ -323,7 +324,7 @@ def check(
             least 8.
         progress: see `jaxddp.core.phases.counting_images`.
     """
-    threads = threads or max(_MIN_THREADS, 2 * len(local_cores()))
+    threads = threads or max(_MIN_THREADS, 2 * num_cores())
     splits = [CheckedSplit(name, source) for name, source in sources.items()]
     num_examined = num_faulty = 0
     with warnings.catch_warnings():
@@ -513,7 +514,7 @@ def _pack_split(
     shard, offset, shards = np.zeros(len(source), np.int32), np.zeros(len(source), np.int64), list[str]()
     writer = None
     with ExitStack() as open_writers:
-        for row, image in enumerate(map_in_threads(packed_row, range(len(source)), len(local_cores()))):
+        for row, image in enumerate(map_in_threads(packed_row, range(len(source)), num_cores())):
             if writer is None or writer.tell() >= SHARD_BYTES:
                 open_writers.close()
                 shards.append(f"{split}-{len(shards):05d}.tfrecord")

@@ -1,10 +1,11 @@
-"""The memory of a machine, read from the files of Linux."""
+"""The memory and the cores of a machine, read from the files of Linux."""
 
 import resource
 from pathlib import Path
 
 import pytest
 
+from jaxddp.core.cores import num_cores
 from jaxddp.measure.memory import HostMemory, host_memory
 
 KB, GB = 1024, 1024**3
@@ -42,6 +43,25 @@ def write_machine(root: Path, cgroup: str, limits: dict[str, str], *, swap: int 
 )
 def test_the_smallest_memory_limit_around_the_process_applies(tmp_path, cgroup, limits, allowed):
     assert host_memory(write_machine(tmp_path, cgroup, limits)) == HostMemory("one", 16 * GB, allowed, USED)
+
+
+QUOTA, PERIOD = "cpu/a/cpu.cfs_quota_us", "cpu/a/cpu.cfs_period_us"
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "limits", "cores"),
+    [
+        ("0::/", {"cpu.max": "max 100000"}, 8),
+        ("0::/a/b", {"a/b/cpu.max": "800000 100000", "a/cpu.max": "250000 100000"}, 3),
+        ("0::/", {"cpu.max": "20000 100000"}, 1),
+        ("4:cpu,cpuacct:/a\n0::/", {QUOTA: "100000", PERIOD: "50000"}, 2),
+        ("4:cpu,cpuacct:/a", {QUOTA: "-1", PERIOD: "100000"}, 8),
+        ("4:cpuset:/a", {QUOTA: "100000", PERIOD: "50000"}, 8),
+    ],
+)
+def test_a_container_may_allow_the_time_of_fewer_cores(tmp_path, monkeypatch, cgroup, limits, cores):
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: range(8))
+    assert num_cores(write_machine(tmp_path, cgroup, limits)) == cores
 
 
 def test_swap_is_added_to_memory(tmp_path):

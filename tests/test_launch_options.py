@@ -16,8 +16,8 @@ from support.launches import PRINT_ENVIRONMENT, LaunchResult, free_port, program
 from jaxddp.cluster.launcher import launch
 from jaxddp.cluster.machine import divide, local_gpus
 from jaxddp.cluster.options import Launch, split
+from jaxddp.core.cores import local_cores
 from jaxddp.core.errors import InputError
-from jaxddp.core.threads import local_cores
 
 pytestmark = pytest.mark.usefixtures("clean_environment")
 AFFINITY = "say(*sorted(os.sched_getaffinity(0)))"
@@ -169,6 +169,8 @@ def test_the_command_is_a_command_of_jaxddp_or_a_program(run, tmp_path, monkeypa
     (package / "__init__.py").write_text("")
     (package / "__main__.py").write_text("import sys; print(sys.executable, *sys.argv[1:])")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    # Under `python -m pytest`, the launched process imports from the working directory first.
+    monkeypatch.chdir(tmp_path)
     assert launch(Launch(processes=1, logs=tmp_path), ["train", "digits", "--seed", "1"]) == 0
     assert capfd.readouterr().out.split() == ["[0]", sys.executable, "train", "digits", "--seed", "1"]
     assert launch(Launch(processes=1, logs=tmp_path), ["echo", "a  b"]) == 0

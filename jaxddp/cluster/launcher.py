@@ -25,7 +25,8 @@ from jaxddp.cluster.options import Launch
 from jaxddp.cluster.states import Agent, Assignment, Coordinator
 from jaxddp.cluster.worker import OWN_PROGRAM, PREEMPTED, Worker, WorkerGroup, catch_signals, shared_environment
 from jaxddp.config import Config
-from jaxddp.core import threads, tpu
+from jaxddp.core import tpu
+from jaxddp.core.cores import local_cores
 from jaxddp.core.errors import InputError, about, counted, nearest
 from jaxddp.core.log import say
 from jaxddp.core.ranges import Range, whole
@@ -148,7 +149,7 @@ def _resources(options: Launch) -> tuple[list[Sequence[str]], list[Sequence[int]
             problem = f"{counted(len(gpus), 'GPU')} cannot be divided evenly among {counted(processes, 'process')}"
             advice = "use fewer GPUs with --gpus, or only the CPU with --gpus 0"
             raise InputError(f"--processes {processes}: {problem}", advice=advice)
-    cores, needed = threads.local_cores(), (options.cores or 0) * processes
+    cores, needed = local_cores(), (options.cores or 0) * processes
     if needed > len(cores):
         problem = f"{counted(processes, 'process')} would need {counted(needed, 'core')}"
         raise InputError(f"--cores {options.cores}: {problem}, but the launcher may use only {len(cores)}")

@@ -1,6 +1,5 @@
 """Compute values in threads, ahead of their use."""
 
-import os
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
@@ -9,11 +8,6 @@ from typing import TypeVar
 
 A = TypeVar("A")
 T = TypeVar("T")
-
-
-def local_cores() -> list[int]:
-    """Return the cores that this process may use: a scheduler or `taskset` may give it fewer than all."""
-    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [*range(os.cpu_count() or 1)]
 
 
 def in_daemon(call: Callable[[], T]) -> Future[T]:

@@ -10,13 +10,14 @@ holds the libraries, the compiled programs and the data.
 import math
 import resource
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 
+from jaxddp.core.cores import cgroup_limits
 from jaxddp.core.errors import InputError, Key, Option, Words, joined, size
 from jaxddp.data.batch import Division
 from jaxddp.measure.cost import Cost
@@ -55,25 +56,12 @@ def host_memory(root: Path = Path("/")) -> HostMemory | None:
         entries = dict(line.split(":", 1) for line in (root / "proc/meminfo").read_text().splitlines())
         installed, swap = (1024 * int(entries[key].split()[0]) for key in ("MemTotal", "SwapTotal"))
         machine = (root / "proc/sys/kernel/random/boot_id").read_text().strip()
-        allowed = min([installed, *_limits(root)])
+        limits = cgroup_limits("memory", ("memory.limit_in_bytes",), ("memory.max",), root)
+        allowed = min([installed, *(int(limit) for (limit,) in limits if limit.isdecimal())])
         used = int((root / "proc/self/statm").read_text().split()[1]) * resource.getpagesize()
     except (OSError, KeyError, ValueError, IndexError):
         return None
     return HostMemory(machine, installed + swap, allowed + swap, used)
-
-
-def _limits(root: Path) -> Iterator[int]:
-    """Yield the memory limits of this process's cgroups and the ones above them, for cgroup versions 1 and 2."""
-    for line in (root / "proc/self/cgroup").read_text().splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controllers and "memory" not in controllers.split(","):
-            continue
-        folder, name = ("memory", "memory.limit_in_bytes") if controllers else ("", "memory.max")
-        top, inner = root / "sys/fs/cgroup" / folder, Path(path.strip("/"))
-        # In a container, the folders above may be missing.
-        for folder in (top / inner, *(top / above for above in inner.parents)):
-            with suppress(FileNotFoundError, ValueError):  # The limit may be "max".
-                yield int((folder / name).read_text())
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ from queue import SimpleQueue
 
 import jaxddp.cluster.worker as workers
 from jaxddp.cluster.machine import divide, local_gpus
+from jaxddp.core.cores import local_cores
 from jaxddp.core.errors import InputError, JaxddpError, counted
 from jaxddp.core.log import say
-from jaxddp.core.threads import local_cores
 from jaxddp.core.tpu import local_chips
 from jaxddp.sweeps.queues import GridQueue
 from jaxddp.sweeps.trials import Trial, TrialEnd

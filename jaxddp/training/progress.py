@@ -14,10 +14,10 @@ from typing import Any, TextIO
 
 import jaxddp.core.phases as phases
 from jaxddp.config.goal import VAL, VAL_EMA
+from jaxddp.core.cores import num_cores
 from jaxddp.core.duration import Duration
 from jaxddp.core.errors import counted, duration, figure, on_screen, plural, size, some, speed
 from jaxddp.core.log import say
-from jaxddp.core.threads import local_cores
 from jaxddp.training.events import EvaluationRecord, Listener, RunEnd, RunStart, StepRecord, Usage, short_class_name
 
 SECONDS_BETWEEN_FRAMES = 0.1
@@ -168,7 +168,7 @@ def _core_seconds() -> tuple[float, float]:
     for file in Path("/proc/self/task").glob("*/schedstat"):  # There are none if this is not Linux.
         with suppress(OSError, ValueError, IndexError):  # The thread has ended.
             waited += int(file.read_text().split()[1])
-    return time.process_time() + waited / 1e9, time.monotonic() * len(local_cores())
+    return time.process_time() + waited / 1e9, time.monotonic() * num_cores()
 
 
 class RunLines(Listener):

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from jaxddp.core.cores import num_cores
 from jaxddp.core.errors import InputError
-from jaxddp.core.threads import local_cores
 from jaxddp.data.batch import Batch
 from jaxddp.data.order import Order, Shard, check_order, columns
 from jaxddp.data.source import Substitutes
@@ -72,7 +72,7 @@ class Pipeline:
         """Return an iterator over the batches of the shard. Threads start to prepare batches immediately."""
         check_order(self.table, self.order, self.shard)
         store = self.table.pickled_store(self.workers) if self.workers else None
-        threads = self.workers or (FETCH_THREADS if self.table.store.root is None else len(local_cores()))
+        threads = self.workers or (FETCH_THREADS if self.table.store.root is None else num_cores())
         pool, started = ThreadPoolExecutor(threads, "images"), deque[tuple[Loading, list[Future[None]]]]()
 
         def start(step: int) -> None:
