@@ -18,11 +18,12 @@ from jaxddp.core.libraries import Lazy
 
 if TYPE_CHECKING:
     import jax
+    import jax.numpy as jnp
     import optax
 
     from jaxddp.config import Config
 else:
-    jax, optax = Lazy("jax"), Lazy("optax")
+    jax, jnp, optax = Lazy("jax"), Lazy("jax.numpy"), Lazy("optax")
 
 Shape = tuple[int, ...]
 _POSITION = re.compile("(^|_)pos(_|emb|ition|$)|Pos(Emb|ition)")
@@ -116,18 +117,15 @@ def scale_kernels(kernels: Kernels, coefficient: float = 1.0, epsilon: float = 0
 
     Each layer of a stack (`nn.scan`, `nn.vmap`) has norms of its own.
     """
-    ratio = optax.scale_by_trust_ratio(trust_coefficient=coefficient, eps=epsilon)
 
     def scale(kernel: Kernel | None, update: jax.Array, param: jax.Array) -> jax.Array:
         if kernel is None:
             return update
-
-        def layer(update: jax.Array, param: jax.Array) -> Any:
-            return ratio.update(update, optax.EmptyState(), param)[0]
-
-        for axis in kernel.stacked:
-            layer = jax.vmap(layer, axis, axis)
-        return layer(update, param)
+        # `optax.scale_by_trust_ratio` computes each norm twice. On a sharded state, each norm is an all-reduce.
+        axes = [axis for axis in range(param.ndim) if axis not in kernel.stacked]
+        before, change = (jnp.sqrt(jnp.sum(jnp.square(x), axes, keepdims=True)) for x in (param, update))
+        ratio = jnp.where((before == 0) | (change == 0), 1, coefficient * before / (change + epsilon))
+        return update * ratio.astype(update.dtype)
 
     return optax.stateless(lambda updates, params: kernels.map(scale, updates, params))
 

@@ -70,7 +70,7 @@ def results(module, variables, x, residual, weights, relu, **options):
         result, updated = module.apply({**variables, "params": params}, x, residual, **settings)
         return jnp.sum(result * weights), (result, updated["batch_stats"])
 
-    differentiated = jax.grad(loss, (0, 1) if residual is None else (0, 1, 2), has_aux=True)
+    differentiated = jax.jit(jax.grad(loss, (0, 1) if residual is None else (0, 1, 2), has_aux=True))
     gradients, (result, stats) = differentiated(variables["params"], x, residual)
     return result, stats, gradients
 
