@@ -64,7 +64,8 @@ def test_the_loss_and_its_gradient_equal_the_papers(masked):
         objective, supervised = made(SmallNet(dtype=jnp.float64))
         params = jax.device_get((state := fresh_state(supervised, sgd(0.1), topology_of(1))).params)
         keys = [_folded(key, view) for view in range(2)]
-        views = [supervised.preprocess(batch, train=True, key=each).images[: 16 - masked] for each in keys]
+        view = jax.jit(lambda key: supervised.preprocess(batch, train=True, key=key).images[: 16 - masked])
+        views = [view(each) for each in keys]
         assert (np.asarray(views[0]) != np.asarray(views[1])).any((1, 2, 3)).mean() > 0.5
 
         def loss(params):
@@ -79,10 +80,10 @@ def test_the_loss_and_its_gradient_equal_the_papers(masked):
         def expected(params, targets=None):
             return by_hand(params["simsiam"], [features(params, images) for images in views], targets)
 
-        (value, sums), gradient = jax.value_and_grad(loss, has_aux=True)(params)
-        exact, targets = expected(params)
+        (value, sums), gradient = jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
+        exact, targets = jax.jit(expected)(params)
         own = {name: params[name] for name in ("Conv_0", "simsiam")}
-        exact_gradient = jax.grad(lambda params: expected(params, targets)[0])(own)
+        exact_gradient = jax.jit(jax.grad(lambda params: expected(params, targets)[0]))(own)
         std = (targets[0].std(0) * 6**0.5).mean()
     assert value == pytest.approx(float(exact), abs=1e-9) and sums.count() == 16 - masked
     assert sums.means()[OUTPUT_STD] == pytest.approx(float(std), abs=1e-9)
