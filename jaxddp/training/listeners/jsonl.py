@@ -207,7 +207,8 @@ class Curves(events.Listener):
     """
 
     def __init__(self, metrics: Path, picture: Path):
-        self._files, self._next_draw = (metrics, picture), 0.0
+        # A drawing takes some tenths of a second, so a run of seconds is drawn at its end only.
+        self._files, self._next_draw = (metrics, picture), time.monotonic() + 30
 
     def evaluation(self, record: events.EvaluationRecord) -> None:
         if record.final and (begin := time.monotonic()) >= self._next_draw:
