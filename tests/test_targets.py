@@ -185,6 +185,7 @@ def test_a_weighted_step_follows_the_weighted_mean_on_any_number_of_devices(form
 RECIPE = """
 import jax, optax
 from jaxddp.config import load
+from small_recipe import get_model
 
 def get_config():
     return load("digits").replace(model={"width": 4}, train={"batch_size": 6, "duration": "2 steps"})
