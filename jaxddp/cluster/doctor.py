@@ -31,8 +31,7 @@ from jax import P, lax
 import jaxddp.core.files as files
 from jaxddp.cluster.machine import local_gpus
 from jaxddp.config import Config, ParallelConfig
-from jaxddp.core import libraries, phases, tpu, user_code
-from jaxddp.core.cores import num_cores
+from jaxddp.core import cores, libraries, phases, tpu, user_code
 from jaxddp.core.errors import InputError, Key, counted, plural, size, speed
 from jaxddp.core.peers import Peers, joined
 from jaxddp.data.opening import labelled_and_unlabelled, open_tables
@@ -67,7 +66,7 @@ class Finding(NamedTuple):
 
 def environment() -> Finding:
     """Find the job of this process. The value is None for a single process."""
-    job, machine = find_job(), f"{platform.node()}, {counted(num_cores(), 'core')}"
+    job, machine = find_job(), f"{platform.node()}, {counted(cores.num_cores(), 'core')}"
     if job is not None:
         return Finding(f"{machine}: {job}", job)
     tasks = os.environ.get("SLURM_NTASKS", "1")

@@ -1,6 +1,5 @@
 """The cores that this process may use, and the limits of its control groups (cgroups)."""
 
-import math
 import os
 from collections.abc import Iterator
 from contextlib import suppress
@@ -19,7 +18,7 @@ def num_cores(root: Path = Path("/")) -> int:
         root: the folder that contains /proc and /sys.
     """
     quotas = cgroup_limits("cpu", ("cpu.cfs_quota_us", "cpu.cfs_period_us"), ("cpu.max",), root)
-    allowed = [math.ceil(int(quota) / int(period)) for quota, period in quotas if quota.isdecimal()]
+    allowed = [-(-int(quota) // int(period)) for quota, period in quotas if quota.isdecimal()]
     return min([len(local_cores()), *allowed])
 
 

@@ -26,7 +26,7 @@ from jaxddp.core.phases import doing, moved, phase, reached, running_time
 from jaxddp.data.batch import Batch
 from jaxddp.data.order import ChosenOrder, Shard
 from jaxddp.data.source import Source
-from jaxddp.engine.objective import MetricSums, Objective, SetSums, added, finish_metrics, targets
+from jaxddp.engine.objective import MetricSums, Objective, SetSums, finish_metrics, targets
 from jaxddp.engine.state import TrainState
 from jaxddp.mesh import AXIS, Topology
 from jaxddp.training.events import EvaluationRecord, PredictedImages
@@ -103,8 +103,20 @@ class Evaluator:
     ) -> tuple[MetricSums, dict[str, Any]]:
         """Return the sums over all examples, and the arrays of the metrics over the whole set; see `measure`."""
         totals: Any = None
-        set_sums, in_flight = SetSums(), deque[Any]()
+        set_sums, in_flight = SetSums(), deque[MetricSums]()
         begin = last_report = time.perf_counter()
+
+        def finish(left: int) -> None:
+            """Add the sums of all but the last `left` calls of the step, in float64: counts are exact above 2^24."""
+            nonlocal totals
+            while len(in_flight) > left:
+                sums = in_flight.popleft()
+                with phase("device"):
+                    values = jax.device_get(sums.values).astype(np.float64)
+                # Batch by batch, so the result has the same bits for any number of batches in a call.
+                totals = sums.replace(values=sum(values, 0 if totals is None else totals.values), sets={})
+                set_sums.add(sums.sets)
+
         for number, feed in enumerate(self.batches()):
             moved()
             if number:
@@ -113,27 +125,19 @@ class Evaluator:
                 sums = self.step(state, *feed)
             begin = begin if number else time.perf_counter()
             stacked = sums.values.ndim == 3
-            if not stacked:
-                sums = jax.tree.map(lambda each: each[None], sums)
-            totals = sums.replace(values=added(None if totals is None else totals.values, sums.values), sets={})
-            in_flight.append((totals.values, sums.sets))
-            if len(in_flight) > (1 if stacked else _BATCHES_IN_FLIGHT):
-                with phase("device"):
-                    values, contributions = in_flight.popleft()
-                    jax.block_until_ready(values)
-                set_sums.add(contributions)
+            in_flight.append(sums if stacked else jax.tree.map(lambda each: each[None], sums))
+            finish(1 if stacked else _BATCHES_IN_FLIGHT)
             if time.perf_counter() - last_report > _REPORT_SECONDS:
+                finish(0)
                 seen = totals.count()
                 reached(seen, f"{speed(seen / (time.perf_counter() - begin))} images/s")
                 if report:
                     report(totals.means(), seen)
                 last_report = time.perf_counter()
-        with phase("device"):
-            seen = totals.count() if totals is not None else 0
+        finish(0)
+        seen = 0 if totals is None else totals.count()
         if totals is None or seen != self.num_examples:
             raise RuntimeError(f"evaluation saw {seen} examples of {self.num_examples}")
-        for _, contributions in in_flight:
-            set_sums.add(contributions)
         return totals, set_sums.results()
 
     def evaluate(
