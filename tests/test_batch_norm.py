@@ -148,10 +148,8 @@ def test_a_max_pool_after_a_norm_equals_flaxs(relu, running, group, monkeypatch)
 @pytest.mark.slow
 def test_a_group_of_all_images_equals_plain_batch_norm_and_evaluation_ignores_groups():
     variables, x, residual, weights = random_arguments(4, MAPS, jnp.float32)
-    one_group, ungrouped = (
-        results(BatchNorm(False, group=group), variables, x, residual, weights, True) for group in (8, None)
-    )
-    assert_close(one_group, ungrouped, 1e-5)
+    both = [results(BatchNorm(False, group=group), variables, x, residual, weights, True) for group in (8, None)]
+    assert_close(*both, 1e-5)
     for group in (4, None):
         evaluated = BatchNorm(True, group=group).apply(variables, x, residual)
         np.testing.assert_array_equal(evaluated, BatchNorm(True).apply(variables, x, residual))
@@ -169,12 +167,11 @@ def test_images_that_do_not_fill_whole_groups_raise_a_one_line_error(size, group
 def test_batch_norm_without_a_scale_equals_a_scale_of_one(custom_gradient):
     variables, x, residual, weights = random_arguments(5, VECTORS, jnp.float32)
     variables["params"]["scale"] = jnp.ones(2)
-    result, stats, gradients = results(
-        BatchNorm(False, custom_gradient=custom_gradient), variables, x, residual, weights, True
-    )
+    norm = functools.partial(BatchNorm, False, custom_gradient=custom_gradient)
+    result, stats, gradients = results(norm(), variables, x, residual, weights, True)
     expected = result, stats, ({"bias": gradients[0]["bias"]}, *gradients[1:])
     del variables["params"]["scale"]
-    module = BatchNorm(False, scale_init=None, custom_gradient=custom_gradient)
+    module = norm(scale_init=None)
     assert_close(results(module, variables, x, residual, weights, True), expected, 1e-6)
     assert jax.tree.structure(module.init(jax.random.key(0), x)) == jax.tree.structure(variables)
 
@@ -190,9 +187,8 @@ def test_gradients_are_right_for_zero_and_negative_scales_and_constant_inputs(sc
         x = x.at[:, 1].set(constant)
         variables["params"] = {"scale": jnp.full(2, scale, dtype), "bias": jnp.full(2, bias, dtype)}
         modules = (module(False, dtype=dtype, param_dtype=jnp.dtype(dtype)) for module in (BatchNorm, FlaxBatchNorm))
-        assert_close(
-            *results_of_both(*modules, variables, x, None, weights, True), 1e-9 if dtype == "float64" else 1e-4
-        )
+        both = results_of_both(*modules, variables, x, None, weights, True)
+    assert_close(*both, 1e-9 if dtype == "float64" else 1e-4)
 
 
 @pytest.mark.slow
@@ -242,8 +238,7 @@ def test_with_an_axis_name_the_shards_are_normalized_as_one_batch(devices, cast,
 @pytest.mark.parametrize(("relu", "has_residual"), TWO_FORMS)
 def test_batch_norm_does_not_hide_a_nan(relu, has_residual):
     variables, x, residual, weights = random_arguments(0, VECTORS, jnp.float32)
-    result, stats, gradients = results(
-        BatchNorm(False), variables, x.at[3, 0].set(jnp.nan), residual if has_residual else None, weights, relu
-    )
+    arguments = x.at[3, 0].set(jnp.nan), residual if has_residual else None, weights, relu
+    result, stats, gradients = results(BatchNorm(False), variables, *arguments)
     assert np.isnan(result[:, 0]).all() and np.isfinite(result[:, 1]).all()
     assert np.isnan(stats["mean"][0]) and np.isnan(gradients[1][:, 0]).all()

@@ -28,40 +28,27 @@ def write_machine(root: Path, cgroup: str, limits: dict[str, str], *, swap: int 
     return write(root, files | {f"sys/fs/cgroup/{name}": f"{text}\n" for name, text in limits.items()})
 
 
-@pytest.mark.parametrize(
-    ("cgroup", "limits", "allowed"),
-    [
-        ("0::/", {}, 16 * GB),
-        ("0::/", {"memory.max": str(3 * GB)}, 3 * GB),
-        ("0::/a/b", {"a/b/memory.max": "max", "a/memory.max": str(5 * GB)}, 5 * GB),
-        ("0::/a/b", {"a/b/memory.max": str(6 * GB), "a/memory.max": str(5 * GB)}, 5 * GB),
-        ("0::/not/shown", {"memory.max": str(2 * GB)}, 2 * GB),
-        ("3:cpu:/a\n2:memory:/a\n0::/", {"memory/a/memory.limit_in_bytes": str(7 * GB)}, 7 * GB),
-        ("2:memory:/a", {"memory/memory.limit_in_bytes": str(2**63 - 4096)}, 16 * GB),
-        ("3:cpu:/a", {"memory/a/memory.limit_in_bytes": str(7 * GB)}, 16 * GB),
-    ],
-)
-def test_the_smallest_memory_limit_around_the_process_applies(tmp_path, cgroup, limits, allowed):
-    assert host_memory(write_machine(tmp_path, cgroup, limits)) == HostMemory("one", 16 * GB, allowed, USED)
-
-
-QUOTA, PERIOD = "cpu/a/cpu.cfs_quota_us", "cpu/a/cpu.cfs_period_us"
+MEMORY, QUOTA, PERIOD = "memory/a/memory.limit_in_bytes", "cpu/a/cpu.cfs_quota_us", "cpu/a/cpu.cfs_period_us"
 
 
 @pytest.mark.parametrize(
-    ("cgroup", "limits", "cores"),
+    ("cgroup", "limits", "allowed", "cores"),
     [
-        ("0::/", {"cpu.max": "max 100000"}, 8),
-        ("0::/a/b", {"a/b/cpu.max": "800000 100000", "a/cpu.max": "250000 100000"}, 3),
-        ("0::/", {"cpu.max": "20000 100000"}, 1),
-        ("4:cpu,cpuacct:/a\n0::/", {QUOTA: "100000", PERIOD: "50000"}, 2),
-        ("4:cpu,cpuacct:/a", {QUOTA: "-1", PERIOD: "100000"}, 8),
-        ("4:cpuset:/a", {QUOTA: "100000", PERIOD: "50000"}, 8),
+        ("0::/", {}, 16, 8),
+        ("0::/", {"memory.max": str(3 * GB), "cpu.max": "max 100000"}, 3, 8),
+        ("0::/a/b", {"a/b/memory.max": "max", "a/memory.max": str(5 * GB), "a/cpu.max": "20000 100000"}, 5, 1),
+        ("0::/a/b", {"a/b/memory.max": str(6 * GB), "a/memory.max": str(5 * GB)}, 5, 8),
+        ("0::/a/b", {"a/b/cpu.max": "800000 100000", "a/cpu.max": "250000 100000"}, 16, 3),
+        ("0::/not/shown", {"memory.max": str(2 * GB)}, 2, 8),
+        ("3:cpu,cpuacct:/a\n2:memory:/a\n0::/", {MEMORY: str(7 * GB), QUOTA: "100000", PERIOD: "50000"}, 7, 2),
+        ("3:cpu:/a\n2:memory:/a", {MEMORY: str(2**63 - 4096), QUOTA: "-1", PERIOD: "100000"}, 16, 8),
+        ("3:cpuset:/a", {MEMORY: str(7 * GB), QUOTA: "100000", PERIOD: "50000"}, 16, 8),
     ],
 )
-def test_a_container_may_allow_the_time_of_fewer_cores(tmp_path, monkeypatch, cgroup, limits, cores):
+def test_the_smallest_limit_around_the_process_applies(tmp_path, monkeypatch, cgroup, limits, allowed, cores):
     monkeypatch.setattr("os.sched_getaffinity", lambda _: range(8))
-    assert num_cores(write_machine(tmp_path, cgroup, limits)) == cores
+    root = write_machine(tmp_path, cgroup, limits)
+    assert host_memory(root) == HostMemory("one", 16 * GB, allowed * GB, USED) and num_cores(root) == cores
 
 
 def test_swap_is_added_to_memory(tmp_path):

@@ -63,9 +63,8 @@ def test_the_loss_and_its_gradient_equal_the_papers(masked):
     with jax.enable_x64(True):
         objective, supervised = made(SmallNet(dtype=jnp.float64))
         params = jax.device_get((state := fresh_state(supervised, sgd(0.1), topology_of(1))).params)
-        keys = [_folded(key, view) for view in range(2)]
         view = jax.jit(lambda key: supervised.preprocess(batch, train=True, key=key).images[: 16 - masked])
-        views = [view(each) for each in keys]
+        views = [view(_folded(key, number)) for number in range(2)]
         assert (np.asarray(views[0]) != np.asarray(views[1])).any((1, 2, 3)).mean() > 0.5
 
         def loss(params):
