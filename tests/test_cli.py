@@ -376,7 +376,7 @@ def test_an_impossible_path_raises_a_one_line_error(words, path, reason, tmp_pat
         ("tarin digits", "unknown command 'tarin'; did you mean 'train'?"),
         ("validate runs/x", "unknown command 'validate'; did you mean 'eval'?"),
         ("eval", "eval: begin with a run, a recipe or a config; there are: "),
-        ("train digitss", "did you mean 'digits'?"),
+        ("predict", "jaxddp: RUN and --out are missing; see jaxddp predict --help"),
         ("train digits", "jaxddp: no data are given; give --data.path (a folder, a URL or tfds:NAME) or --data.name ("),
         ("train nowhere/digits.py", "did you mean 'digits'?"),
         ("eval digits --workdir /nonexistent/run", "no such work directory"),

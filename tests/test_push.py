@@ -255,7 +255,7 @@ def test_wrong_commands_are_one_line(folder, hub: Hub, monkeypatch, capfd):
         (f"push run {PLACE} --step 7", f"{checkpoints}: no checkpoint '7'; give latest, best or one of the steps "),
         ("export run --out run --format hub", "run: is not empty; give a new folder"),
         ("export damaged --out new --format hub", "damaged/signature.json"),
-        ("export gone --out new.safetensors", "gone: no such work directory"),
+        ("export run/checks --out new.h5", "run/checks: no such work directory, did you mean 'run/checkpoints'?"),
         ("export python --out new.safetensors", "python/config.json: the run came from Python and its config does not"),
         ("export run --out w.pth", "w.pth: its extension names no format; there are: hub, onnx, safetensors,"),
         ("export run --out none/w.safetensors", "none/w.safetensors: cannot be written (No such file"),

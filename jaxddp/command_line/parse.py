@@ -33,7 +33,7 @@ STYLE = (tyro.conf.PositionalMetavarFromFieldName,)
 Command = TypeVar("Command")
 _SIDES, _RULES = "│| ", "─-"
 """The vertical and horizontal lines around tyro's messages, on a terminal with box characters or without."""
-_UNKNOWN = "Unrecognized options: "
+_UNKNOWN, _MISSING = "Unrecognized options: ", "Missing from "
 _LAUNCH = "jaxddp launch --nodes N --gpus K --nr RANK -- train …"
 _OF_LAUNCH = ("nodes", "gpus", "nr", "processes", "restarts", "nnodes", "nproc_per_node", "node_rank", "world_size")
 ConfigOfRecipe = Annotated[Config, tyro.conf.arg(name="")]
@@ -78,6 +78,10 @@ def _message(box: str, arguments: Sequence[str], options: Mapping[str, Any]) -> 
     # If there are no box characters, the title is followed by a horizontal line.
     lines = itertools.dropwhile(operator.not_, ("" if {*line} <= {*_RULES} else line for line in inside))
     first = " ".join(itertools.takewhile(bool, lines))
+    if first.startswith(_MISSING):
+        # The name and the description of each argument end with this word.
+        missing = [words.split()[0] for words in first.partition(":")[2].split("(required)") if words.strip()]
+        return f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing"
     if not first.startswith(_UNKNOWN):
         return first.rstrip(".")
     unknown = first.removeprefix(_UNKNOWN).split(", ")
@@ -116,19 +120,9 @@ def parse_recipe(
         watch_alone(Config().parallel.stall_timeout)
         with phase("start", f"reading {name}"):
             file = _measured(name, Path(option(rest, "--workdir") or workdir)) if measures else read_recipe(name)
-    weights = option(rest, "--model.weights") or ("" if file.is_run else file.config.model.weights)
-    return _overridden(command, prog, arguments, file, "" if measures else weights or "", workdir)
-
-
-def _overridden(
-    command: type[Command], prog: str, arguments: list[str], file: RecipeFile, weights: str, workdir: Path | None = None
-) -> tuple[Command, RecipeFile]:
-    """Return the command and the recipe file with the overridden config.
-
-    The settings of `weights`, if any, are taken over. `workdir` is the default work directory of the run. If it is
-    None, the arrays of a file tell its network, unless the command names it.
-    """
-    prog, rest, options = f"{prog} {arguments[0]}", arguments[1:], options_of(command)
+    of_recipe = "" if file.is_run else file.config.model.weights
+    weights = "" if measures else option(rest, "--model.weights") or of_recipe or ""
+    prog, options = f"{prog} {name}", options_of(command)
     entries = by_key(rest, options)
     set_keys = {key for key, _ in entries}
     file = file.layered(set_keys & dict(keys_of(Config)).keys(), {})
@@ -138,6 +132,7 @@ def _overridden(
         offline = option(expand_short_forms(rest, options), "--model.offline") or str(file.config.model.offline)
         run_workdir = Path(option(rest, "--workdir") or workdir) if workdir and "workdir" in options else None
         file = with_settings_of_weights(file, weights, run_workdir, offline=offline == str(True))
+        # The arrays of a file tell its network, unless the command names it.
         if workdir is None and "model.name" not in set_keys:
             file = recognized_file(file, weights)
     own = {"config": file.config} | ({"workdir": workdir or Path()} if "workdir" in options else {})
@@ -187,8 +182,8 @@ _OR_WEIGHTS = ", or weights as `jaxddp weights` lists them, a .safetensors or .p
 
 def _existing(directory: Any, otherwise: str = "") -> Path:
     if not (path := Path(check_path(directory, "RUN"))).is_dir():
-        similar = nearest_beside(path.absolute())
-        raise InputError(f"{path}: no such work directory{similar}; give one that a run wrote into{otherwise}")
+        problem = f"{path}: no such work directory{nearest_beside(path)}"
+        raise InputError(f"{problem}; give one that a run wrote into{otherwise}")
     return path
 
 

@@ -92,8 +92,8 @@ def first_line(error: BaseException) -> str:
     return next(iter(str(error).splitlines()), "") or type(error).__name__
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """Return `, did you mean 'x'?` if a known name is similar, else an empty string."""
+def nearest(name: str, known: Iterable[str], folder: str = "") -> str:
+    """Return `, did you mean 'x'?` if a known name is similar, else "". The name in the message follows `folder`."""
     known = list(known)
     twin = next((other for other in known if other != name and appearance(other) == appearance(name)), None)
     if twin is not None and not (name + twin).isascii():
@@ -101,7 +101,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
         return f", did you mean {twin!r} ({points_of_twin}, where this is {points})?"
     # Matching takes quadratic time, and every known name is shorter than the limit.
     close = get_close_matches(name, known, n=1) if len(name) <= _LONGEST else []
-    return f", did you mean {close[0]!r}?" if close else ""
+    return f", did you mean {folder + close[0]!r}?" if close else ""
 
 
 def appearance(name: str) -> str:

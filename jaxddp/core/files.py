@@ -394,4 +394,5 @@ def nearest_beside(path: Path, *, alike: bool = False) -> str:
     with suppress(OSError):  # There may be no such folder.
         # Leave out an entry of the same name, which is a broken link.
         names_beside = [entry.name for entry in path.parent.iterdir() if entry != path]
-    return nearest(path.name, [name for name in names_beside if not alike or appearance(name).casefold() == look])
+    similar = [name for name in names_beside if not alike or appearance(name).casefold() == look]
+    return nearest(path.name, similar, "" if path.is_absolute() else os.path.join(*path.parts[:-1], ""))
