@@ -223,7 +223,7 @@ class RecipeFile:
         """
         if not self.hooks:
             return {}
-        imported = {file for path in self.recipes for file in modules_in(path.parent).values()}
+        imported = {file for _, file in modules_in(*(path.parent for path in self.recipes)).values()}
         paths = sorted({*self.recipes, *self.modules, *imported})
         return {os.path.relpath(path, self.root): path.read_bytes() for path in paths}
 
@@ -277,8 +277,8 @@ def read_recipe(name_or_path: str | Path) -> RecipeFile:
 
 def _with_modules(recipe: RecipeFile) -> RecipeFile:
     """Return a running recipe with the modules of its folder that are imported so far."""
-    modules = () if is_built_in(recipe.path) else modules_in(recipe.path.parent).values()
-    return replace(recipe, modules=recipe.modules.union(modules))
+    modules = {} if is_built_in(recipe.path) else modules_in(recipe.path.parent)
+    return replace(recipe, modules=recipe.modules.union(file for _, file in modules.values()))
 
 
 def read_config(path: Path) -> tuple[Config, dict[str, Any]]:

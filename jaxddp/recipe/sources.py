@@ -86,30 +86,33 @@ def run_as_module(path: Path, *, add_folder: bool) -> ModuleType:
     return module
 
 
-def modules_in(folder: Path) -> dict[str, Path]:
-    """Return the files of the imported modules that an import finds in a folder, by module; record their contents."""
-    modules, beginning = dict[str, Path](), os.path.join(folder, "")
+def modules_in(*folders: Path) -> dict[str, tuple[Path, Path]]:
+    """Return the folder and the file of the imported modules that an import finds in these folders, by module.
+
+    The contents of the files are recorded.
+    """
+    modules, beginnings = dict[str, tuple[Path, Path]](), tuple(os.path.join(folder, "") for folder in folders)
     for name, module in list(sys.modules.items()):
         # Compare text: thousands of modules are imported, and `Path` objects are slow.
         file = getattr(module, "__file__", None)
-        if isinstance(file, str) and file.startswith(beginning) and name.partition(".")[0] != "jaxddp":
-            stem = beginning + name.replace(".", os.sep)
-            if file in (f"{stem}.py", os.path.join(stem, "__init__.py")):
-                modules[name] = path = Path(file)
-                if path not in _contents and path.is_file():
-                    _contents[path] = path.read_bytes()
+        if isinstance(file, str) and file.startswith(beginnings) and name.partition(".")[0] != "jaxddp":
+            stem = name.replace(".", os.sep)
+            for end in (f"{stem}.py", os.path.join(stem, "__init__.py")):
+                if (beginning := file.removesuffix(end)) in beginnings:
+                    modules[name] = Path(beginning), (path := Path(file))
+                    if path not in _contents and path.is_file():
+                        _contents[path] = path.read_bytes()
     return modules
 
 
 def _import_from(folder: Path) -> None:
     """Make imports search a recipe's folder first. Modules of other folders and changed ones are imported again."""
     sys.path[:] = [str(folder), *(each for each in sys.path if each != str(folder))]
-    for other in _folders | {folder}:
-        for name, file in modules_in(other).items():
-            copy = folder / file.relative_to(other)
-            if copy.is_file() and (other != folder or copy.read_bytes() != _contents[file]):
-                _contents.pop(file, None)
-                # A package without a file would keep the module as an attribute.
-                for each in [each for each in sys.modules if each.partition(".")[0] == name.partition(".")[0]]:
-                    del sys.modules[each]
+    for name, (other, file) in modules_in(*_folders | {folder}).items():
+        copy = folder / file.relative_to(other)
+        if copy.is_file() and (other != folder or copy.read_bytes() != _contents[file]):
+            _contents.pop(file, None)
+            # A package without a file would keep the module as an attribute.
+            for each in [each for each in sys.modules if each.partition(".")[0] == name.partition(".")[0]]:
+                del sys.modules[each]
     _folders.add(folder)
