@@ -29,6 +29,7 @@ CASES = [
     ("config digits --format ", ["json", "table", "yaml"]),
     ("export runs/first --format o", ["onnx"]),
     ("data ch", ["check"]),
+    ("data get ci", ["cifar10", "cifar100"]),
     ("data show dig", ["digits", "digits_fixmatch"]),
     ("launch --processes 2 -- tr", ["train"]),
     ("launch --processes 2 -- train imagenet_v", ["imagenet_vit_s16"]),

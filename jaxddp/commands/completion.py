@@ -58,13 +58,15 @@ def run(arguments: list[str]) -> None:
     commands = list(_commands())
     options = {key: hint for command in commands for key, hint in command.options.items()}
     flags = [key for key, hint in options.items() if is_flag(hint) and "." not in key]
+    of_data = re.findall(r"^ +jaxddp (data [a-z]+) (\S+)", cli.__doc__ or "", re.MULTILINE)
+    places = [(command.name, command.subcommands or _words_of(command.place)) for command in commands]
+    places += [(f"'{words}'", _words_of(place)) for words, place in of_data]
     parts = {
         "COMMANDS": _printed([command.name for command in commands]),
-        "SUBCOMMANDS": _cases((command.name, command.subcommands) for command in commands if command.subcommands),
         "OPTIONS": _cases((command.name, [*map(format_option, command.options), "--help"]) for command in commands),
         "VALUES": _cases(_values_of_options(commands).items()),
         "FLAGS": "|".join(map(format_option, flags)) or "--help",
-        "PLACES": _cases((command.name, _OF_PLACE.get(command.place, (_FILES,))) for command in commands),
+        "PLACES": _cases(places),
     }
     script, candidates = (Path(__file__).with_suffix(f".{form}").read_text("utf-8") for form in (shell, "sh"))
     # The candidates contain the other parts.
@@ -111,6 +113,11 @@ def _values(key: str, hint: Any) -> list[str]:
         return ["true", "false"]
     kind = bare(hint)
     return [*map(str, get_args(kind))] if get_origin(kind) is Literal else []
+
+
+def _words_of(place: str) -> Sequence[str]:
+    """Return the words that complete a positional argument, which the usage lists or names."""
+    return place.split("|") if place.islower() else _OF_PLACE.get(place, (_FILES,))
 
 
 def _cases(cases: Iterable[tuple[str, Iterable[str]]]) -> str:

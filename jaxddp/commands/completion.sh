@@ -36,20 +36,10 @@ _jaxddp_candidates() {
     <FLAGS>) ;;
     --*) _jaxddp_values "$command $last"; return ;;
   esac
-  if [ "$count" = 0 ] && [ -n "$(_jaxddp_subcommands "$command")" ]; then
-    _jaxddp_subcommands "$command"
-  elif [ "$count" = 0 ]; then
-    _jaxddp_places "$command"
-  elif [ "$command $first" = "data show" ]; then
-    _jaxddp_places train
-  else
-    printf '@files\n'
-  fi
-}
-
-_jaxddp_subcommands() {
-  case "$1" in
-<SUBCOMMANDS>
+  case "$count" in
+    0) _jaxddp_places "$command" ;;
+    1) _jaxddp_places "$command $first" ;;
+    *) printf '@files\n' ;;
   esac
 }
 
