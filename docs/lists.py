@@ -20,7 +20,7 @@ from typing import Annotated, Any, Literal
 import jaxddp.config.registry as registry
 from jaxddp.config import Config
 from jaxddp.config.registry import CHOICES
-from jaxddp.config.values import SHORT, descriptions, notes, plain
+from jaxddp.config.values import SHORT, notes, plain
 from jaxddp.core.duration import Duration
 from jaxddp.core.errors import format_option
 from jaxddp.core.ranges import Range
@@ -68,14 +68,14 @@ def _section(name: str, rows: dict[str, tuple[str, str, str]]) -> str:
 
 def _fields(tree: type, values: Any, prefix: str = "") -> Iterator[tuple[str, Any, Any, str]]:
     """Yield (dotted key, type, default, description) for every key."""
-    texts, hints = descriptions(tree), _hints(tree)
+    hints = _hints(tree)
     for field in dataclasses.fields(tree):
         value = getattr(values, field.name)
         if _is_tree(hints[field.name]):
             yield from _fields(hints[field.name], value, f"{prefix}{field.name}.")
         else:
-            described = texts.get(field.name) or registry.description(prefix + field.name)
-            yield prefix + field.name, hints[field.name], value, described
+            key = prefix + field.name
+            yield key, hints[field.name], value, registry.description(key, tree)
 
 
 def _hints(tree: type) -> dict[str, Any]:

@@ -55,7 +55,10 @@ def parse(command: type[Command], default: Command, prog: str, arguments: list[s
     # For a positional argument, the message of tyro does not name an option.
     registry.primitive_rule(lambda info: None if tyro.conf.Positional in info.markers else _spec_of(info.type))
     # Only the pages of `--help` show flags as such; the words give each flag a value.
-    style = STYLE if {*HELP} & {*arguments} else (*STYLE, tyro.conf.FlagConversionOff)
+    style = (*STYLE, tyro.conf.FlagConversionOff)
+    if {*HELP} & {*arguments}:
+        style, default = STYLE, _shown(default)
+        command = type(default)
     given = {"default": default, "prog": prog, "args": expand_short_forms(arguments, options), "config": style}
     with redirect_stderr(StringIO()) as errors:
         try:
@@ -287,7 +290,7 @@ def page_of_config(command: Any, hooks: Collection[str]) -> tuple[Any, Any]:
     config = registry.with_defaults(command.config)
     values = config.flat()
     unread = {key for key, need in registry.unmet(Config, values, hooks).items() if need.key in registry.NAMES}
-    shown = _shown(config, registry.keys_of_choices(), {*unread, "seed"})
+    shown = _shown(config, {*unread, "seed"})
     whole: Any = Annotated[type(shown), tyro.conf.arg(name="")]
     page = _derived(type(command), [("config", whole, shown)], _first_options(values), notes=[_COMPLETION])
     return page, page(**vars(command) | {"config": shown})
@@ -306,22 +309,22 @@ def _first_options(values: Mapping[str, Any]) -> type:
     return make_dataclass("FirstOptions", options, frozen=True)
 
 
-def _shown(section: Any, of_choices: Collection[str], hidden: Collection[str], prefix: str = "") -> Any:
-    """Return a copy of a section or a config without hidden keys, and with the descriptions of keys of choices."""
+def _shown(section: Any, hidden: Collection[str] = (), prefix: str = "") -> Any:
+    """Return a copy of a command, a config or a section without hidden keys, and with descriptions that tyro folds."""
     shown = []
     for name, hint in get_type_hints(type(section), include_extras=True).items():
         key, value = prefix + name, getattr(section, name)
         if key in hidden:
             hint = tyro.conf.Suppress[hint]
-        elif key in of_choices:
-            hint = Annotated[hint, tyro.conf.arg(help=registry.description(key))]
-        elif kind := registry.LISTED.get(key):
+        elif is_tree(hint):
+            value = _shown(value, hidden, f"{key}.")
+            hint = type(value)
+        elif text := registry.description(key, type(section)):
+            hint = Annotated[hint, tyro.conf.arg(help=text)]
+        if kind := registry.LISTED.get(key):
             default = " ".join(value) if isinstance(value, tuple) else value
             names = f"(default: {default}; there are: {', '.join(kind.names())})"
             hint = Annotated[hint, tyro.conf.arg(help_behavior_hint=names)]
-        elif is_tree(hint):
-            value = _shown(value, of_choices, hidden, f"{key}.")
-            hint = type(value)
         shown.append((name, hint, value))
     return _derived(type(section), shown)()
 

@@ -220,12 +220,11 @@ def needs(tree: type) -> Mapping[str, Requires]:
     return {key: need for key, hint in keys_of(tree) for need in notes(hint, Requires)}
 
 
-def description(key: str) -> str:
-    """Return the docstring of a setting of choices, in the first choice that has one."""
+def description(key: str, section: type = object) -> str:
+    """Return the docstring of a key in its section, or else in the first choice that has one."""
     name = key.rpartition(".")[2]
     readers = [kind.choice(reader) for kind in CHOICES for reader in kind.readers().get(key, ())]
-    described = [descriptions(base) for reader in readers for base in reader.__mro__[:-1]]
-    return next((texts[name] for texts in described if name in texts), "")
+    return next((texts[name] for texts in map(descriptions, (section, *readers)) if name in texts), "")
 
 
 def keys_of_choices(names: Collection[str] = NAMES) -> set[str]:

@@ -108,13 +108,15 @@ def notes(hint: Any, kind: type[T]) -> list[T]:
 
 @functools.cache
 def descriptions(tree: type) -> dict[str, str]:
-    """Return the docstring below each field of a dataclass, in one line; fields of its bases are left out."""
-    (definition,) = ast.parse(textwrap.dedent(inspect.getsource(tree))).body
+    """Return the docstring below each field of a dataclass and of its bases, in one line."""
     found: dict[str, str] = {}
-    for field, following in itertools.pairwise(cast(ast.ClassDef, definition).body):
-        match field, following:
-            case ast.AnnAssign(target=ast.Name(name)), ast.Expr(value=ast.Constant(value=str(text))):
-                found[name] = " ".join(text.split())
+    for kind in reversed(tree.__mro__[:-1]):
+        with contextlib.suppress(OSError, TypeError):  # `make_dataclass` leaves no source.
+            (definition,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
+            for field, following in itertools.pairwise(cast(ast.ClassDef, definition).body):
+                match field, following:
+                    case ast.AnnAssign(target=ast.Name(name)), ast.Expr(value=ast.Constant(value=str(text))):
+                        found[name] = " ".join(text.split())
     return found
 
 
