@@ -39,7 +39,7 @@ POOL := -n 3 $(FILES)
 # This folder has only tests for `test-ci`.
 WITHOUT_CI := --ignore tests/benchmarks
 
-test: setup  ## tests every feature and command, in eight minutes
+test: setup  ## tests every feature and command, in seven minutes
 	$(BIN)/python -m pytest $(POOL) -m "not ci and not exhaustive" $(WITHOUT_CI)
 
 test-ci: setup  ## further tests, as .ci/run runs them
