@@ -169,8 +169,7 @@ def test_the_command_is_a_command_of_jaxddp_or_a_program(run, tmp_path, monkeypa
     (package / "__init__.py").write_text("")
     (package / "__main__.py").write_text("import sys; print(sys.executable, *sys.argv[1:])")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    # Under `python -m pytest`, the launched process imports from the working directory first.
-    monkeypatch.chdir(tmp_path)
+    monkeypatch.chdir(tmp_path)  # `python -m pytest` imports from it first.
     assert launch(Launch(processes=1, logs=tmp_path), ["train", "digits", "--seed", "1"]) == 0
     assert capfd.readouterr().out.split() == ["[0]", sys.executable, "train", "digits", "--seed", "1"]
     assert launch(Launch(processes=1, logs=tmp_path), ["echo", "a  b"]) == 0

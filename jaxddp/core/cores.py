@@ -1,4 +1,4 @@
-"""The cores that this process may use, and the limits of its control groups (cgroups)."""
+"""The cores that this process may use, and the limits of its cgroup."""
 
 import os
 from collections.abc import Iterator

@@ -87,10 +87,7 @@ def run_as_module(path: Path, *, add_folder: bool) -> ModuleType:
 
 
 def modules_in(*folders: Path) -> dict[str, tuple[Path, Path]]:
-    """Return the folder and the file of the imported modules that an import finds in these folders, by module.
-
-    The contents of the files are recorded.
-    """
+    """Return the folder and file of each module that an import finds in these folders; record the files' contents."""
     modules, beginnings = dict[str, tuple[Path, Path]](), tuple(os.path.join(folder, "") for folder in folders)
     for name, module in list(sys.modules.items()):
         # Compare text: thousands of modules are imported, and `Path` objects are slow.
