@@ -55,15 +55,12 @@ class _Captured:
 def test_a_wide_table_of_runs_folds_or_becomes_lines(width, capsys, monkeypatch):
     columns = ["run", "status", "step", "best val", "at step", "last val", "epoch", "train + val time"]
     path = "experiments/2026/imagenet_resnet50_with_a_long_name/seed-0"
-    lines = lines_of(
-        columns,
-        [[path, "done", "47 of 47", "top1 39.33%", "47", "top1 39.33%", "1", "2.3 s"]],
-        width,
-        capsys,
-        monkeypatch,
-    )
+    rows = [[path, "done", "47 of 47", "top1 39.33%", "47", "top1 39.33%", "1", "2.3 s"]]
+    lines = lines_of(columns, rows, width, capsys, monkeypatch)
     assert max(map(len, lines)) <= width
     if width == 40:
         assert "  best val: top1 39.33%" in [line.rstrip() for line in lines]
     if width == 200:
-        assert sum(path in line for line in lines) == 1
+        (row,) = [line for line in lines if path in line]
+        # A number ends below the end of its title.
+        assert lines[1].index("at step") + len("at step") == row.rindex(" 47 ") + len(" 47")

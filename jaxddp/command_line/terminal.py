@@ -15,7 +15,6 @@ from jaxddp.core.phases import Activity
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.text import Text
 
 TableRow = Sequence[str | tuple[str, str]]
 """A row of cells. A cell is a text, or a text with a style of rich."""
@@ -27,24 +26,30 @@ SECONDS_OF_LINES = (10.0, 30.0)
 """In a file or a pipe, seconds until the second line of an activity, and between further lines."""
 _BAR, _BAR_AND_WORDS = 20, 60
 """The number of characters of a bar, and the width of a terminal from which on the line has one."""
-_SIZE = re.compile(r"[1-9][0-9]{0,3}")
+_SIZE, _NUMBER = re.compile(r"[1-9][0-9]{0,3}"), re.compile(r"-?(?:[0-9]|$)")
+"""A size of a terminal in characters, and the beginning of a cell that holds a number or nothing."""
 _NARROWEST = 10
 
 
 def print_table(columns: Sequence[str], rows: Iterable[TableRow]) -> None:
     """Print a table on standard output, with the width of the terminal or COLUMNS; one line a row in a file or a pipe.
 
-    If the table is too wide, cells are folded, or if their longest words are too wide, each cell gets its own line.
+    Columns of numbers are aligned on the right. If the table is too wide, cells are folded, or if their longest words
+    are too wide, each cell gets its own line.
     """
     from rich import box
     from rich.console import Console
     from rich.measure import Measurement
-    from rich.table import Column, Table
+    from rich.table import Table
     from rich.text import Text
 
     console = Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else _WIDTH_OF_FILE)
-    table = Table(*(Column(title, overflow="fold") for title in columns), box=box.SIMPLE)
-    cells = [[_as_text(cell) for cell in row] for row in rows]
+    table = Table(box=box.SIMPLE)
+    parts = [[(cell,) if isinstance(cell, str) else cell for cell in row] for row in rows]
+    cells = [[Text(on_screen(words), *style) for words, *style in row] for row in parts]
+    for place, title in enumerate(columns):
+        is_number = all(_NUMBER.match(row[place].plain) for row in cells)
+        table.add_column(title, overflow="fold", justify="right" if is_number else "left")
     for row in cells:
         table.add_row(*row)
     if Measurement.get(console, console.options.update(width=_WIDTH_OF_FILE), table).minimum <= console.width:
@@ -54,13 +59,6 @@ def print_table(columns: Sequence[str], rows: Iterable[TableRow]) -> None:
         named = [Text.assemble(f"{title}: " if title else "", text) for title, text in zip(columns, row, strict=True)]
         lines = [named[0], *(Text("  ") + text for text, cell in zip(named[1:], row[1:], strict=True) if cell.plain)]
         console.print(Text("\n").join(lines), overflow="fold")
-
-
-def _as_text(cell: str | tuple[str, str]) -> "Text":
-    from rich.text import Text
-
-    words, *style = (cell,) if isinstance(cell, str) else cell
-    return Text(on_screen(words), *style)
 
 
 class StatusLine:
