@@ -9,9 +9,10 @@ import numpy as np
 
 from jaxddp.reports.tables import NOT_MEASURED, RunFiles, SeedGroup, is_share, mean_curve
 
-# The palette of Okabe and Ito, without black and yellow, which are invisible on a dark or a white page.
-# https://jfly.uni-koeln.de/color/
+# The palette of Okabe and Ito, without black and yellow, which are invisible on a dark or a white page
+# (https://jfly.uni-koeln.de/color/), and six colours that differ from them as much, also in red-green blindness.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+COLOURS += ("#5511FF", "#DD0044", "#CCAA66", "#555566", "#446633", "#5566EE")
 
 MOST_POINTS = 2000
 """The maximum number of points of a curve that is drawn in full. A longer curve is cut into short stretches, and only
