@@ -110,7 +110,7 @@ def test_reducing_many_points_keeps_all_peaks(tmp_path):
     assert len(page.positions["0 steps"]["step"]) == len(losses)
 
 
-@pytest.mark.parametrize(("losses", "wide"), [((0.01, 1.01), True), ((0.011, 1), False), ((0, 1), False), ((), False)])
+@pytest.mark.parametrize(("losses", "wide"), [((0.01, 1.01), 1), ((0.011, 1), 0), ((0, 1, 101), 0), ((), 0)])
 def test_a_loss_with_a_wide_range_starts_with_a_logarithmic_axis(tmp_path, losses, wide):
     workdir = write_run(tmp_path / "run")
     rows = [{"step": step, "split": "val", "loss": loss} for step, loss in enumerate((*losses, None))]

@@ -294,7 +294,7 @@ class Series(NamedTuple):
 
 
 def is_wide(parts: Iterable[Columns]) -> bool:
-    """Return whether the positive losses span a factor of more than 100, too much for a linear axis."""
+    """Return whether all losses are positive, and span a factor of more than 100, too much for a linear axis."""
     losses = np.concatenate([np.zeros(0), *(columns["loss"] for columns in parts if "loss" in columns)])
-    losses = losses[(losses > 0) & np.isfinite(losses)]
-    return bool(losses.size and losses.max() > 100 * losses.min())
+    losses = losses[np.isfinite(losses)]
+    return bool(losses.size and losses.max() > 100 * losses.min() > 0)
