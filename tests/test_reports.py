@@ -224,7 +224,8 @@ def test_runs_that_differ_only_in_seed_fold_and_machine_are_one_group(tmp_path):
         change_json(workdirs[-1] / "config.json", fingerprint={"train": f"{n}" * 64})
     groups = seed_groups(runs := read_runs(workdirs))
     assert groups == [(0, 1), (2, 3), (4,), (5,), (6,), (7, 8), (9,), (10, 11)]
-    assert group_names(runs, groups[:2]) == ["learning_rate 0.1", "learning_rate 0.3"]
+    names = ["learning_rate 0.1", "learning_rate 0.3, c", "learning_rate 0.3, d"]
+    assert group_names(runs, [*groups[:2], (3,)]) == names
     legend = Page(runs[:4]).legend
     assert legend[0].colour == legend[1].colour != legend[2].colour == legend[3].colour
     single_runs = Page([runs[0], runs[2]])

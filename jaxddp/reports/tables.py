@@ -422,8 +422,11 @@ def group_names(runs: Sequence[RunFiles], groups: Sequence[tuple[int, ...]]) -> 
     keys = {key: values for key, values in differences(firsts).items() if not key.startswith(_NO_SETTINGS)}
     naming = [(key, values) for key, values in keys.items() if key in _RECIPE or not key.startswith(_FREE)]
     more = ", …" if len(naming) > 3 else ""
-    names = [[f"{key.rpartition('.')[2]} {each[number]}" for key, each in naming[:3]] for number in range(len(groups))]
-    return [", ".join(name) + more or first.name for name, first in zip(names, firsts, strict=True)]
+    settings = [[f"{key.rpartition('.')[2]} {values[n]}" for key, values in naming[:3]] for n in range(len(firsts))]
+    names = [", ".join(each) + more for each in settings]
+    # Groups that repeat a seed, or that differ in further settings, have the same name.
+    both = [f"{name}, {first.name}".removeprefix(", ") for name, first in zip(names, firsts, strict=True)]
+    return [name if names.count(name) == 1 else longer for name, longer in zip(names, both, strict=True)]
 
 
 def _text(key: str, flat: Mapping[str, Any], defaults: Mapping[str, Any]) -> str:
