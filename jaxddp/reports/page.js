@@ -78,6 +78,7 @@
     const chosenAxis = { title: { text: axisTitles[chosen.axis] }, hoverformat: chosen.axis === "step" ? ",d" : ".4~g" };
     return {
       ...chart.layout,
+      autosize: true, // Otherwise plotly keeps the size of the first drawing.
       template: template(),
       xaxis: { ...xaxis, ...(chart.curve ? chosenAxis : {}) },
       yaxis: { ...yaxis, ...(chart.logarithmic && chosen.scale === "log" ? logarithmic(chart) : {}) },
@@ -93,6 +94,11 @@
   }
 
   const drawAll = () => charts.forEach(draw);
+  for (const event of ["beforeprint", "afterprint"])
+    addEventListener(event, () => {
+      document.documentElement.classList.toggle("printed", event === "beforeprint");
+      drawAll();
+    });
 
   function press(button, group) {
     for (const each of document.querySelectorAll(group)) each.setAttribute("aria-pressed", String(each === button));

@@ -69,6 +69,9 @@ def test_all_charts_are_drawn_and_nothing_is_downloaded(browser, page, size, dar
     ink = browser.run("getComputedStyle(document.body).color")
     assert (ink == "rgb(230, 232, 235)") == dark
     assert browser.run("document.querySelector('.gtitle, .xtitle').style.fill") != ""
+    browser.run("dispatchEvent(new Event('beforeprint'))")
+    width = "document.querySelector('.chart .main-svg').getBoundingClientRect().width"
+    assert browser.run(width) < 346 and browser.run("getComputedStyle(document.body).color") == "rgb(36, 41, 47)"
 
 
 def test_errors_on_the_page_are_detected(browser, tmp_path):
