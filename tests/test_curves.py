@@ -21,7 +21,7 @@ def test_history_stores_metrics_as_arrays() -> None:
     np.testing.assert_array_equal(history.epochs["loss"], [4 / 4, 4 / 7, 4 / 10])
     np.testing.assert_array_equal(history.epochs["seconds"], [7.25] * 3)
     np.testing.assert_array_equal(history.val["top1"], [4 / 17, 10 / 17])
-    assert repr(history) == "History(10 logged steps, 3 epochs, 2 evaluations: val loss 0.2718, top1 58.82%)"
+    assert repr(history) == "History(10 logged steps, 3 epochs, 2 evaluations: val loss 0.2718, top-1 58.82%)"
 
 
 def test_history_of_a_resumed_run_equals_that_of_an_uninterrupted_run_and_a_new_run_clears_it() -> None:

@@ -67,7 +67,7 @@ def lines_of(**changes) -> str:
 def test_the_same_command_prints_what_the_run_reached_and_how_to_go_on(ended, capsys):
     assert main(words()) == 0
     reached, advice = capsys.readouterr().out.splitlines()
-    result = "result: val loss 0.5000 top-1 75.00%; best: top1 80.00% at step 8"
+    result = "result: val loss 0.5000 top-1 75.00%; best: top-1 80.00% at step 8"
     assert reached == f"{ended}: done at step 12 on 2026-01-02 03:04: nothing to train; {result}"
     assert re.search(rf"--epochs; .* --workdir; .*: jaxddp eval {ended}$", advice)
 

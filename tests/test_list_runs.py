@@ -95,7 +95,7 @@ def test_an_active_run_is_listed_with_its_last_complete_metrics(tmp_path):
     (workdir / "metrics.jsonl").write_text("".join(lines[:5]) + lines[5][:30])
     (val,) = [json.loads(line) for line in lines[:5] if '"val"' in line]
     _, step, best, best_step, last_value, epoch, _ = cells_by_run(tmp_path / "a")["a"]
-    assert (step, epoch, best_step, best) == ("20 of 40", "2", "10", f"top1 {val['top1']:.2%}") and last_value == best
+    assert (step, epoch, best_step, best) == ("20 of 40", "2", "10", f"top-1 {val['top1']:.2%}") and last_value == best
     (workdir / "metrics.jsonl").unlink()
     assert cells_by_run(tmp_path / "a")["a"][1:] == ["0", "-", "-", "-", "-", "-"]
 
@@ -119,7 +119,7 @@ def test_the_best_validation_follows_the_goal_of_the_run(tmp_path):
     assert np.isnan(first.validations["val_ema loss"][0]) and len(first.validations["val_ema loss"]) == 4
     assert first.validation_seconds == pytest.approx(7 * 0.5)
     rows = {(row[1].text, row[2].text): row for row in seed_table(runs, [SeedGroup("all", "#000000", (0, 1))]).rows}
-    assert rows["val_ema loss", "best"][3].text == "2" and ("val_ema top1", "last") in rows
+    assert rows["val_ema loss", "best"][3].text == "2" and ("val_ema top-1", "last") in rows
     names = [trace["name"] for chart in curves(runs, ["#000000"] * 2) for trace in chart.data]
     assert "a, validation of averaged parameters" in names and "b, validation" in names
 
@@ -129,7 +129,7 @@ def test_the_command_prints_a_table(tmp_path, capfd):
     best = max(row["top1"] for row in rows_of(workdir, "val"))
     assert main(["runs", str(tmp_path)]) == 0
     (line,) = [line for line in capfd.readouterr().out.splitlines() if "first" in line]
-    assert "done" in line and "40 of 40" in line and f"top1 {best:.2%}" in line
+    assert "done" in line and "40 of 40" in line and f"top-1 {best:.2%}" in line
     assert main(["runs", str(tmp_path / "first" / "none")]) == 2
     assert "none: no such directory; give one that contains work directories" in capfd.readouterr().err
     (tmp_path / "empty").mkdir()

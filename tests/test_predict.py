@@ -205,7 +205,7 @@ def test_a_sweep_of_folds_predicts_each_image_once_and_its_runs_predict_together
     hits = np.array([row["class"] == row["label"] for row in rows])
     folds = [100 * hits[[row["fold"] == fold for row in rows]].mean() for fold in "01"]
     over_folds = rf"{np.mean(folds):.2f} ± {abs(folds[0] - folds[1]) / 2:.2f}%"
-    assert re.search(rf"top1 +{100 * hits.mean():.2f}% +{over_folds}", shown) and " f1_micro " in shown
+    assert re.search(rf"top-1 +{100 * hits.mean():.2f}% +{over_folds}", shown) and " f1_micro " in shown
     assert f"mean.csv: {COUNT} images, mean of step 2 of {runs[0]}, step 2 of {runs[1]}" in shown
     assert "--explain: draws on which pixels one network depends" in fails([*predict, "--explain", "a"], capfd)
     losses = [json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])["loss"] for run in runs]

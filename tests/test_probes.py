@@ -100,11 +100,11 @@ def test_the_command_prints_the_accuracy_and_what_it_used(tmp_path, capfd):
     assert main(["probe", str(train), str(val), "--neighbours", "5"]) == 0
     top1 = knn(read_features(train), read_features(val), 5).top1
     assert capfd.readouterr().out.splitlines() == [
-        f"knn: top1 {top1:.2%} of 60 images, 119 training images (k 5, temperature 0.07)",
+        f"knn: top-1 {top1:.2%} of 60 images, 119 training images (k 5, temperature 0.07)",
         f"{train}: 1 image without features or label left out",
     ]
     assert main(["probe", str(train), str(val), "--method", "linear"]) == 0
-    assert f"linear: top1 {linear(read_features(train), VAL).top1:.2%} of 60 images" in capfd.readouterr().out
+    assert f"linear: top-1 {linear(read_features(train), VAL).top1:.2%} of 60 images" in capfd.readouterr().out
 
 
 def other(**changes) -> LabelledFeatures:

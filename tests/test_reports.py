@@ -17,7 +17,7 @@ from support.runs import SMALL
 
 from jaxddp.cli import main
 from jaxddp.core.duration import Duration
-from jaxddp.core.errors import duration, speed
+from jaxddp.core.errors import duration, metric_name, speed
 from jaxddp.inference.predictions import Outcome
 from jaxddp.reports.charts import MOST_POINTS, Chart, curves
 from jaxddp.reports.classes import accuracy_tables, predict_validation_images, run_classes
@@ -132,7 +132,7 @@ def test_mean_and_spread_over_seeds_are_those_of_numpy(tmp_path):
             mean, std = values.mean(), values.std(ddof=1)
             measured = f"{number(metric, mean).removesuffix('%')} ± {number(metric, std / 2)}"
             rest = (number(metric, value) for value in (std, values.min(), values.max()))
-            assert ["all runs", metric, moment, "4", measured, *rest] in texts(page.seed_table)
+            assert ["all runs", metric_name(metric), moment, "4", measured, *rest] in texts(page.seed_table)
     assert len(page.seed_table.rows) == 4
     least, most, mean = chart(page.seed_charts, "loss of validation").data
     values = np.array([[row["loss"] for row in rows] for rows in validated])
@@ -167,7 +167,7 @@ def test_a_run_is_compared_with_the_published_result_of_its_recipe(values, state
         (workdir / "reference.json").write_text(json.dumps(reference))
     page = Page(read_runs(workdirs))
     (sentence,) = page.comparisons
-    assert sentence.startswith("Published: top1 94%") and "after 8 epochs, <b>" in sentence
+    assert sentence.startswith("Published: top-1 94%") and "after 8 epochs, <b>" in sentence
     assert f"({len(values)} run{'s' * (len(values) > 1)}, 100 images) after 4 epochs" in sentence
     assert sentence.endswith(f"a difference of {expected}.")
     assert ("states no spread" in sentence) == ("deviation" not in stated)
@@ -276,9 +276,9 @@ def test_the_tables_have_steps_metrics_and_speed(tmp_path):
     train, val = rows_of(run.directory, "train"), rows_of(run.directory, "val")
     best = max(val, key=lambda row: row["top1"])
     (row,) = texts(run_table([run]))
-    last = f"top1 {val[-1]['top1']:.2%}"
+    last = f"top-1 {val[-1]['top1']:.2%}"
     assert row == [
-        *("seed0", "done", "40 of 40", f"top1 {best['top1']:.2%}", str(best["step"]), last, "4"),
+        *("seed0", "done", "40 of 40", f"top-1 {best['top1']:.2%}", str(best["step"]), last, "4"),
         duration(run.duration),
     ]
     table = speed_table([run], [""])

@@ -140,7 +140,7 @@ def test_a_narrow_program_tells_its_accuracy(file_format, precision, workdir, ru
     assert least < error < most and np.abs(first - actual[:1]).max() < 1e-4
     before, after = about[precision]["network"], about[precision]["program"]
     assert (f"top1: {before:.7g}", after) == (evaluated, np.mean(actual.argmax(1) == labels))
-    assert f"; top1 {before:.2%} -> {after:.2%} on 30 validation images; classes" in capfd.readouterr().out
+    assert f"; top-1 {before:.2%} -> {after:.2%} on 30 validation images; classes" in capfd.readouterr().out
 
 
 def test_a_precision_that_cannot_be_exported_is_an_error(run, workdir, tmp_path, monkeypatch, capfd):
@@ -208,7 +208,7 @@ def test_a_program_with_other_logits_is_not_written_or_its_loss_is_told(run, val
     told = export_program(run, tmp_path / "net.onnx", precision="float16")
     logits, labels = np.asarray(jax.jit(logits_of(run))(val[0])), val[1]
     before, after = (np.mean(each.argmax(1) == labels) for each in (logits, -logits))
-    assert f"top1 {before:.2%} -> {after:.2%} on " in told and before != after
+    assert f"top-1 {before:.2%} -> {after:.2%} on " in told and before != after
 
 
 @pytest.mark.ci

@@ -194,15 +194,15 @@ def test_the_table_has_the_best_trial_first_and_the_means_over_seeds(tmp_path):
     titles, cells = table(rows)
     assert titles[:5] == ["learning_rate", "seed", "status", "best val", "at step"]
     assert [row[:5] for row in cells] == [
-        ["0.2", "1", "done", "top1 30.00%", "2"],
-        ["0.1", "0", "done", "top1 20.00%", "1"],
-        ["0.1", "1", "done", "top1 20.00%", "2"],
-        ["0.2", "0", "done", "top1 20.00%", "2"],
+        ["0.2", "1", "done", "top-1 30.00%", "2"],
+        ["0.1", "0", "done", "top-1 20.00%", "1"],
+        ["0.1", "1", "done", "top-1 20.00%", "2"],
+        ["0.2", "0", "done", "top-1 20.00%", "2"],
         ["0.3", "0", "not trained", "-", "-"],
     ]
     seeds = seed_table(rows)
     assert seeds is not None and seeds[0] == ["learning_rate", "seeds", "mean best val", "standard deviation"]
-    assert seeds[1] == [["0.2", "2", "top1 25.00 ± 5.00%", "7.07%"], ["0.1", "2", "top1 20.00 ± 0.00%", "0.00%"]]
+    assert seeds[1] == [["0.2", "2", "top-1 25.00 ± 5.00%", "7.07%"], ["0.1", "2", "top-1 20.00 ± 0.00%", "0.00%"]]
     assert len(sweep.results([rows[-1].trial.name])) == 4
     assert seed_table(rows[-1:]) is None
     assert rows[0].best == ("top1", pytest.approx(0.3), 2, 1, False)
@@ -233,7 +233,7 @@ def test_a_mean_over_seeds_leaves_out_trials_that_are_not_done(ended, tmp_path):
     seeds = seed_table(rows)
     assert [row.status for row in rows if row.trial.name == last] == [ended]
     assert seeds is not None
-    assert seeds[1] == [["0.1", "2", "top1 20.00 ± 0.00%", "0.00%"], ["0.2", "1", "top1 20.00%", "-"]]
+    assert seeds[1] == [["0.1", "2", "top-1 20.00 ± 0.00%", "0.00%"], ["0.2", "1", "top-1 20.00%", "-"]]
 
 
 def test_results_and_a_report_are_written(tmp_path, monkeypatch):

@@ -14,7 +14,7 @@ import jaxddp.core.files as files
 import jaxddp.training.checkpoints.integrity as integrity
 from jaxddp.command_line.parse import RunDirectory, parse
 from jaxddp.command_line.terminal import TableRow, print_table
-from jaxddp.core.errors import InputError, figure, on_screen, size
+from jaxddp.core.errors import InputError, measure, on_screen, size
 from jaxddp.recipe.sources import CONFIG_FILE
 from jaxddp.training.checkpoints.integrity import Integrity, ValidationFile
 
@@ -68,7 +68,7 @@ def _rows(manifests: Integrity, validations: ValidationFile | None, *, quick: bo
             fault, intact = manifests.check(step, quick=quick), "sizes match" if quick else "verified"
             state = intact if manifests.needs_manifest(step) else "no manifest"
             metrics = {} if validations is None else validations.by_step.get(step, {})
-            shown = "  ".join(f"{name} {figure(name, value)}" for name, value in metrics.items() if value is not None)
+            shown = "  ".join(measure(name, value) for name, value in metrics.items() if value is not None)
             marks = " ".join(mark for mark, which in (("latest", steps[-1]), ("best", best)) if which == step)
             last = (f"damaged: {fault}", "bold red") if fault else state
             rows.append((bool(fault), (str(step), _saved(folder), size(_bytes(folder)), shown, marks, last)))

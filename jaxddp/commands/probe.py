@@ -43,7 +43,7 @@ def run(arguments: list[str]) -> None:
     with doing("training the classifier"):
         probe = linear(train, val) if options.method == "linear" else knn(train, val, options.neighbours or NEIGHBOURS)
     images = f"{counted(len(val.labels), 'image')}, {counted(len(train.labels), 'training image')}"
-    print(f"{options.method}: top1 {probe.top1:.2%} of {images} ({probe.settings})")
+    print(f"{options.method}: top-1 {probe.top1:.2%} of {images} ({probe.settings})")
     for file in (train, val):
         if file.omitted:
             print(f"{file.path}: {counted(file.omitted, 'image')} without features or label left out")

@@ -15,7 +15,7 @@ from jaxddp.command_line.words import by_key, config_and_words, format_option, i
 from jaxddp.commands.train import Train
 from jaxddp.commands.train import run as train
 from jaxddp.config.values import HELP
-from jaxddp.core.errors import InputError, Key, counted, key_of_option, some
+from jaxddp.core.errors import InputError, Key, counted, key_of_option, metric_name, some
 from jaxddp.core.log import say
 from jaxddp.core.phases import doing
 from jaxddp.core.ranges import Range, Seed
@@ -224,7 +224,7 @@ def _run(options: Sweep, queue: GridQueue) -> int:
             out = options.workdir / f"out_of_fold{name}.csv"
             whole, folds = write_out_of_fold([options.workdir / trial.name for trial in trials], out)
             means = {key: Estimate.of(key, [each[key] for each in folds]) for key in whole}
-            cells = [(key, number(key, value), str(means[key])) for key, value in whole.items()]
+            cells = [(metric_name(key), number(key, value), str(means[key])) for key, value in whole.items()]
             print_table(("metric", "out of fold", "mean over folds"), cells)
             print(out)
     return code

@@ -200,6 +200,16 @@ def figure(metric: str, value: float) -> str:
     return f"{value:,.0f}" if metric == "count" else decimal(value)
 
 
+def measure(metric: str, value: float | str) -> str:
+    """Return a metric with its value, or with a text in its place: `top-1 85.21%`."""
+    return f"{metric_name(metric)} {value if isinstance(value, str) else figure(metric, value)}"
+
+
+def metric_name(metric: str) -> str:
+    """Return the name of a metric as text: `top-1` for "top1"."""
+    return re.sub(r"\btop(?=[0-9]+$)", "top-", metric)
+
+
 def decimal(value: float) -> str:
     """Format a number with four decimals, or with four significant digits if it is very small or large."""
     return f"{value:.4f}" if 0.001 <= abs(value) < 1000 else f"{value:.4g}"

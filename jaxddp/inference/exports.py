@@ -133,7 +133,7 @@ def _validated(run: TrainedRun, function: Logits, program: Runner, val: Source) 
         rows = [(np.asarray(network(batch.image)), program(batch.image), batch.label) for batch in batches]
     *both, labels = (np.concatenate(arrays)[: len(val)] for arrays in zip(*rows, strict=True))
     before, after = (float(np.asarray(metric(logits, labels)).mean(dtype=np.float64)) for logits in both)
-    shown = f"{name} {errors.figure(name, before)} -> {errors.figure(name, after)}"
+    shown = f"{errors.measure(name, before)} -> {errors.figure(name, after)}"
     return f"{shown} on {counted(len(val), 'validation image')}", {"metric": name, "network": before, "program": after}
 
 

@@ -22,7 +22,7 @@ from jaxddp.config import Config
 from jaxddp.config.goal import VAL, VAL_EMA, Goal
 from jaxddp.config.values import flatten
 from jaxddp.core.duration import Duration
-from jaxddp.core.errors import InputError, counted, duration, figure
+from jaxddp.core.errors import InputError, counted, duration, measure
 from jaxddp.recipe.file import REFERENCE_FILE, RUN_ID, Reference
 from jaxddp.recipe.sources import CONFIG_FILE
 from jaxddp.training.checkpoints.integrity import CHECKPOINTS, VALIDATION_FILE, ValidationFile
@@ -50,7 +50,7 @@ class Best(NamedTuple):
         return self.value if self.lowest else -self.value
 
     def __str__(self) -> str:
-        return f"{self.metric} {figure(self.metric, self.value)}"
+        return measure(self.metric, self.value)
 
 
 @dataclass(frozen=True)
@@ -330,7 +330,7 @@ def run_table(runs: Sequence[RunFiles], colours: Sequence[str] | None = None) ->
         best = at = last = NOTHING
         if run.best is not None:
             best, at, metric = str(run.best), f"{run.best.step:,}", run.best.metric
-            last = f"{metric} {number(metric, float(run.validations[metric][-1]))}"
+            last = measure(metric, number(metric, float(run.validations[metric][-1])))
         epochs = [columns["epoch"][-1] for columns in run.series if np.isfinite(columns.get("epoch", [math.nan])[-1])]
         # The last step may begin another epoch: a run of 6 epochs can end at 6.01.
         epoch = f"{min(max(epochs), run.planned_epochs):.4g}" if epochs else NOTHING
@@ -510,7 +510,7 @@ def comparisons(runs: Sequence[RunFiles], groups: Sequence[SeedGroup]) -> list[s
             ends += [(end, text, done[0])] if math.isfinite(end.mean) else []
     ends.sort(key=lambda end: end[0].mean if end[2].goal.lowest else -end[0].mean)
     for reference in dict.fromkeys(run.reference for run in runs if run.reference):
-        line = f"Published: {reference.metric} {reference} after {reference.at}, {reference.source}"
+        line = f"Published: {measure(reference.metric, str(reference))} after {reference.at}, {reference.source}"
         line += "" if reference.deviation else ", which states no spread"
         published = Estimate(reference.metric, reference.value, reference.deviation or 0, reference.runs or 1)
         own = [end for end in ends if end[2].reference == reference and end[0].metric.split()[-1] == reference.metric]
@@ -521,7 +521,8 @@ def comparisons(runs: Sequence[RunFiles], groups: Sequence[SeedGroup]) -> list[s
     # Results on different images do not tell which recipe is better.
     if len(ends) > 1 and len({(end.metric, run.config.get("fingerprint.val")) for end, _, run in ends[:2]}) == 1:
         (best, text, _), (second, other, _) = ends[:2]
-        lines.append(f"The two best recipes, {best.metric}: {text}, and {other}, {best.minus(second)}.")
+        metric = wording.metric_name(best.metric)
+        lines.append(f"The two best recipes, {metric}: {text}, and {other}, {best.minus(second)}.")
     return lines
 
 
@@ -571,5 +572,6 @@ def seed_table(runs: Sequence[RunFiles], groups: Sequence[SeedGroup]) -> TextTab
         if finite := [value for value in values if math.isfinite(value)]:
             over_runs = Estimate.of(metric, finite)
             numbers = (str(over_runs), *(number(metric, f) for f in (over_runs.deviation, min(finite), max(finite))))
-            rows.append((Cell(group.name, group.colour), *map(Cell, (metric, moment, str(len(finite)), *numbers))))
+            cells = wording.metric_name(metric), moment, str(len(finite)), *numbers
+            rows.append((Cell(group.name, group.colour), *map(Cell, cells)))
     return TextTable(titles, rows, texts=3)

@@ -15,7 +15,7 @@ from typing import BinaryIO, NamedTuple
 import numpy as np
 
 from jaxddp.core import files
-from jaxddp.core.errors import InputError, Option, as_text, counted, duration, show, some
+from jaxddp.core.errors import InputError, Option, as_text, counted, duration, measure, show, some
 from jaxddp.reports.compose import write_report
 from jaxddp.reports.tables import NOTHING, Best, Estimate, RunFiles, is_run, json_object, number, read_runs, seed_groups
 from jaxddp.sweeps.trials import FOLD, VAL_FOLD, Trial, all_folds, short_names, trial_name
@@ -226,7 +226,7 @@ def seed_table(results: Sequence[TrialResult]) -> tuple[list[str], list[list[str
         first, best = group[0]
         over_seeds = Estimate.of(best.metric, [each.value for _, each in group])
         values = [first.trial.values.get(key, NOTHING) for key in keys]
-        measured = [f"{best.metric} {over_seeds}", number(best.metric, over_seeds.deviation)]
+        measured = [measure(best.metric, str(over_seeds)), number(best.metric, over_seeds.deviation)]
         rows.append((best._replace(value=over_seeds.mean).rank, [*values, str(len(group)), *measured]))
     titles = [*short_names(keys).values(), "seeds", "mean best val", "standard deviation"]
     return titles, [row for _, row in sorted(rows, key=lambda row: row[0])]

@@ -2,7 +2,6 @@
 
 import math
 import os
-import re
 import sys
 import threading
 import time
@@ -16,7 +15,7 @@ import jaxddp.core.phases as phases
 from jaxddp.config.goal import VAL, VAL_EMA
 from jaxddp.core.cores import num_cores
 from jaxddp.core.duration import Duration
-from jaxddp.core.errors import counted, duration, figure, on_screen, plural, size, some, speed
+from jaxddp.core.errors import counted, duration, measure, on_screen, plural, size, some, speed
 from jaxddp.core.log import say
 from jaxddp.training.events import EvaluationRecord, Listener, RunEnd, RunStart, StepRecord, Usage, short_class_name
 
@@ -104,8 +103,7 @@ def _utilization(used: Usage) -> list[str]:
 
 def format_metrics(metrics: Mapping[str, float]) -> str:
     """Return metrics as text: `loss 0.4312 top-1 85.21%`."""
-    shown = {re.sub(r"^top(?=[0-9]+$)", "top-", name): figure(name, value) for name, value in metrics.items()}
-    return " ".join(f"{name} {value}" for name, value in shown.items() if name != "count")
+    return " ".join(measure(name, value) for name, value in metrics.items() if name != "count")
 
 
 def _rate(record: EvaluationRecord) -> str:

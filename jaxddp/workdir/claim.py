@@ -24,7 +24,7 @@ from jaxddp.config.goal import VAL
 from jaxddp.config.registry import NAMES, effective_settings, needs
 from jaxddp.config.tree import BALANCED, NETWORK_KEYS, LossConfig
 from jaxddp.config.values import flatten, plain
-from jaxddp.core.errors import InputError, Key, Option, figure
+from jaxddp.core.errors import InputError, Key, Option, measure
 from jaxddp.core.peers import ALONE, Peers
 from jaxddp.data.manifest import find_manifest
 from jaxddp.data.opening import TRAIN, RunData
@@ -252,7 +252,7 @@ def _best(directory: Path) -> str:
         return ""
     step, metric = validations.best(integrity.steps_in(directory / integrity.CHECKPOINTS)), validations.goal.metric
     value = None if step is None else validations.by_step[step].get(metric)
-    return "" if value is None else f"; best: {metric} {figure(metric, value)} at step {step:,}"
+    return "" if value is None else f"; best: {measure(metric, value)} at step {step:,}"
 
 
 def describe_end(directory: Path, step: int | None, peers: Peers, *, is_same: bool) -> str:

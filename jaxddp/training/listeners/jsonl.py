@@ -21,7 +21,7 @@ import jaxddp.training.events as events
 from jaxddp.config.goal import VAL, VAL_EMA
 from jaxddp.config.registry import LOGGERS
 from jaxddp.config.values import checked
-from jaxddp.core.errors import InputError, as_text, counted, figure, requires
+from jaxddp.core.errors import InputError, as_text, counted, measure, requires
 from jaxddp.core.peers import Peers, Spent
 
 METRICS, RESULT = "metrics.jsonl", "result.json"
@@ -350,7 +350,7 @@ class History(RowListener):
     def __repr__(self) -> str:
         columns, val = zip(("logged step", "epoch", "evaluation"), series(self._rows), strict=False), self.val
         counts = ", ".join(counted(len(rows.get("step", ())), noun) for noun, rows in columns)
-        last = [f"{name} {figure(name, val[name][-1])}" for name in ("loss", "top1") if name in val]
+        last = [measure(name, val[name][-1]) for name in ("loss", "top1") if name in val]
         return f"History({counts}{': val ' if last else ''}{', '.join(last)})"
 
     def _repr_png_(self) -> bytes | None:
