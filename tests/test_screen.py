@@ -119,7 +119,8 @@ def test_a_run_prints_opening_step_epoch_and_closing_lines() -> None:
     """An epoch and the evaluation at its end share a line."""
     listener = PlainLines(stream := io.StringIO())
     said = Description("resnet10 in bfloat16", "class folders in seg_train/", "class folders in seg_test/")
-    more = {"class_names": ("tench, Tinca tinca", "bee", "cat", "dog"), "num_validation": 77, "description": said}
+    names = ("tench, Tinca tinca", "Staffordshire_bullterrier", "cat", "dog")
+    more = {"class_names": names, "num_validation": 77, "description": said}
     listener.start(run_start(2, params={"bias": np.zeros(4)}, workdir=Path("runs/demo"), **more))
     for step in range(3, TOTAL + 1):
         listener.step(step_record(step))
@@ -130,7 +131,7 @@ def test_a_run_prints_opening_step_epoch_and_closing_lines() -> None:
     listener.end(RunEnd("preempted", 8, 61.0))
     printed = stream.getvalue().splitlines()
     assert printed[:5] == [
-        "data: 100 examples of 4 classes (tench, bee, cat, ...) | class folders in seg_train/",
+        "data: 100 examples of 4 classes (tench, Staffords…ullterrier, cat, ...) | class folders in seg_train/",
         "validation: 77 examples | class folders in seg_test/",
         "network: resnet10 in bfloat16 | 4 parameters",
         "training: 10 steps (3.2 epochs) | global batch 32 on 4 x cpu in 2 processes | resuming at step 2"

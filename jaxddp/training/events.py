@@ -68,8 +68,9 @@ def to_drawable(image: np.ndarray) -> np.ndarray:
 
 
 def short_class_name(name: str) -> str:
-    """Return the first name of a synset, at most 20 characters: "tench" for "tench, Tinca tinca"."""
-    return name.split(",")[0][:20]
+    """Return the first name of a synset: "tench" for "tench, Tinca tinca". The middle of a long name is left out."""
+    first = name.split(",")[0]
+    return first if len(first) <= 20 else f"{first[:9]}…{first[-10:]}"
 
 
 @dataclass(frozen=True)
