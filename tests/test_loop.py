@@ -379,9 +379,8 @@ def test_batches_that_miss_an_example_are_detected():
     incomplete = type(evaluator)(evaluator.step, lambda: list(evaluator.batches())[:-1], evaluator.num_examples)
     with pytest.raises(RuntimeError, match="saw 16 examples of 23"):
         incomplete(setup.state)
-    # A count above 2^24 is exact.
     sums, count = evaluator.step(setup.state, *next(evaluator.batches())), 2**24 - 1
-    many = sums.replace(values=count + 0 * sums.values)
+    many = sums.replace(values=count + 0 * sums.values)  # Counts above 2^24 are exact.
     dataclasses.replace(evaluator, step=lambda *_: many, num_examples=3 * count)(setup.state)
 
 
