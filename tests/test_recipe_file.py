@@ -287,6 +287,9 @@ def test_a_changed_copy_of_the_recipe_is_reported(folder):
     (folder / "copy.json").write_text((folder / "config.json").read_text().replace('"mine.py"', '"../mine.py"'))
     with pytest.raises(InputError, match="recipe/../mine.py: the run's copy of its recipe is missing"):
         read_recipe("copy.json")
+    (folder / "copy.json").write_text('{"recipe": 5}')
+    with pytest.raises(InputError, match="copy.json: its recipe is 5; restore the file"):
+        read_recipe("copy.json")
     (folder / "recipe" / "network.py").write_text(NETWORK + "\n# Another line.\n")
     with pytest.raises(InputError, match="recipe: the run's copy of its recipe has changed; restore it"):
         read_recipe("config.json")

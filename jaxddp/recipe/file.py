@@ -289,7 +289,11 @@ def read_config(path: Path) -> tuple[Config, dict[str, Any]]:
             config = {key: value for key, value in content.items() if key not in BESIDE_CONFIG}
         except (OSError, ValueError) as error:
             raise InputError(f"cannot be read as a run's config ({error})", advice="give a run's config.json") from None
-        return Config().replace(**config), content
+        match content.setdefault("recipe"):
+            case None | {"file": str(), "digest": str(), "hooks": [*_]}:
+                return Config().replace(**config), content
+            case entry:
+                raise InputError(f"its recipe is {show(entry)}; restore the file, or give the recipe file itself")
 
 
 def _is_of_run(path: Path) -> bool:
@@ -305,16 +309,12 @@ def _read_run(path: Path) -> RecipeFile:
     """Return the recipe of a run: the config in its config.json, and the hooks in its copy of the recipe."""
     config, content = read_config(path)
     of_run = {"config": config, "path": path, "is_run": True, "has_network": "model" in content}
-    match content.get("recipe") or {}:
-        case {"file": str(name), "digest": str(digest), "hooks": [*hooks]}:
-            folder = path.parent / COPY_FOLDER
-        case {**entry} if not entry:
-            return RecipeFile(**of_run)
-        case entry:
-            raise InputError(f"{path}: its recipe is {show(entry)}; restore the file, or give the recipe file itself")
+    if (entry := content["recipe"]) is None:
+        return RecipeFile(**of_run)
+    folder, digest, hooks = path.parent / COPY_FOLDER, entry["digest"], entry["hooks"]
     # Which modules a recipe imports is known only after its hooks have run, so all copied files are compared.
     copied = sorted(each for suffix in (".py", *TEXT_FILES) for each in folder.rglob(f"[!.]*{suffix}"))
-    if (file := folder / name) not in copied:
+    if (file := folder / entry["file"]) not in copied:
         raise InputError(f"{file}: the run's copy of its recipe is missing; restore it, or give the recipe file itself")
     if _digest({os.path.relpath(each, folder): each.read_bytes() for each in copied}) != digest:
         raise InputError(f"{folder}: the run's copy of its recipe has changed; restore it")

@@ -208,7 +208,7 @@ def _settings(place: Path, *, own_network: bool) -> dict[str, dict[str, Any]]:
         with suppress(InputError):
             data = signature.data(data)
     changes = {"data": {key: getattr(data, key) for key in (*IMAGE_KEYS, *RESIZING_KEYS)}}
-    if "model" in content and ("get_model" in (content.get("recipe") or {}).get("hooks", ())) == own_network:
+    if "model" in content and ("get_model" in (content["recipe"] or {}).get("hooks", ())) == own_network:
         changes["model"] = {key: getattr(config.model, key) for key in NETWORK_KEYS}
     return changes
 
