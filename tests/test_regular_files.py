@@ -73,7 +73,7 @@ def trained(tmp_path_factory):
     return train, workdir
 
 
-DEEP = "deeply nested JSON"
+TEXTS = {"deeply nested JSON": "[" * 100_000, "a list": "[5]", "another object": '{"metrics": 5, "recipe": 5}'}
 RUN_FILES = (
     *("config.json", "signature.json", "result.json", "metrics.jsonl", ".lock", ".metrics.jsonl.tmp"),
     *("checkpoints/validation.json", "checkpoints/manifests.json", "checkpoints/1/manifest.json"),
@@ -82,7 +82,7 @@ RUN_FILES = (
 
 
 @pytest.mark.parametrize(
-    "kind", ["a FIFO", "a directory", *map(rare_case, ("a socket", "a device", "a link to a FIFO", DEEP))]
+    "kind", ["a FIFO", "a directory", *map(rare_case, ("a socket", "a device", "a link to a FIFO", *TEXTS))]
 )
 @pytest.mark.parametrize("name", RUN_FILES)
 def test_a_run_with_an_irregular_file_is_used_or_raises_a_one_line_error(name, kind, trained, tmp_path, capfd):
@@ -91,7 +91,7 @@ def test_a_run_with_an_irregular_file_is_used_or_raises_a_one_line_error(name, k
     file = copy / name
     if file.exists():
         file.unlink()
-    (KINDS | {DEEP: lambda file: file.write_text("[" * 100_000)})[kind](file)
+    KINDS[kind](file) if kind in KINDS else file.write_text(TEXTS[kind])
     uses = [lambda: jaxddp.load_run(copy, model=linear_model()), lambda: train(copy), lambda: jaxddp.History.read(copy)]
     for use in uses:
         try:

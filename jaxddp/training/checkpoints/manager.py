@@ -6,7 +6,6 @@ The file errors of Orbax and TensorStore become one-line errors that a user can 
 import contextlib
 import errno
 import functools
-import json
 import logging
 import os
 import re
@@ -92,21 +91,19 @@ class Checkpoints:
         for step in steps_in(self.directory):
             # Orbax would wait forever at metadata that are a FIFO.
             if (metadata := self.directory / str(step) / METADATA).exists():
-                advice = f"move the directory of step {step} away"
-                with files.reading(metadata, advice):
-                    content = files.read(metadata)
-                try:
-                    with contextlib.suppress(ValueError):  # Orbax finds this damage by itself.
-                        json.loads(content)
-                except RecursionError:
-                    raise InputError(f"{metadata}: is nested too deeply", advice=advice) from None
-        with reading(self.directory) if read_only else writing(self.directory):
-            self._manager = _Manager(
-                self.directory,
-                options=ocp.CheckpointManagerOptions(**(reading_only if read_only else saving)),
-                # A manager that has not saved anything needs these handlers to read the checkpoints.
-                item_handlers={"state": ocp.StandardCheckpointHandler(), "progress": ocp.JsonCheckpointHandler()},
-            )
+                with files.reading(metadata, f"move the directory of step {step} away"):
+                    files.read(metadata)
+        try:
+            with reading(self.directory) if read_only else writing(self.directory):
+                self._manager = _Manager(
+                    self.directory,
+                    options=ocp.CheckpointManagerOptions(**(reading_only if read_only else saving)),
+                    # A manager that has not saved anything needs these handlers to read the checkpoints.
+                    item_handlers={"state": ocp.StandardCheckpointHandler(), "progress": ocp.JsonCheckpointHandler()},
+                )
+        except (ValueError, OverflowError, RecursionError) as error:
+            problem = f"{self.directory}: the file {METADATA} of a step is damaged ({error})"
+            raise InputError(problem, advice="move the directory of this step away") from None
 
     def steps(self) -> list[int]:
         """Return the steps of all complete checkpoints, in order."""
