@@ -19,7 +19,7 @@ from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec
 import jaxddp.config.registry as registry
 from jaxddp.command_line.words import by_key, config_and_words, expand_short_forms, is_flag, option, options_of
 from jaxddp.config import Config
-from jaxddp.config.values import HELP, SHORT, bare, check_values, converted, differing, is_tree, keys_of, similar_keys
+from jaxddp.config.values import HELP, SHORT, Text, bare, check_values, differing, is_tree, keys_of, similar_keys
 from jaxddp.core.duration import Duration
 from jaxddp.core.errors import HelpPrinted, InputError, chain, format_option, key_of_option
 from jaxddp.core.files import check_path, nearest_beside
@@ -257,7 +257,7 @@ def _spec_of(kind: Any) -> PrimitiveConstructorSpec | None:
     metavar = f"[{name} [{name} ...]]" if many else " ".join([name] * len(parts))
 
     def value(words: list[str]) -> Any:
-        return None if optional and words == ["None"] else converted(words if several else words[0], inner)
+        return None if optional and words == ["None"] else [*map(Text, words)] if several else Text(words[0])
 
     return PrimitiveConstructorSpec(
         nargs="*" if many else len(parts),

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, TypeVar
 
-from jaxddp.config.values import read
+from jaxddp.config.values import Text, checked
 from jaxddp.core.errors import InputError, Key, about, choices, counted, nearest, show
 from jaxddp.core.ranges import Factor, Range, WeightDecay
 
@@ -97,7 +97,7 @@ class LayerSettings:
             if not layer or setting not in _SETTINGS:
                 raise InputError(Key(key), f": {show(f'{name}={value}')}: expected {form}")
             with about(Key(key)):
-                values[setting][layer] = read(value, _SETTINGS[setting], f"{layer}:{setting}")
+                values[setting][layer] = checked(Text(value), _SETTINGS[setting], f"{layer}:{setting}")
         return cls(values["rate"], values["decay"], tuple(values["frozen"]))
 
 
@@ -127,7 +127,7 @@ def assignments(pairs: Iterable[str], key: str, kind: Any = str, form: str = "LA
             raise InputError(Key(key), problem)
         values[layer] = value
     with about(Key(key)):
-        return {layer: read(value, kind, layer) for layer, value in values.items()}
+        return {layer: checked(Text(value), kind, layer) for layer, value in values.items()}
 
 
 @dataclass(frozen=True)
@@ -186,4 +186,4 @@ def parse_weight_init(text: str) -> tuple[str, float | None]:
         names = (*_NAMES, "normal(0.02)", "truncated_normal(0.02)")
         raise InputError(Key("model.weight_init"), f": unknown weight_init {show(text)}; {choices(text, names)}")
     with about(Key("model.weight_init", text)):
-        return match[1], read("0.01" if match[2] is None else match[2], _Deviation, "standard deviation")
+        return match[1], checked(Text(match[2] or "0.01"), _Deviation, "standard deviation")

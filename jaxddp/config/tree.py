@@ -10,7 +10,7 @@ from jaxddp.config.data_section import DataConfig
 from jaxddp.config.goal import VAL, VAL_EMA, Goal
 from jaxddp.config.layers import THE_HEAD, BatchStatistics, Layers, LayerSettings, assignments, parse_weight_init
 from jaxddp.config.registry import Requires, SectionOfChoices
-from jaxddp.config.values import Names, check_values, flatten, nested, plain, read, replaced
+from jaxddp.config.values import Names, Text, check_values, checked, flatten, nested, plain, replaced
 from jaxddp.core.duration import Duration
 from jaxddp.core.errors import InputError, Key
 from jaxddp.core.shares import Shares
@@ -106,7 +106,8 @@ class LossConfig:
         """The parsed `class_weights`."""
         if self.class_weights is None or self.class_weights == BALANCED:
             return self.class_weights
-        return tuple(read(word, ranges.Positive, "loss.class_weights") for word in self.class_weights.split(","))
+        weights = [Text(word) for word in self.class_weights.split(",")]
+        return checked(weights, tuple[ranges.Positive, ...], "loss.class_weights")
 
 
 @dataclass(frozen=True)

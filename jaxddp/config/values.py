@@ -146,6 +146,7 @@ def checked(value: Any, hint: Any, key: str, whole_hint: Any = None) -> Any:
         return value
     if origin in (types.UnionType, Union):
         return None if value is None else checked(value, args[0], key)
+    value = _read(value, hint) if isinstance(value, Text) else value
     if origin is Literal and value in args:
         return value
     if origin is tuple and isinstance(value, list | tuple) and (args[-1] is ... or len(value) == len(args)):
@@ -169,25 +170,20 @@ def checked(value: Any, hint: Any, key: str, whole_hint: Any = None) -> Any:
     raise InputError(Key(key, value), f": expected {_description(whole_hint)}{suggestion}")
 
 
-def read(content: str | list[str] | None, hint: Any, key: str) -> Any:
-    """Return the value of a key of type `hint` from its text, the texts of a list, or None. Raises: see `checked`."""
-    return checked(content if content is None else converted(content, hint), hint, key)
+class Text(str):
+    """A text of a file or a command line, which stands for a value of any type; see `checked`."""
 
 
-def converted(content: str | list[str], hint: Any) -> Any:
-    """Return the value of a text, or of a list of texts. A text that is no value stays, and `checked` refuses it."""
-    kind: Any = bare(hint)
-    if get_origin(kind) is tuple:
-        kind, *rest = get_args(kind)
-        # A list can be a single value: `to: jsonl`, `mean: 0.5`.
-        content = [content] if isinstance(content, str) and rest == [...] else content
-    if isinstance(content, list):
-        return tuple(converted(word, kind) for word in content)
-    if get_origin(kind) is Literal:
-        return next((choice for choice in get_args(kind) if str(choice) == content), content)
+def _read(text: Text, hint: Any) -> Any:
+    """Return the value that a text stands for. A text that is no value of the type stays, and `checked` refuses it."""
+    origin, args = get_origin(hint), get_args(hint)
+    if origin is Literal:
+        return next((choice for choice in args if str(choice) == text), text)
+    if origin is tuple and args[-1] is ...:
+        return (text,)  # A list can be a single value: `to: jsonl`, `mean: 0.5`.
     with contextlib.suppress(ValueError):
-        return TRUTHS.get(content.lower(), content) if kind is bool else _READERS.get(kind, str)(content)
-    return content
+        return TRUTHS.get(text.lower(), text) if hint is bool else _READERS.get(hint, str)(text)
+    return text
 
 
 def _description(hint: Any, *, several: bool = False) -> str:

@@ -8,7 +8,7 @@
 
 `base` names the config that is changed, as `load` does in a Python file; without it, the defaults are changed. A
 section is a mapping of its keys, or its keys are written with dots. PyYAML composes the nodes of the file, and
-constructs no objects. The values are converted by `jaxddp.config.values.read`.
+constructs no objects. `jaxddp.config.values.checked` converts the values.
 """
 
 import ast
@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import jaxddp.core.files as files
 from jaxddp.config.tree import Config
-from jaxddp.config.values import keys_of, nested, read
+from jaxddp.config.values import Text, nested
 from jaxddp.core.errors import InputError, show
 from jaxddp.recipe.sources import CONFIG_FILE, TEXT_FILES, is_built_in
 
@@ -52,11 +52,8 @@ def entries_of(path: Path) -> dict[str, Entry]:
 
 def with_entries(config: Config, entries: Mapping[str, Entry], path: Path) -> Config:
     """Return a copy of a config with the keys of a file changed. Raises: InputError, with the line."""
-    hints = dict(keys_of(Config))
     try:
-        # The whole config raises the error for a key that is unknown, or is a section.
-        values = {key: read(each.content, hints[key], key) if key in hints else None for key, each in entries.items()}
-        return config.replace(**values)
+        return config.replace(**{key: each.content for key, each in entries.items()})
     except InputError as error:
         line = entries.get(error.key or "")
         raise error.within(str(path) if line is None else f"{path}:{line.line}") from error
@@ -129,7 +126,7 @@ def _entries(node: Any, path: Path, seen: set[int], prefix: str = "") -> Iterato
                 raise InputError(f"{path}:{line}: {key} has no keys; leave it out")
             yield from _entries(value, path, seen, f"{key}.")
         elif value.id == "sequence":
-            yield key, Entry([str(_text(part, path, key)) for part in value.value], line)
+            yield key, Entry([Text(_text(part, path, key)) for part in value.value], line)
         else:
             yield key, Entry(_text(value, path, key), line)
 
@@ -144,7 +141,7 @@ def _text(node: Any, path: Path, key: str) -> str | None:
     if node.style is None and node.value in _NULLS:
         return None
     # JSON writes characters outside the Basic Multilingual Plane as two escapes.
-    return node.value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return Text(node.value.encode("utf-16", "surrogatepass").decode("utf-16", "replace"))
 
 
 def line_of(path: Path, key: str) -> int | None:

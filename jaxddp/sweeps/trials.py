@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, get_origin
 
 from jaxddp.config.registry import NAMES
-from jaxddp.config.values import bare, read
+from jaxddp.config.values import Text, bare, checked
 from jaxddp.core.errors import InputError, Key, format_option
 from jaxddp.core.ranges import real_number, whole_number
 
@@ -146,7 +146,7 @@ def space_of(key: str, hint: Any, texts: Sequence[str]) -> Space | None:
     if not is_split(key, hint):
         return Choices(tuple(texts)) if len(texts) > 1 else None
     if kind in (int, float) and (found := _INTERVAL.fullmatch(text)):
-        low, high = (read(word, hint, key) for word in found.group(1, 2))
+        low, high = (checked(Text(word), hint, key) for word in found.group(1, 2))
         if not low < high or (found[3] and low <= 0):
             raise InputError(Key(key, text), ": an interval A..B has A below B, and above 0 with :log")
         return Interval(low, high, kind is int, bool(found[3]))
