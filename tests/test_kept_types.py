@@ -64,6 +64,7 @@ CASES = {
         {"model": network(jnp.zeros((), jnp.int32), SCALAR)},
         "model: model_state/seen is int32[] before a step and float32[] after it",
     ),
+    "no elements": ({"optimizer": optimizer(*[jnp.zeros((0, 3))] * 2)}, "the state has an array without elements"),
     "a part": ({"parts": [Growing()]}, "the part 'grown': parts/grown/count is int32[] before a step and float32[]"),
 }
 

@@ -17,6 +17,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from jax.tree_util import tree_leaves_with_path
+
 import jaxddp.core.files as files
 import jaxddp.training.checkpoints.integrity as integrity
 from jaxddp.config.goal import Goal
@@ -26,6 +28,7 @@ from jaxddp.core.phases import COMMIT, progress
 from jaxddp.core.process_exit import end_now
 from jaxddp.job.membership import stop_on_signals
 from jaxddp.measure.profile import FOLDER
+from jaxddp.models.interface import path_of
 from jaxddp.recipe.file import COPY_FOLDER, REFERENCE_FILE
 from jaxddp.recipe.sources import CONFIG_FILE
 from jaxddp.setup.identity import checksum
@@ -61,9 +64,14 @@ class Session:
     def restore_into(self, run: Run) -> Run:
         """Return the run with the state of its checkpoint, and this directory to save to; see `Checkpoints.restore`.
 
-        Raises: InputError if the state of the run is trained, and is not that of the checkpoint or an earlier one.
+        Raises: InputError if the state of the run is trained, and is not that of the checkpoint or an earlier one, or
+            if it has an array without elements.
         """
         restored: dict[str, Any] = {}
+        # Orbax would raise an error at the first checkpoint.
+        if empty := [path for path, leaf in tree_leaves_with_path(run.state) if not leaf.size]:
+            problem = f"the state has an array without elements, {path_of(empty[0])}, which a checkpoint cannot hold"
+            raise InputError(problem, advice=("use another optimizer or network, or no ", Option("workdir")))
         if self.resume_step is not None:
             state, progress = self.checkpoints.restore(self.resume_step, run.state)
             # Python may give a trained state. A stacked one was averaged, and rounded.
