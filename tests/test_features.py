@@ -9,6 +9,7 @@ import jax
 import numpy as np
 import pyarrow.parquet
 import pytest
+from flax import nnx
 from PIL import Image
 from small_recipe import SmallNet
 from support.data import random_table, write_arrays, write_pictures
@@ -23,7 +24,7 @@ from jaxddp.core.errors import InputError
 from jaxddp.data.opening import open_one_split
 from jaxddp.inference.output_files import write_features
 from jaxddp.inference.trained import TrainedRun
-from jaxddp.models.activations import find_layer
+from jaxddp.models.activations import LayerCall, find_layer, heat_map_layer
 from jaxddp.models.adapt import adapt
 
 TABLE = random_table(150, image=8)
@@ -68,10 +69,22 @@ class Repeated(nn.Module):
         return nn.Dense(5)(nn.relu(x).mean((1, 2)))
 
 
+class RepeatedNNX(nnx.Module):
+    def __init__(self, rngs):
+        self.twice, self.blocks = nnx.Linear(3, 3, rngs=rngs), nnx.List([nnx.Linear(3, 5, rngs=rngs)])
+
+    def __call__(self, images):
+        x = nnx.remat(lambda module, x: module(x))(self.twice, nnx.tanh(self.twice(images)))
+        return self.blocks[0](nnx.relu(x).mean((1, 2)))
+
+
 @pytest.mark.slow
-def test_the_last_call_of_a_layer_is_read_also_inside_a_transformation():
-    run = random_run(Repeated(), 8)
+@pytest.mark.parametrize(("network", "head"), [(Repeated(), "Dense_0"), (RepeatedNNX, "blocks/0")])
+def test_the_last_call_of_a_layer_is_read_also_inside_a_transformation(network, head):
+    run = random_run(network, 8)
     layer = run.state.params["twice"]
+    assert find_layer(run.model, (8, 8, 3)) == LayerCall(head, (3,), before=True)
+    assert heat_map_layer(run.model, (8, 8, 3)) == LayerCall("twice", (8, 8, 3), calls=2)
     features = run.features(TABLE.images[:4], "twice", "none")
     x = (TABLE.images[:4] / 255 - np.array(run.preprocess.mean)) / np.array(run.preprocess.std)
     for activate in (np.tanh, np.array):
@@ -90,10 +103,11 @@ class ConvolutionalHead(nn.Module):
     [
         (NET, "Conv_1", "layer 'Conv_1': the network has no such layer, did you mean 'Conv_0'?"),
         (NET, "stem", "layer 'stem': the network has no such layer; there are: Conv_0, Dense_0"),
-        (linear_model(), None, "of type FunctionModel, whose layers cannot be read; give a Flax Linen module"),
+        (RepeatedNNX, "stem", "layer 'stem': the network has no such layer; there are: twice, blocks/0"),
+        (linear_model(), None, "of type FunctionModel, whose layers cannot be read; give a Linen or NNX module"),
         (ConvolutionalHead(), None, "the network has no dense layer that returns the logits"),
     ],
-    ids=["similar", "unknown", "functions", "head"],
+    ids=["similar", "unknown", "NNX", "functions", "head"],
 )
 def test_a_layer_that_cannot_be_read_is_refused(model, layer, message):
     assert message in error_line(find_layer, adapt(model), (8, 8, 3), layer)

@@ -253,7 +253,7 @@ class TrainedRun:
             float32[N, D] for N images, in order; with `pool="none"`, float32[N, …] with the shape of the output. The
             features of an image that cannot be used are NaN.
 
-        Raises: InputError if the network is no Linen module, or it has no such layer; see also `predict`.
+        Raises: InputError if the network is no Flax module, or it has no such layer; see also `predict`.
         """
         checked(pool, Pool, "pool")
         stream = self.feature_stream(self.source(images), layer, pool)

@@ -1,22 +1,26 @@
 """The activations of a network's layers: the names of the layers, and the output of one of them for images.
 
-A layer is a submodule of a Flax Linen module. Its name is its path, such as "layer3_0/conv2", or its name in published
-weights, such as "layer3.0.conv2".
+A layer is a submodule of a Linen or NNX module. Its name is its path, such as "layer3_0/conv2", or its name in
+published weights, such as "layer3.0.conv2".
 """
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import flax
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax.tree_util import keystr, tree_leaves_with_path
 
 from jaxddp.core.errors import InputError, nearest, show
-from jaxddp.models.adapt import Adapted, LinenModel
+from jaxddp.models.adapt import KEPT, Adapted, LinenModel, NNXModel, intercepting, keep
 from jaxddp.models.interface import PARAMS, Model, Tree, by_path, name_of, trees_of
 
-_COLLECTION, _NAME = "jaxddp_activations", "jaxddp_activation"
+if TYPE_CHECKING:
+    import flax.nnx
+
 _SEVERAL = 2
 """The number of images of a trace. With several images, an axis of images is distinguished from an axis of length 1."""
 
@@ -47,25 +51,23 @@ def activation(
         model: a model for which `find_layer` or `heat_map_layer` returned the layer.
         change: an array that is added to the activation. Its gradient is the gradient of the activation.
     """
-    assert isinstance(model, LinenModel)
+    assert isinstance(model, LinenModel | NNXModel)
     calls = 0
 
-    def call(function: Callable[..., Any], args: Any, kwargs: Any, context: nn.module.InterceptorContext) -> Any:
+    def call(path: str, own: Any, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         nonlocal calls
-        if context.method_name != "__call__" or "/".join(context.module.path) != layer.path:
+        if path != layer.path:
             return function(*args, **kwargs)
         calls += 1
         value = args[0] if layer.before else function(*args, **kwargs)
         if change is not None and calls == layer.calls:
             value = value + change.astype(value.dtype)
-        # A variable, because a Python list could not leave a transformation inside the network, such as `nn.remat`.
-        context.module.sow(_COLLECTION, _NAME, value)
+        keep(own, value)
         return function(value, *args[1:], **kwargs) if layer.before else value
 
-    with nn.intercept_methods(call):
-        logits, updated = model.run(params, model_state, images, train=False, also=[_COLLECTION])
-    (values,) = jax.tree.leaves(updated[_COLLECTION], is_leaf=lambda node: isinstance(node, tuple))
-    return logits, values[-1]
+    logits, updated = model.run(params, model_state, images, train=False, call=call)
+    (value,) = (leaf for path, leaf in tree_leaves_with_path(updated) if KEPT in keystr(path))
+    return logits, value
 
 
 def without_head(model: Model, image_shape: tuple[int, int, int]) -> Any:
@@ -75,11 +77,10 @@ def without_head(model: Model, image_shape: tuple[int, int, int]) -> Any:
     """
     head = find_layer(model.base if isinstance(model, Adapted) else model, image_shape)
 
-    def call(function: Callable[..., Any], args: Any, kwargs: Any, context: nn.module.InterceptorContext) -> Any:
-        is_head = context.method_name == "__call__" and "/".join(context.module.path) == head.path
-        return args[0] if is_head else function(*args, **kwargs)
+    def call(path: str, layer: Any, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        return args[0] if path == head.path else function(*args, **kwargs)
 
-    return nn.intercept_methods(call)
+    return intercepting(call)
 
 
 def find_layer(model: Model, image_shape: tuple[int, int, int], name: str | None = None) -> LayerCall:
@@ -88,10 +89,10 @@ def find_layer(model: Model, image_shape: tuple[int, int, int], name: str | None
     The head is the last dense layer that returns the logits.
 
     Raises:
-        InputError: the network is no Linen module, or it has no such layer. The message lists similar names.
+        InputError: the network is no Flax module, or it has no such layer. The message lists similar names.
     """
     layers, heads = _layers(model, image_shape)
-    outermost = ", ".join(path for path in layers if "/" not in path)
+    outermost = ", ".join(path for path in layers if not any(path.startswith(f"{other}/") for other in layers))
     if name is None:
         if heads:
             return heads[-1]
@@ -113,7 +114,7 @@ def heat_map_layer(model: Model, image_shape: tuple[int, int, int]) -> LayerCall
     It is the layer `heat_map_layer` of a network with this attribute, and otherwise the last layer whose output has the
     shape [B, H, W, C]: in a ResNet or a ConvNeXt, the last block.
 
-    Raises: InputError if the network is no Linen module, or no layer has such an output.
+    Raises: InputError if the network is no Flax module, or no layer has such an output.
     """
     layers, _ = _layers(model, image_shape)
     named = getattr(getattr(model, "module", None), "heat_map_layer", None)
@@ -130,28 +131,27 @@ def _layers(model: Model, image_shape: tuple[int, int, int]) -> tuple[dict[str, 
 
     Both are in the order in which the last calls end. A call is None if its output is no array with an axis of images.
     """
-    if not isinstance(model, LinenModel):
+    if not isinstance(model, LinenModel | NNXModel):
         problem = f"the network is an object of type {name_of(type(model))}, whose layers cannot be read"
-        raise InputError(problem, advice="give a Flax Linen module")
+        raise InputError(problem, advice="give a Linen or NNX module")
+    dense = (nn.Dense, nn.DenseGeneral) if isinstance(model, LinenModel) else (flax.nnx.Linear, flax.nnx.LinearGeneral)
     calls, inputs = dict[str, LayerCall | None](), dict[str, LayerCall]()
-    params, model_state = trees_of(model, image_shape)
 
-    def record(function: Callable[..., Any], args: Any, kwargs: Any, context: nn.module.InterceptorContext) -> Any:
-        output, path = function(*args, **kwargs), "/".join(context.module.path)
-        if context.method_name == "__call__" and path:
+    def record(path: str, layer: Any, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        output = function(*args, **kwargs)
+        if path:
             before = calls.pop(path, None)
             count, shape = 1 + (before.calls if before else 0), _shape_of_one(output)
             calls[path] = None if shape is None else LayerCall(path, shape, count)
-            if isinstance(context.module, nn.Dense | nn.DenseGeneral) and (shape := _shape_of_one(*args[:1])):
+            if isinstance(layer, dense) and (shape := _shape_of_one(*args[:1])):
                 inputs[path] = LayerCall(path, shape, count, before=True)
         return output
 
     def trace(params: Tree, model_state: Tree, images: jax.Array) -> jax.Array:
-        with nn.intercept_methods(record):
-            return model.apply(params, model_state, images, train=False, key=None)[0]
+        return model.run(params, model_state, images, train=False, call=record)[0]
 
     images = jax.ShapeDtypeStruct((_SEVERAL, *image_shape), jnp.float32)
-    logits = _shape_of_one(jax.eval_shape(trace, params, model_state, images))
+    logits = _shape_of_one(jax.eval_shape(trace, *trees_of(model, image_shape), images))
     heads = [inputs[path] for path, call in calls.items() if path in inputs and call and call.shape == logits]
     return calls, heads
 

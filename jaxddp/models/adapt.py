@@ -8,7 +8,7 @@ import functools
 import inspect
 import sys
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeGuard
 
@@ -34,6 +34,10 @@ if TYPE_CHECKING:
 Path = tuple[Any, ...]
 """The path of a variable in an NNX module, which consists of attribute names and list indices."""
 Shape = tuple[int, ...]
+Call = Callable[[str, Any, Callable[..., Any], Any, Any], Any]
+"""(path, layer, function, args, kwargs) -> what a layer returns in place of `function(*args, **kwargs)`."""
+KEPT = "jaxddp_kept"
+"""The name of the variable of `keep`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,11 +94,23 @@ class NNXModel:
         return _nested(params), _nested(state)
 
     def apply(self, params: Tree, model_state: Tree, images: jax.Array, *, train: bool, key: Keys) -> Outputs:
+        logits, updated = self.run(params, model_state, images, train=train, key=key)
+        if not train:
+            return logits, model_state
+        new_state = _nested({path: updated[path] for path in self.state})
+        return logits, new_state if self.dtype is None else cast_like(model_state, new_state)
+
+    def run(
+        self, params: Tree, model_state: Tree, images: jax.Array, *, train: bool, key: Keys = None, call: Any = None
+    ) -> tuple[jax.Array, dict[Path, Any]]:
+        """Call the module in a mode, and its layers by a `Call` if given. Return the logits and the new state."""
         params, images = cast((params, images), self.dtype)
         leaves = _pick(params, self.params) | _pick(model_state, self.state) | self._seed_streams(key)
         module = flax.nnx.merge(self.graph, traverse_util.unflatten_dict(leaves))
         (module.train if train else module.eval)()
-        for path, layer in flax.nnx.iter_modules(module):
+        for path, layer in [*flax.nnx.iter_modules(module)]:
+            if call is not None:
+                layer.__class__ = _intercepted(type(layer), "/".join(map(str, path)), call)
             for name, in_training in MODE_ARGUMENTS.items():
                 if isinstance(vars(layer).get(name), bool):
                     setattr(layer, name, in_training == train)
@@ -109,12 +125,7 @@ class NNXModel:
         keywords: dict[str, Any] = interface.call_mode(module.__call__, train)
         if "rngs" in interface.signature(module.__call__).parameters:
             keywords["rngs"] = flax.nnx.Rngs(_typed(key))
-        logits = module(images, **keywords)
-        if not train:
-            return logits, model_state
-        updated = _arrays(flax.nnx.state(module))
-        new_state = _nested({path: updated[path] for path in self.state})
-        return logits, new_state if self.dtype is None else cast_like(model_state, new_state)
+        return module(images, **keywords), _arrays(flax.nnx.state(module))
 
     def layer_arrays(self, image_shape: tuple[int, int, int]) -> dict[str, tuple[Shape, Shape, Any]]:
         """Return, for each parameter by name, its shape, its shape in a single layer, and the module that owns it.
@@ -145,6 +156,15 @@ class NNXModel:
             keys = jax.random.split(stream, shape) if shape else stream
             seeded[path] = keys if holds_keys else jnp.zeros(shape, jnp.uint32)
         return seeded
+
+
+def _intercepted(kind: Any, path: str, call: Call) -> Any:
+    """Return a class of layers that `call` calls. Python looks `__call__` up in the class, as `nnx.remat` does."""
+
+    def call_layer(layer: Any, *args: Any, **kwargs: Any) -> Any:
+        return call(path, layer, functools.partial(kind.__call__, layer), args, kwargs)
+
+    return type(kind)(kind.__name__, (kind,), {"__call__": call_layer})
 
 
 def takes_rngs(function: Any) -> bool:
@@ -294,10 +314,10 @@ class LinenModel:
         return logits, {**model_state, **cast_like(model_state, updated)} if train else model_state
 
     def run(
-        self, params: Tree, model_state: Tree, images: jax.Array, *, train: bool, also: Sequence[str] = (), **words: Any
+        self, params: Tree, model_state: Tree, images: jax.Array, *, train: bool, call: Call | None = None, **words: Any
     ) -> Outputs:
-        """Call the module in a mode. Return the logits, and the collections of `model_state` and those in `also`."""
-        keys, mutable = words.pop("example_keys", None), [*model_state, *also]
+        """Call the module in a mode, and its layers by a `Call` if given. Return the logits and the new state."""
+        keys, mutable = words.pop("example_keys", None), [*model_state, KEPT]
         call_arguments = interface.call_mode(self.module.__call__, train, example_keys=keys)
         # A box of `nn.with_partitioning` may name axes that the mesh of a run does not have.
         is_box = lambda leaf: isinstance(leaf, nn.Partitioned)  # noqa: E731
@@ -305,7 +325,8 @@ class LinenModel:
         variables, images = {"params": cast(params, self.dtype), **model_state}, cast(images, self.dtype)
         frozen = interface.freeze_norms(self.settled) if self.settled else contextlib.nullcontext()
         grouped = with_grouped_convolution(self.convolution) if self.convolution else contextlib.nullcontext()
-        with frozen, grouped, _own_ranks(self.module):
+        intercepted = intercepting(call) if call else contextlib.nullcontext()
+        with frozen, grouped, intercepted, _own_ranks(self.module):
             module = _in_mode(self.module, train, call_arguments)
             return module.apply(variables, images, mutable=mutable, **call_arguments, **words)
 
@@ -332,6 +353,28 @@ class LinenModel:
             params, _ = jax.eval_shape(lambda image: self.init(jax.random.key(0), image), example)
         shapes = {path_of(path): leaf.shape for path, leaf in jax.tree_util.tree_leaves_with_path(params)}
         return {name: (shape, *found.get(name, (shape, None))) for name, shape in shapes.items()}
+
+
+def intercepting(call: Call) -> Any:
+    """Return a context in which `call` calls all layers of Linen modules."""
+
+    def intercept(function: Callable[..., Any], args: Any, kwargs: Any, context: nn.module.InterceptorContext) -> Any:
+        is_call = context.method_name == "__call__"
+        own = "/".join(context.module.path), context.module
+        return call(*own, function, args, kwargs) if is_call else function(*args, **kwargs)
+
+    return nn.intercept_methods(intercept)
+
+
+def keep(layer: Any, value: jax.Array) -> None:
+    """Keep a value of the last call of a layer of a Linen or NNX module, in a variable.
+
+    A Python list could not leave a transformation inside the network, such as `nn.remat`.
+    """
+    if isinstance(layer, nn.Module):
+        layer.sow(KEPT, KEPT, value, init_fn=lambda: value, reduce_fn=lambda _, last: last)
+    else:
+        setattr(layer, KEPT, flax.nnx.Intermediate(value))
 
 
 def _in_mode(module: nn.Module, train: bool, call_arguments: Mapping[str, Any]) -> nn.Module:
