@@ -116,6 +116,12 @@ def test_a_run_with_another_length_or_other_data_starts(changes, ended):
 def test_another_setting_is_an_error_as_on_a_resume(ended):
     with pytest.raises(InputError, match=r"config\.json: optimizer\.learning_rate was .* and is now 0\.7; a resumed"):
         lines_of(optimizer={"learning_rate": 0.7})
+    saved = json.loads((ended / "config.json").read_text())
+    (ended / "config.json").write_text(json.dumps(saved | {"fingerprint": 5}))
+    assert lines_of() == ""
+    (ended / "config.json").write_text(json.dumps(saved | {"optimizer": {"name": [[]]}}))
+    with pytest.raises(InputError, match=r"config\.json: optimizer\.name was \[\[\]\] and is now 'adamw'"):
+        lines_of()
 
 
 @pytest.mark.parametrize("status", ["failed", "preempted"])

@@ -45,7 +45,7 @@ class Requires:
     def is_met(self, value: Any) -> bool:
         """Return whether a value of the other key meets the need."""
         values = value if isinstance(value, list | tuple) else [value]
-        return bool({*self.values} & {*values}) if self.values else bool(value)
+        return any(each in self.values for each in values) if self.values else bool(value)
 
 
 SectionOfChoices: Any = object
@@ -290,7 +290,7 @@ def resolved(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of a config, by dotted key, with the defaults of its choices in place of None."""
     values = dict(settings)
     for kind in CHOICES:
-        own = kind.keys_read(values.get(kind.key, "")).items()
+        own = kind.keys_read(str(values.get(kind.key))).items()
         values |= {key: plain(field.default) for key, field in own if values.get(key) is None}
     return values
 

@@ -278,15 +278,15 @@ def nothing_to_train(file: RecipeFile, directory: Path) -> str:
         return ""
     try:
         saved = files.parse_json(files.read(directory / CONFIG_FILE), dict)
-        config, fingerprints = with_absolute_paths(file.config), saved["fingerprint"]
+        config = with_absolute_paths(file.config)
         # The devices determine a precision that is not set, and they are not known without JAX.
-        precision = config.train.precision or saved["train"]["precision"]
+        config = config.replace(train={"precision": config.train.precision or saved["train"]["precision"]})
+        claimed = Claim(config.to_dict(), dict(saved["fingerprint"]), file)
     # A start raises the error.
     except (OSError, ValueError, KeyError, TypeError):
         return ""
     if "model" not in saved or integrity.Integrity(place).check(step) is not None:
         return ""
-    claimed = Claim(config.replace(train={"precision": precision}).to_dict(), fingerprints, file)
     if not changed_keys(saved, claimed.record()).keys().isdisjoint(_OPENING_KEYS):
         return ""
     compare(directory, claimed)
