@@ -83,7 +83,7 @@ class RunFiles:
     def batch_size(self) -> int | None:
         """The global batch size; None if it is unknown."""
         size = self.config.get("train.batch_size")
-        return size if isinstance(size, int) and size > 0 else None
+        return size if isinstance(size, int) and size in range(1, 1 << 31) else None
 
     @property
     def is_done(self) -> bool:
@@ -99,7 +99,7 @@ class RunFiles:
 
     @cached_property
     def _planned(self) -> Duration | None:
-        with suppress(InputError, KeyError, TypeError):
+        with suppress(InputError, KeyError, AttributeError):
             return Duration.parse(self.config["train.duration"])
         return None
 
@@ -408,7 +408,7 @@ def seed_groups(runs: Sequence[RunFiles]) -> list[tuple[int, ...]]:
         # A fold of other data may have the same name.
         data = [(key, value) for key, value in flat.items() if key.startswith("fingerprint.")]
         recipe = recipe if data_of_fold.setdefault((recipe, fold), data) == data else (recipe, str(data))
-        seed = recipe, flat.get("seed"), fold
+        seed = recipe, str(flat.get("seed")), fold
         groups.setdefault((recipe, seeds[seed]), []).append(number)
         seeds[seed] += 1
     return [tuple(members) for members in groups.values()]
