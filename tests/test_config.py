@@ -162,6 +162,7 @@ KEYS = "config, every, gradient_norm, guard_formulas, images, name, profile, pro
         ({"train": {"batch_size": "256"}}, "train.batch_size='256': expected a whole number"),
         ({"train": {"duration": 90}}, "train.duration=90: expected a duration, such as '90 epochs'"),
         ({"optimizer": {"learning_rate": "0.1"}}, "optimizer.learning_rate='0.1': expected a number"),
+        ({"data": {"path": "a\ud800"}}, r"data.path='a\\ud800': expected text of 1 to"),
         ({"data": {"crop_area": [0.5]}}, r"data.crop_area=\[0.5\]: expected 2 numbers, 0 to 1"),
         ({"data": {"augment": {"flip": "yes"}}}, "data.augment.flip='yes': expected True or False"),
         ({"data": {"crop_area": [1.0, 0.08]}}, r"data.crop_area=\(1.0, 0.08\): give the smallest share of the image"),

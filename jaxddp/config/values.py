@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_
 
 from jaxddp.core.duration import Duration
 from jaxddp.core.errors import InputError, Key, about, nearest, plural
-from jaxddp.core.files import check_path
+from jaxddp.core.files import NO_TEXT, check_path
 from jaxddp.core.ranges import Range, real_number, whole_number
 
 T = TypeVar("T")
@@ -162,7 +162,7 @@ def checked(value: Any, hint: Any, key: str, whole_hint: Any = None) -> Any:
         return Path(check_path(value, key, in_utf8=True))
     if hint is str and isinstance(value, str | Path):
         value = str(value)
-        if not 0 < len(value) <= _LONGEST_TEXT or "\0" in value:
+        if not 0 < len(value) <= _LONGEST_TEXT or NO_TEXT.search(value):
             raise InputError(Key(key, value), f": expected text of 1 to {_LONGEST_TEXT:,} characters")
     if origin is None and hint not in _NUMBERS and isinstance(value, hint):
         return value

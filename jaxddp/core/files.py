@@ -7,6 +7,7 @@ import io
 import json
 import logging
 import os
+import re
 import shutil
 import stat
 import time
@@ -27,6 +28,8 @@ _LONGEST_NAME = 255
 """The maximum length of a file name in bytes, in nearly every file system."""
 _SERVER_ADVICE = "check the disk or its server, and start again"
 _RETRY_SECONDS = 0.1
+NO_TEXT = re.compile("[\0\ud800-\udc7f\udd00-\udfff]")
+"""Characters that no path and no text of a setting can have. U+DC80 to U+DCFF stand for bytes that are not UTF-8."""
 _KINDS = {stat.S_IFIFO: "a FIFO", stat.S_IFDIR: "a directory", stat.S_IFSOCK: "a socket"}
 
 _log = logging.getLogger("jaxddp.files")
@@ -85,7 +88,7 @@ def check_path(path: Any, name: str, *, in_utf8: bool = False) -> str | os.PathL
             is a URL or not `in_utf8`, which TensorStore needs.
     """
     text = os.fspath(path) if isinstance(path, str | os.PathLike) else None
-    if not isinstance(text, str) or not text or "\0" in text:
+    if not isinstance(text, str) or not text or NO_TEXT.search(text):
         raise refused(name, path, "expected a path")
     scheme, separator, _ = text.partition(":/")
     if in_utf8 and separator and scheme.isalnum():
