@@ -200,6 +200,7 @@ def test_a_damaged_file_and_a_run_in_its_place_are_refused(capfd, tmp_path):
     trials = ['{"name": 3, "values": {"seed": "0"}, "words": ["x"]}', '{"name": "a", "values": [], "words": ["x"]}']
     trials += ['{"name": "a", "values": {"seed": 1}, "words": ["digits"]}', "3"]
     trials += ['{"name": "a", "values": {"seed": "1"}, "words": ["x"], "ended": "late"}']
+    trials += ['{"name": "../a", "values": {"seed": "1"}, "words": ["x"]}']
     wholes = [f'{{"version": 1, "config": "digits", "trials": [{trial}]}}' for trial in trials]
     for content in ("{}", "[]", '{"config": 3, "trials": []}', "[" * 500_000, *wholes):
         (tmp_path / "sweep.json").write_text(content)
@@ -222,6 +223,6 @@ def test_a_trial_of_a_job_array_is_in_the_folder_before_it_is_trained(capfd, tmp
 
 def test_a_trial_without_a_fold_is_in_no_set_of_folds():
     trials = [Trial(fold, {"data.fold": fold}, []) for fold in ("None", "1/2", "0/2")]
-    assert folds_of(trials) == {"": [trials[2], trials[1]]}
+    assert folds_of(trials) == {"": [trials[2], trials[1]]} and not folds_of([Trial("a", {"data.fold": "a"}, [])])
     trials = [Trial(fold, {"data.val_fold": fold, "seed": "1"}, []) for fold in ("b", "a")]
     assert folds_of(trials) == {"-seed=1": trials}

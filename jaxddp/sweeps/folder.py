@@ -7,6 +7,7 @@ trial before it starts it.
 import contextlib
 import json
 import math
+import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -25,6 +26,7 @@ from jaxddp.workdir.lock import is_locked
 RESULTS, REPORT, SWEEP_FILE = "results.csv", "report.html", "sweep.json"
 _LOCK, _CLAIMS = ".sweep.lock", ".claims"
 _SEED = "seed"
+_NAME = re.compile(r"\w[\w.+=-]*", re.ASCII)
 _ANOTHER = ("give another ", Option("workdir"))
 
 
@@ -69,7 +71,8 @@ class SweepFolder:
             config, trials = Path(saved["config"]), [Trial(**trial) for trial in saved["trials"]]
             for trial in trials:
                 texts = [trial.name, *trial.words, *trial.values, *trial.values.values(), *(trial.finished_words or ())]
-                if not all(isinstance(text, str) for text in texts) or trial.ended not in (None, "pruned", "failed"):
+                is_sound = all(isinstance(text, str) for text in texts) and _NAME.fullmatch(trial.name)
+                if not is_sound or trial.ended not in (None, "pruned", "failed"):
                     raise ValueError(f"trial {show(trial.name)} is damaged")
         # The project may have moved, or a container may see it elsewhere. Each trial has a digest of its recipe.
         if self._config is not None and Path(self._config).name != config.name:
@@ -189,7 +192,7 @@ def folds_of(trials: Sequence[Trial]) -> dict[str, list[Trial]]:
     """
     together = defaultdict[str, list[Trial]](list)
     of_folds = [trial for trial in trials if _given(trial, FOLD) or _given(trial, VAL_FOLD)]
-    for trial in sorted(of_folds, key=lambda trial: int(_given(trial, FOLD).partition("/")[0] or 0)):
+    for trial in sorted(of_folds, key=lambda trial: (len(fold := _given(trial, FOLD)), fold)):
         others = {key: value for key, value in trial.values.items() if key not in (FOLD, VAL_FOLD)}
         together[f"-{trial_name(others)}" if others else ""].append(trial)
     folds = {name: [_given(trial, FOLD) for trial in group] for name, group in together.items()}
