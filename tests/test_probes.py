@@ -150,6 +150,7 @@ def test_files_without_usable_features_and_labels_are_refused(tmp_path, capfd):
         (tmp_path / "text.parquet", "text.parquet: damaged ("),
         (tmp_path / "own.npz", "own.npz: is no feature file: it has no features; give a file"),
         (write(tmp_path / "none.npz", TRAIN.features), "none.npz: its images have no labels, which a probe"),
+        (write(tmp_path / "few.npz", TRAIN.features, TRAIN.labels + 9), "few.npz: damaged (its labels are not those"),
         (write(tmp_path / "some.npz", TRAIN.features, classes=several), "may have several labels or numbers, and"),
         (write(tmp_path / "nan.npz", np.nan * TRAIN.features, TRAIN.labels), "nan.npz: has no image with features and"),
     ):

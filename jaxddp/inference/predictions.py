@@ -366,6 +366,8 @@ def read_features(path: Path) -> LabelledFeatures:
         if not usable.any():
             raise InputError(f"has no image with features and a label; {_ADVICE}")
         network, ids = (str(arrays["network"]), str(arrays["layer"])), tuple(map(str, arrays["class_ids"]))
+        if labels.shape != usable.shape or (labels >= len(ids)).any():
+            raise ValueError("its labels are not those of its images and classes")
     omitted = int((~usable).sum())
     return LabelledFeatures(path, features[usable], labels[usable].astype(np.int64), ids, omitted, network)
 
