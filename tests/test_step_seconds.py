@@ -106,8 +106,8 @@ def test_a_slow_process_is_logged_once_with_a_table_which_the_doctor_reads(tmp_p
     )
 
 
-@pytest.mark.parametrize("content", [b"[]", b'{"first": 1, "last": 2, "seconds": {"0": {"input": "x"}}}'])
-def test_a_damaged_file_raises_a_one_line_error(tmp_path: Path, content):
-    (tmp_path / FILE).write_bytes(content)
+@pytest.mark.parametrize("seconds", ["", '"0": {"input": "x"}'])
+def test_a_damaged_file_raises_a_one_line_error(tmp_path: Path, seconds):
+    (tmp_path / FILE).write_text(f'{{"first": 1, "last": 2, "seconds": {{{seconds}}}}}')
     with pytest.raises(InputError, match=f"{FILE}: cannot be read .*; remove it"):
         check(tmp_path)

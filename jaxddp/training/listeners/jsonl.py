@@ -441,6 +441,8 @@ class StepSeconds:
         with files.parsing(path, "remove it; the next run writes it again", "cannot be read"):
             entries = files.parse_json(content)
             seconds = {int(p): {column: float(c[column]) for column in COLUMNS} for p, c in entries["seconds"].items()}
+            if not seconds:
+                raise ValueError("it has no process")
             return cls(int(entries["first"]), int(entries["last"]), seconds)
 
 
