@@ -138,9 +138,9 @@ def folder_of(address: str) -> Folder:
 def _hint(missing: FolderFile) -> str:
     """Return a hint about a missing file, for the end of an error message."""
     beside: list[str] = []
-    # Permission to read an object does not include permission to list.
+    # Permission to read an object does not include permission to list. A file of this name is a broken link.
     with suppress(JaxddpError):
-        beside = missing.folder.files(missing.path.rpartition("/")[0])
+        beside = [path for path in missing.folder.files(missing.path.rpartition("/")[0]) if path != missing.path]
     url = " (a URL may hold Kaggle's archive, Parquet or .tar files)" if missing.folder.root is None else ""
     return nearest(missing.name, [path.rpartition("/")[2] for path in beside]) or f"; check the path{url}"
 
