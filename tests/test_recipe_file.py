@@ -293,6 +293,9 @@ def test_a_changed_copy_of_the_recipe_is_reported(folder):
     (folder / "recipe" / "network.py").write_text(NETWORK + "\n# Another line.\n")
     with pytest.raises(InputError, match="recipe: the run's copy of its recipe has changed; restore it"):
         read_recipe("config.json")
+    os.mkfifo(folder / "recipe" / "fifo.py")
+    with pytest.raises(InputError, match="recipe/fifo.py: cannot be read .a FIFO, not a regular file.; restore it"):
+        read_recipe("config.json")
 
 
 def test_a_recipe_that_changes_the_working_directory_changes_no_path(folder):

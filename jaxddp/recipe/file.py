@@ -316,7 +316,7 @@ def _read_run(path: Path) -> RecipeFile:
     copied = sorted(each for suffix in (".py", *TEXT_FILES) for each in folder.rglob(f"[!.]*{suffix}"))
     if (file := folder / entry["file"]) not in copied:
         raise InputError(f"{file}: the run's copy of its recipe is missing; restore it, or give the recipe file itself")
-    if _digest({os.path.relpath(each, folder): each.read_bytes() for each in copied}) != digest:
+    if _digest({os.path.relpath(each, folder): files.content_of(each, "restore it") for each in copied}) != digest:
         raise InputError(f"{folder}: the run's copy of its recipe has changed; restore it")
     recipe = _read_file(file)
     # A command may have replaced other hooks by naming a choice.
