@@ -16,7 +16,7 @@ from jaxddp.cli import main
 from jaxddp.config.goal import Goal
 from jaxddp.core.errors import Unreachable
 from jaxddp.reports.charts import curves
-from jaxddp.reports.tables import SeedGroup, read_runs, run_table, runs_below, seed_groups, seed_table
+from jaxddp.reports.tables import SeedGroup, read_runs, run_table, runs_below, seed_table
 from jaxddp.training.checkpoints.integrity import Integrity, ValidationFile
 from jaxddp.workdir.lock import LOCK_FILE, is_locked, locked
 
@@ -86,9 +86,6 @@ def test_only_runs_are_found_below_a_folder(tmp_path):
     (tmp_path / "torn" / "metrics.jsonl").write_text('{"st')
     assert runs_below(tmp_path) == sorted([*visible, tmp_path / "torn"])
     assert runs_below(visible[0]) == [visible[0]]
-    settings = {"train": {"duration": 5, "batch_size": 10**30}, "seed": [5], "data": {}}
-    (visible[0] / "config.json").write_text(json.dumps(settings))
-    seed_groups(read_runs(visible))
     assert [*cells_by_run(tmp_path)] == ["a", "sweep/lr0.1/seed0", "sweep/lr0.1/seed1", "torn"]
 
 

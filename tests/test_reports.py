@@ -189,6 +189,7 @@ def test_the_two_best_recipes_are_compared(tmp_path):
     change_json(workdirs[2] / "result.json", status="failed")
     assert "0.2 with 82.00 ± 3.84% (1 run, 100 images)" in Page(read_runs(workdirs)).comparisons[0]
     assert str(Estimate("val_ema mean_class_accuracy", 0.9, images=100)) == "90.00%"
+    assert Estimate.of("top1", [0.5], float("nan")).images == 0
     assert not Page(read_runs(workdirs[:2])).comparisons
     for workdir in workdirs[2:]:
         change_json(workdir / "config.json", fingerprint={"val": "c" * 64})
@@ -384,9 +385,12 @@ def write(name: str, content: str):
         (delete("result.json"), None),
         (write("config.json", "[1]"), "config.json is damaged (it holds [1]); its settings"),
         (write("config.json", '{"seed": 0, "data": {}, "train": 5}'), None),
+        (write("config.json", f'{{"seed": [], "data": 0, "train": {{"duration": 5, "batch_size": {9**30}}}}}'), None),
+        (write("result.json", f'{{"peak_memory": {10**400}}}'), None),
         (write("result.json", "{"), "result.json is damaged (Expecting"),
         (write("metrics.jsonl", '{"step": 5, "split": "train", "loss": null}\n{"step": 10, "spl'), None),
         (write("metrics.jsonl", f'{{"step": {10**30}, "split": "val"}}\n'), "metrics.jsonl:1: not a JSON object with"),
+        (write("metrics.jsonl", f'{{"step": 5, "split": "val", "top1": {10**400}}}\n'), "metrics.jsonl:1: not a JSON"),
         (
             write("metrics.jsonl", '{"step": 5, "split": "train"}\n{"step": 2, "split": "train"}\n'),
             "metrics.jsonl goes back to earlier steps; more than one run wrote into it",

@@ -350,7 +350,7 @@ def speed_table(runs: Sequence[RunFiles], colours: Sequence[str]) -> TextTable:
         cells = [_median(run, name) for name in ("images_per_second", *_SHARES)]
         # The last validation, which may need the most memory, comes after the last logged step.
         peaks = [*run.series.train.get("peak_memory", ()), run.result.get("peak_memory")]
-        known = [float(peak) for peak in peaks if isinstance(peak, int | float) and math.isfinite(peak)]
+        known = [float(peak) for peak in peaks if isinstance(peak, int | float) and 0 <= peak < 2**63]
         cells.append(number("peak_memory", max(known, default=None)))
         counts = (run.result.get(name) for name in ("devices", "processes"))
         cells += [str(count) if isinstance(count, int) else NOTHING for count in counts]
@@ -469,7 +469,7 @@ class Estimate(NamedTuple):
     def of(cls, metric: str, values: Sequence[float], images: float = 0) -> "Estimate":
         """Return the mean over at least one finite value."""
         deviation = float(np.std(values, ddof=1)) if len(values) > 1 else math.nan
-        return cls(metric, float(np.mean(values)), deviation, len(values), int(images))
+        return cls(metric, float(np.mean(values)), deviation, len(values), int(np.nan_to_num(images)))
 
     @property
     def error(self) -> float:

@@ -189,11 +189,11 @@ LOGGERS.add("jsonl")(lambda config, workdir: JsonLines(workdir))
 
 
 def _parse_line(path: Path, number: int, line: bytes) -> Row:
-    with suppress(ValueError, KeyError):
+    with suppress(ValueError, KeyError, TypeError):
         row = files.parse_json(line, dict)
         numbers = [value for name, value in row.items() if name != "split"]
         has_step = type(row["step"]) is int and 0 <= row["step"] < 2**63 and isinstance(row["split"], str)
-        if has_step and all(value is None or isinstance(value, int | float) for value in numbers):
+        if has_step and all(value is None or isinstance(value, float) or abs(value) < 2**63 for value in numbers):
             return row
     problem = f"{path}:{number}: not a JSON object with a step and a split, and numbers"
     raise InputError(f"{problem}: {line[:60].decode(errors='replace').strip()!r}", advice="fix or remove the line")
