@@ -158,7 +158,9 @@ class Kept:
     """
 
     def __init__(self, data: bytes):
-        self._colors, self.pixels = simplejpeg.decode_jpeg_header(data, strict=False)[2], None
+        self._colors = self.pixels = None
+        with suppress(ValueError, KeyError):  # A damaged header, or a rare color sampling.
+            self._colors = simplejpeg.decode_jpeg_header(data, strict=False)[2]
 
     def __call__(self, data: bytes) -> None:
         height, width, colors, _ = simplejpeg.decode_jpeg_header(data)
@@ -173,7 +175,7 @@ class Kept:
 def quick_header(data: bytes) -> ImageHeader:
     """Return the header of an image file; see `parse_header`. Of most JPEG files, only the beginning is read."""
     if data[:3] == JPEG_START and data[-2:] == JPEG_END:
-        with suppress(ValueError):
+        with suppress(ValueError, KeyError):
             height, width, *_ = simplejpeg.decode_jpeg_header(data, strict=False)
             if int(height) * int(width) <= MAX_PIXELS:
                 return ImageHeader("jpeg", int(height), int(width))
