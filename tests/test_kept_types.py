@@ -47,6 +47,13 @@ class Growing(Part):
         return {"count": own["count"] + jnp.float32(1)}, after
 
 
+class Summing(Part):
+    name = "summing"
+
+    def gradients(self, own, grads):
+        return jax.tree.map(jnp.sum, grads)
+
+
 SCALAR = jnp.zeros(())
 CASES = {
     "a shape": ({"optimizer": optimizer(SCALAR, jnp.zeros(2))}, "optimizer: opt_state is float32[] before a step and"),
@@ -66,6 +73,7 @@ CASES = {
     ),
     "no elements": ({"optimizer": optimizer(*[jnp.zeros((0, 3))] * 2)}, "the state has an array without elements"),
     "a part": ({"parts": [Growing()]}, "the part 'grown': parts/grown/count is int32[] before a step and float32[]"),
+    "gradients": ({"parts": [Summing()]}, "the part 'summing': gradients/weight is float32[108, 5] before a step and"),
 }
 
 

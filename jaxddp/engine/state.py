@@ -194,17 +194,22 @@ def check_types(before: TrainState, after: TrainState, owner_name: str | None = 
             array.
     """
     for name in ("model_state", "opt_state", "params", "parts"):
-        old, new = getattr(before, name), getattr(after, name)
-        difference = first_difference(old, new)
-        if difference is None and (structure := jax.tree.structure(old)) != (other := jax.tree.structure(new)):
-            difference = "", show(structure), show(other)
-        if difference is not None:
-            path, type_before, type_after = difference
-            owner = owner_name or ("model" if name == "model_state" else "optimizer")
-            full_path = f"{name}/{path}".rstrip("/")
-            problem = f"{owner}: {full_path} is {type_before} before a step and {type_after} after it"
-            raise InputError(problem, advice="keep names, shapes and dtypes, or the run cannot be resumed")
+        owner = owner_name or ("model" if name == "model_state" else "optimizer")
+        check_same(name, getattr(before, name), getattr(after, name), owner)
     return after
+
+
+def check_same(name: str, old: Any, new: Any, owner: str) -> Any:
+    """Return `new` if its arrays have the same names, shapes and dtypes as those of `old`. Raises: InputError."""
+    difference = first_difference(old, new)
+    if difference is None and (structure := jax.tree.structure(old)) != (other := jax.tree.structure(new)):
+        difference = "", show(structure), show(other)
+    if difference is not None:
+        path, type_before, type_after = difference
+        full_path = f"{name}/{path}".rstrip("/")
+        problem = f"{owner}: {full_path} is {type_before} before a step and {type_after} after it"
+        raise InputError(problem, advice="keep names, shapes and dtypes, or the run cannot be resumed")
+    return new
 
 
 def first_difference(one: Any, other: Any) -> tuple[str, str, str] | None:

@@ -17,7 +17,7 @@ from jaxddp.engine.gradients import Contribution, Gradients
 from jaxddp.engine.objective import MetricSums, TrainObjective
 from jaxddp.engine.optimizer import call_update, scale_updates
 from jaxddp.engine.parts.part import Part
-from jaxddp.engine.state import TrainState, check_types
+from jaxddp.engine.state import TrainState, check_same, check_types
 from jaxddp.models.interface import Keys, cast_like, with_frozen, without_frozen
 
 _DROPOUT = 0x64726F
@@ -82,7 +82,8 @@ class Phases:
         arrays = {part.name: state.parts.get(part.name) for part in parts}
         grads = averaged
         for part in parts:
-            grads = part.gradients(arrays[part.name], grads)
+            changed = part.gradients(arrays[part.name], grads)
+            grads = check_same("gradients", grads, changed, f"the part {part.name!r}")
         params = self.gradients.averaging.parameters(state.params)
         trained = without_frozen(params, self.gradients.frozen)
         updates, opt_state = call_update(
