@@ -4,8 +4,6 @@ The server of `support.hub` takes the place of the Hub and of torchvision's serv
 """
 
 import hashlib
-import itertools
-import json
 import os
 import subprocess
 import sys
@@ -18,7 +16,6 @@ import safetensors.numpy
 from support.cases import ci_case
 from support.data import random_table, write_arrays
 from support.hub import COMMIT, Hub, environment, serving, use
-from support.images import encode, picture
 from support.networks import state_dict_of
 from support.runs import fails
 
@@ -42,7 +39,6 @@ from jaxddp.weights.download import download
 from jaxddp.weights.places import find_published, local_weights, published_weights
 from jaxddp.weights.state_dict import write
 
-ROOT = Path(__file__).parents[1]
 NAME = "timm/resnet18.a1_in1k"
 
 
@@ -385,27 +381,6 @@ def test_a_run_starts_from_the_arrays_that_the_hub_publishes(hub, tmp_path, monk
     log = "\n".join(caplog.messages)
     assert f"{NAME}: the settings are taken over: " in log and "a new head for 5 classes: params/fc/bias" in log
     assert setup.config.model.weights == NAME
-
-
-@pytest.mark.ci
-def test_the_line_of_the_readme_trains_in_two_processes(hub, tmp_path):
-    """Only the width and the size of the images are smaller."""
-    name = "timm/resnet50.a1_in1k"
-    hub.repos[name] = {"model.safetensors": safetensors.numpy.save(tiny_weights("resnet50"))}
-    for split, kind, number in itertools.product(("train", "val"), ("cat", "dog"), range(8)):
-        file = tmp_path / "PICTURES" / split / kind / f"{number}.jpg"
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_bytes(encode(picture(40, 40, seed=number)))
-    more = ["--train.batch-size", "4", "--epochs", "1", "--log.to", "jsonl", "--parallel.self-test", "never"]
-    words = ["train", "finetune_folder", "--data.path", "PICTURES", "--model.weights", name, *WORDS, *more]
-    launched = [sys.executable, "-m", "jaxddp", "launch", "--processes", "2", "--", *words, "--workdir", "run"]
-    variables = {**os.environ, **environment(hub, tmp_path / "c"), "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(launched, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=280)
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert json.loads((tmp_path / "run" / "result.json").read_text())["status"] == "done"
-    assert json.loads((tmp_path / "run" / "config.json").read_text())["model"]["weights"] == name
-    assert sum(count for path, count in hub.requests.items() if path.startswith("GET /blob/")) == 1
-    assert "a new head" in done.stdout + done.stderr or "new: params/fc/bias" in done.stdout + done.stderr
 
 
 @pytest.mark.ci

@@ -2,7 +2,6 @@
 
 import json
 import re
-from pathlib import Path
 
 import pytest
 from support.processes import Launched, losses
@@ -71,13 +70,3 @@ def test_a_slow_process_gets_a_smaller_slice_also_after_a_resume(start, tmp_path
     reference = losses(tmp_path / "reference")
     assert list(reference) == list(range(1, 16))
     assert losses(workdir) == pytest.approx(reference, rel=2e-5)
-
-
-@pytest.mark.ci
-def test_numbers_that_do_not_fit_the_processes_end_all_of_them_with_one_line(start, tmp_path):
-    (tmp_path / "script.py").write_text(SCRIPT)
-    words = ["python", str(tmp_path / "script.py"), str(tmp_path / "run"), "1", "1,2,3"]
-    launched = start(Launched, tmp_path / "first", 2, words)
-    assert launched.end() == 2
-    assert "shares='1,2,3': 3 numbers given for 2 devices of 2 processes; give 2" in launched.out + launched.err
-    assert not Path(tmp_path / "run").exists()
