@@ -124,7 +124,10 @@ class Pixels:
             return None
         header = quick_header(data)
         top, _, height, _ = window = self._window(header, key)
-        return Kept(data) if top + height < header.height and _scale(window, self.image_size) == 1 else None
+        if top + height < header.height and _scale(window, self.image_size) == 1:
+            with suppress(ValueError, KeyError):  # A damaged header, or a rare color sampling.
+                return Kept(data)
+        return None
 
     def _window(self, header: ImageHeader, key: np.ndarray | None) -> Window:
         if self.area is None or key is None:
@@ -158,9 +161,7 @@ class Kept:
     """
 
     def __init__(self, data: bytes):
-        self._colors = self.pixels = None
-        with suppress(ValueError, KeyError):  # A damaged header, or a rare color sampling.
-            self._colors = simplejpeg.decode_jpeg_header(data, strict=False)[2]
+        self._colors, self.pixels = simplejpeg.decode_jpeg_header(data, strict=False)[2], None
 
     def __call__(self, data: bytes) -> None:
         height, width, colors, _ = simplejpeg.decode_jpeg_header(data)
@@ -260,7 +261,7 @@ def _decode_jpeg(data: bytes, scale: int, exact: bool) -> np.ndarray | None:
         image = np.empty((-(-int(height) // scale), -(-int(width) // scale), 3), np.uint8)
         least: Any = {"min_height": image.shape[0], "min_width": image.shape[1], "min_factor": scale}
         return simplejpeg.decode_jpeg(data, "RGB", fastdct=not exact, buffer=image, **least if scale > 1 else {})
-    except ValueError as error:
+    except (ValueError, KeyError) as error:
         if "premature end" in str(error):
             raise InputError(f"damaged: {first_line(error)}; {DOWNLOAD_AGAIN}") from None
         # These are the data after the first rows of an image, or stray bytes.
