@@ -111,8 +111,9 @@ class NormalizesByBatch(nn.Module):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sync", [None, "data"])
-def test_a_network_that_normalizes_by_the_batch_in_evaluation_passes(sync):
+def test_a_network_that_normalizes_by_the_batch_in_evaluation_passes(sync, caplog):
     assert has_compared(run_self_test(NormalizesByBatch(sync)))
+    assert ("the gradient changes with the number of devices" in caplog.text) == (sync is None)
 
 
 @pytest.mark.slow

@@ -92,12 +92,16 @@ class SelfTest:
             return
         local = jax.tree.map(lambda array: array.addressable_data(0), (self._gradient(*arguments), *arguments))
         comparison, peers, message = self._compare(False)(local), self._topology.peers, ""
-        # If a network normalizes by the batch in evaluation, too, the gradient depends on the slices. So one device
-        # computes each slice separately.
-        if not (comparison.agrees(self._tolerance) or self._compare(True)(local).agrees(self._tolerance)):
+        # If a network normalizes by the batch in evaluation, too, or an objective compares the images of its batch, the
+        # gradient depends on the slices. So one device computes each slice separately.
+        depends = not comparison.agrees(self._tolerance)
+        if depends and not self._compare(True)(local).agrees(self._tolerance):
             message = comparison.describe(self._topology.num_devices, self._tolerance)
         if message := next(filter(None, peers.exchange("self-test", message)), ""):
             raise GradientError(f"self-test before the first step: {message}", advice=_ADVICE)
+        if peers.is_first and depends:
+            reason = "the network, or a term of the objective that is no sum over examples, depends on the slice"
+            _log.warning(f"self-test: the gradient changes with the number of devices: {reason}")
         if peers.is_first and not 0 < comparison.norm < np.inf:
             norm = f"the gradient of the first examples is {comparison.norm:g}"
             _log.warning(f"self-test: {norm}, so the test proves nothing")
