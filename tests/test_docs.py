@@ -39,26 +39,8 @@ KEYS = Config().flat()
 
 # The first argument of these commands is a config, on which their options depend.
 CONFIG_COMMANDS = (("train",), ("eval",), ("find-lr",), ("doctor",), ("config",), ("data", "show"))
-COMMANDS = (
-    *CONFIG_COMMANDS,
-    ("data", "check"),
-    ("data", "pack"),
-    ("data", "split"),
-    ("data", "get"),
-    ("data", "sample"),
-    ("predict",),
-    ("features",),
-    ("probe",),
-    ("checkpoints",),
-    ("export",),
-    ("push",),
-    ("weights",),
-    ("report",),
-    ("runs",),
-    ("sweep",),
-    ("completion",),
-    ("launch",),
-)
+COMMANDS = {(name,) for name in cli.COMMANDS}
+COMMANDS |= {("data", name) for name in ("check", "show", "pack", "split", "get", "sample")}
 
 
 def anchors(page: Path) -> set[str]:
@@ -113,7 +95,7 @@ def command(words: list[str]) -> list[str]:
         return command(words[:separator]) + (command(launched) if launched[0] != "python" else [])
     length = 2 if words[0] == "data" else 1
     name, rest = tuple(words[:length]), words[length:]
-    if name not in COMMANDS and name != ("data",):
+    if name not in COMMANDS:
         return [f"there is no command {' '.join(name)}"]
     errors = []
     if rest and name in CONFIG_COMMANDS and not rest[0].startswith("-"):
