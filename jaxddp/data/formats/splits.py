@@ -55,14 +55,13 @@ class ShardFormat:
         folder, pattern = place.shards
         if any((name or "").endswith(self.suffix) for name in (pattern, place.data.train, place.data.val)):
             return Match.NAMED
-        found = Match.NONE
         # Permission to read an object does not include permission to list.
         with suppress(*[InputError] if folder.root is None else []):
             # A name in the config may be that of a split of another format.
             shards = {} if pattern or not folder.can_list else _find(place, self.suffix)
             if any(_with_suffix(paths, self.suffix) for paths in shards.values()):
-                found = Match.NAMED if folder.root is None else Match.WHOLE
-        return found
+                return Match.NAMED if folder.root is None else Match.WHOLE
+        return Match.NONE
 
     def divided(self, place: Place) -> bool:
         shards = find_shards(place, self.suffix)
