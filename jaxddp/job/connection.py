@@ -133,12 +133,11 @@ class Admission:
         async def serve_and_close(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             connection = Connection(reader, writer)
             try:
-                hello = await self._authenticate(connection)
-                if hello is not None:
-                    await serve(connection, hello)
-            except (OSError, asyncio.CancelledError):
                 # The peer is gone, or the server closes. Python 3.11 would print the traceback of a cancelled task.
-                pass
+                with contextlib.suppress(OSError, asyncio.CancelledError):
+                    hello = await self._authenticate(connection)
+                    if hello is not None:
+                        await serve(connection, hello)
             finally:
                 await connection.close()
 
