@@ -86,7 +86,8 @@ def run(arguments: list[str]) -> None:
             recipe_of_run(place).check_network(exports.IN_PYTHON)
     network = network or trained_network(place, step, Topology.create(1), precision=precision)
     if form == "safetensors":
-        print(exports.export_weights_of(network, options.out, options.names))
+        count = exports.write_weights(options.out, network.model, exports.arrays_of(network), library=options.names)
+        print(f"{options.out}: {counted(count, 'array')} of {network.origin}")
         return
     with doing(f"making the program {options.out}"):
         network = replace(network, config=network.config.replace(**changes))

@@ -350,12 +350,6 @@ def averaged(runs: Sequence[Path], which: str, precision: tree.Precision | None 
     return dataclasses.replace(soup, state=soup.state.replace(params=params, model_state=start))
 
 
-def export_weights_of(network: TrainedRun, out: Path, library: str | None = None) -> str:
-    """Write the weights of a network as .safetensors, and return a summary line. Raises: see `write_weights`."""
-    count = write_weights(out, network.model, arrays_of(network), library=library)
-    return f"{out}: {counted(count, 'array')} of {network.origin}"
-
-
 def arrays_of(network: TrainedRun) -> dict[str, np.ndarray]:
     """Return the arrays of a network by path, such as "params/conv1/kernel"."""
     return {path: np.asarray(x) for path, x in by_path(network.state.params, network.state.model_state).items()}
