@@ -15,8 +15,8 @@ import jax.numpy as jnp
 from jax.tree_util import keystr, tree_leaves_with_path
 
 from jaxddp.core.errors import InputError, nearest, show
-from jaxddp.models.adapt import KEPT, Adapted, LinenModel, NNXModel, intercepting, keep
-from jaxddp.models.interface import PARAMS, Model, Tree, by_path, name_of, trees_of
+from jaxddp.models.adapt import KEPT, Adapted, LinenModel, NNXModel, keep
+from jaxddp.models.interface import PARAMS, Model, Tree, by_path, intercepting, name_of, trees_of
 
 if TYPE_CHECKING:
     import flax.nnx

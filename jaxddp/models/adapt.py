@@ -23,7 +23,7 @@ from jaxddp.config.layers import ADAPTERS, NO_LAYERS, Layers
 from jaxddp.core.errors import InputError, Key, kind_of
 from jaxddp.kernels import path_of
 from jaxddp.models import interface
-from jaxddp.models.interface import MODE_ARGUMENTS, Keys, Model, Outputs, Tree, cast, cast_like, name_of
+from jaxddp.models.interface import MODE_ARGUMENTS, Call, Keys, Model, Outputs, Tree, cast, cast_like, name_of
 from jaxddp.models.ops.layers import Convolution, Operations
 from jaxddp.platforms import platform_named
 
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 Path = tuple[Any, ...]
 """The path of a variable in an NNX module, which consists of attribute names and list indices."""
 Shape = tuple[int, ...]
-Call = Callable[[str, Any, Callable[..., Any], Any, Any], Any]
-"""(path, layer, function, args, kwargs) -> what a layer returns in place of `function(*args, **kwargs)`."""
 KEPT = "jaxddp_kept"
 """The name of the variable of `keep`."""
 
@@ -325,7 +323,7 @@ class LinenModel:
         variables, images = {"params": cast(params, self.dtype), **model_state}, cast(images, self.dtype)
         frozen = interface.freeze_norms(self.settled) if self.settled else contextlib.nullcontext()
         grouped = with_grouped_convolution(self.convolution) if self.convolution else contextlib.nullcontext()
-        intercepted = intercepting(call) if call else contextlib.nullcontext()
+        intercepted = interface.intercepting(call) if call else contextlib.nullcontext()
         with frozen, grouped, intercepted, _own_ranks(self.module):
             module = _in_mode(self.module, train, call_arguments)
             return module.apply(variables, images, mutable=mutable, **call_arguments, **words)
@@ -353,17 +351,6 @@ class LinenModel:
             params, _ = jax.eval_shape(lambda image: self.init(jax.random.key(0), image), example)
         shapes = {path_of(path): leaf.shape for path, leaf in jax.tree_util.tree_leaves_with_path(params)}
         return {name: (shape, *found.get(name, (shape, None))) for name, shape in shapes.items()}
-
-
-def intercepting(call: Call) -> Any:
-    """Return a context in which `call` calls all layers of Linen modules."""
-
-    def intercept(function: Callable[..., Any], args: Any, kwargs: Any, context: nn.module.InterceptorContext) -> Any:
-        is_call = context.method_name == "__call__"
-        own = "/".join(context.module.path), context.module
-        return call(*own, function, args, kwargs) if is_call else function(*args, **kwargs)
-
-    return nn.intercept_methods(intercept)
 
 
 def keep(layer: Any, value: jax.Array) -> None:
@@ -578,12 +565,11 @@ def for_platform(model: Any, platform: str) -> Any:
 def with_grouped_convolution(convolution: Convolution) -> Any:
     """Return a context in which the grouped `nn.Conv` use `convolution`, if they name no function."""
 
-    def call(function: Callable[..., Any], args: Any, kwargs: Any, context: nn.module.InterceptorContext) -> Any:
-        module = context.module
-        is_grouped = isinstance(module, nn.Conv) and module.feature_group_count > 1
-        if is_grouped and not (module.conv_general_dilated or module.conv_general_dilated_cls):
+    def call(path: str, layer: Any, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        is_grouped = isinstance(layer, nn.Conv) and layer.feature_group_count > 1
+        if is_grouped and not (layer.conv_general_dilated or layer.conv_general_dilated_cls):
             # Linen copied this instance for this call; see `freeze_norms`.
-            object.__setattr__(module, "conv_general_dilated", convolution)
+            object.__setattr__(layer, "conv_general_dilated", convolution)
         return function(*args, **kwargs)
 
-    return nn.intercept_methods(call)
+    return interface.intercepting(call)

@@ -222,24 +222,38 @@ def selects(layers: Layers, path: str, params: Tree) -> bool:
 def freeze_norms(frozen: Layers) -> Any:
     """Return a context in which the batch norms of frozen Linen layers use running statistics without updating them."""
 
-    def call(function: Callable[..., Any], args: Any, kwargs: Any, context: nn.module.InterceptorContext) -> Any:
-        module = context.module
+    def call(path: str, layer: Any, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         # Batch norms of Flax and of this package have this field. A network may have a call argument of this name,
         # which it passes to its norms.
-        is_norm = _MODE in {field.name for field in dataclasses.fields(module)}
-        if context.method_name != "__call__" or not is_norm or "/".join(module.path) not in frozen:
+        is_norm = _MODE in {field.name for field in dataclasses.fields(layer)}
+        if not is_norm or path not in frozen:
             return function(*args, **kwargs)
-        if getattr(module, _MODE, None) is None:
-            bound = inspect.signature(type(module).__call__).bind(module, *args, **kwargs)
+        if getattr(layer, _MODE, None) is None:
+            bound = inspect.signature(type(layer).__call__).bind(layer, *args, **kwargs)
             bound.arguments[_MODE] = True
             _, *args = bound.args
             kwargs = bound.kwargs
         else:
             # Linen modules are frozen dataclasses. This instance may be changed, because Linen copied it for this call.
-            object.__setattr__(module, _MODE, True)
+            object.__setattr__(layer, _MODE, True)
         return function(*args, **kwargs)
 
-    return nn.intercept_methods(call)
+    return intercepting(call)
+
+
+Call = Callable[[str, Any, Callable[..., Any], Any, Any], Any]
+"""(path, layer, function, args, kwargs) -> what a layer returns in place of `function(*args, **kwargs)`."""
+
+
+def intercepting(call: Call) -> Any:
+    """Return a context in which `call` calls all layers of Linen modules."""
+
+    def intercept(function: Callable[..., Any], args: Any, kwargs: Any, context: nn.module.InterceptorContext) -> Any:
+        is_call = context.method_name == "__call__"
+        own = "/".join(context.module.path), context.module
+        return call(*own, function, args, kwargs) if is_call else function(*args, **kwargs)
+
+    return nn.intercept_methods(intercept)
 
 
 def _select(tree: Tree, is_selected: Callable[[str], bool]) -> Tree:
