@@ -126,7 +126,7 @@ class Dense(nn.Module):
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        (linear_model(), "whose layers cannot be read; give a Flax Linen module"),
+        (linear_model(), "whose layers cannot be read; give a Linen or NNX module"),
         (Dense(), "explain: no layer of the network has an output [B, H, W, C], which a heat map needs"),
     ],
     ids=["functions", "dense"],
