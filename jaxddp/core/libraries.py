@@ -5,14 +5,13 @@ tests/test_private_names.py checks the list.
 """
 
 import functools
-import gc
 import importlib
 import inspect
 import logging
 import pkgutil
 import platform
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Collection
+from contextlib import suppress
 from typing import Any
 
 _log = logging.getLogger("jaxddp.libraries")
@@ -67,15 +66,3 @@ class Lazy:
 
     def __getattr__(self, attribute: str) -> Any:
         return getattr(importlib.import_module(self._name), attribute)
-
-
-@contextmanager
-def no_collections() -> Iterator[None]:
-    """Collect no garbage in the block, for imports of large libraries: they make many objects that stay."""
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collects:
-            gc.enable()

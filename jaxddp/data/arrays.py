@@ -322,11 +322,6 @@ def from_floats(images: np.ndarray) -> np.ndarray:
     return pixels
 
 
-def widened(pixels: np.ndarray) -> np.ndarray:
-    """Convert uint8 to uint16 by repeating the 8 bits, so white stays white."""
-    return pixels.astype(np.uint16) * 257
-
-
 def _are_multiples(chunk: np.ndarray, scale: int) -> bool:
     """Return whether all numbers are multiples of 1 / scale, within the rounding error of a division."""
     wide = chunk.astype(np.float64)

@@ -13,7 +13,6 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from jaxddp.core.libraries import no_collections
 from jaxddp.training.events import NOT_MEASURED, Columns, PredictedImages, Series, is_wide, to_drawable
 from jaxddp.training.progress import COLOURS
 
@@ -45,11 +44,14 @@ def draw_and_free(draw: Callable[[], Any]) -> Any:
     since the start of the figure takes a hundredth of a second.
     """
     # A collection while drawing could move parts of the figure to an older generation, which gc.collect(0) ignores.
-    with no_collections():
-        try:
-            return draw()
-        finally:
-            gc.collect(0)
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        return draw()
+    finally:
+        gc.collect(0)
+        if collects:
+            gc.enable()
 
 
 def figure(series: Series) -> Picture:

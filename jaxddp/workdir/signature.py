@@ -19,7 +19,7 @@ from jaxddp.config.tree import NETWORK_KEYS
 from jaxddp.config.values import checked, differing, plain
 from jaxddp.core.errors import InputError, Key, Option, counted, shaped, show, some
 from jaxddp.core.ranges import Range
-from jaxddp.data.arrays import as_pixels, widened
+from jaxddp.data.arrays import as_pixels
 from jaxddp.data.source import LabelForm, Source, image_dtype, labels_of
 from jaxddp.data.storage.root import absolute
 from jaxddp.data.united import class_counts
@@ -109,7 +109,8 @@ class Signature:
         """Convert arrays [N, H, W, C] to pixels of this dtype. Raises: InputError about their shape or dtype."""
         given, images = images, as_pixels(images, "normalized" if self.dtype == NORMALIZED else None)
         if given.dtype != images.dtype and images.dtype == np.uint8 and self.dtype == "uint16":
-            images = widened(images)
+            # Repeating the 8 bits keeps white white.
+            images = images.astype(np.uint16) * 257
         if images.shape[1:] != self.image_shape or images.dtype != self.dtype:
             expected = f"{self.dtype}[N, {', '.join(map(str, self.image_shape))}]"
             raise InputError(f"images: {shaped(given)} was given; give {expected}, as the network was trained on")
