@@ -256,10 +256,10 @@ def device_axes() -> str | tuple[str, str]:
     return (GROUP, AXIS) if GROUP in jax.sharding.get_abstract_mesh().axis_names else AXIS
 
 
-def varying(tree: Any) -> Any:
-    """Cast arrays inside of a `shard_map` to varying arrays, which may differ between devices."""
-    is_varying = lambda leaf: AXIS in jax.typeof(leaf).manual_axis_type.varying  # noqa: E731
-    return jax.tree.map(lambda leaf: leaf if is_varying(leaf) else lax.pcast(leaf, AXIS, to="varying"), tree)
+def varying(tree: Any, axis: str = AXIS) -> Any:
+    """Cast arrays inside of a `shard_map` to varying arrays, which may differ between devices along an axis."""
+    is_varying = lambda leaf: axis in jax.typeof(leaf).manual_axis_type.varying  # noqa: E731
+    return jax.tree.map(lambda leaf: leaf if is_varying(leaf) else lax.pcast(leaf, axis, to="varying"), tree)
 
 
 def stack_over_devices(values: jax.Array) -> jax.Array:

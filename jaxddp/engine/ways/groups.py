@@ -32,7 +32,7 @@ from jaxddp.engine.programs import TrainStep
 from jaxddp.engine.state import DEVICE_GROUPS, NUMBERS, TrainState, merged, without_shared
 from jaxddp.engine.step import Phases
 from jaxddp.engine.ways.way import Copies, Way, refuse_others
-from jaxddp.mesh import AXIS, GROUP, Topology
+from jaxddp.mesh import AXIS, GROUP, Topology, varying
 from jaxddp.models.interface import with_frozen, with_frozen_state, without_frozen
 
 if TYPE_CHECKING:
@@ -161,13 +161,10 @@ class Groups(Way):
 
     def whole(self, state: TrainState) -> TrainState:
         """Return the average of the groups' states, without the optimizer's state, which saves communication."""
-        return self._averaged(state.replace(opt_state=()))
+        return self.result(state.replace(opt_state=()))
 
     def result(self, state: TrainState) -> TrainState:
         """Return the average of the groups' states."""
-        return self._averaged(state)
-
-    def _averaged(self, state: TrainState) -> TrainState:
         if state.stacked is None:
             return state
         step = jax.device_put(state.step, self.topology.replicated)
@@ -220,14 +217,13 @@ class Groups(Way):
 
     def check(self, parts: Sequence["Part"], opt_state: Any) -> None:
         """Raise `InputError` if an average of parameters contradicts a part or the optimizer."""
-        key, problem = Key("train.sync_every"), None
+        advice = "leave one of them out"
         if is_schedule_free(opt_state):
             problem = ": a schedule-free optimizer averages its parameters itself"
-        elif self.outer.momentum is not None and any(isinstance(part, Lookahead) for part in parts):
-            key = Key.plain("train.outer_optimizer", "nesterov")
+            raise InputError(Key("train.sync_every"), problem, advice=advice)
+        if self.outer.momentum is not None and any(isinstance(part, Lookahead) for part in parts):
             problem = ": ", Key("train.lookahead"), " returns to slow weights, which the outer momentum does not move"
-        if problem is not None:
-            raise InputError(key, problem, advice="leave one of them out")
+            raise InputError(Key.plain("train.outer_optimizer", "nesterov"), problem, advice=advice)
 
     def check_own_loop(self) -> None:
         raise InputError(Key("train.sync_every"), ": a loop of your own has no groups", advice="leave it out")
@@ -236,14 +232,11 @@ class Groups(Way):
         """Return a group's step, with results that vary over the groups, as its arguments do."""
         group_step = super().one_step(replace(phases, shares=self._size))
 
-        def vary(leaf: jax.Array) -> jax.Array:
-            return leaf if GROUP in jax.typeof(leaf).manual_axis_type.varying else lax.pcast(leaf, GROUP, to="varying")
-
         def step(state: TrainState, *arguments: Any) -> tuple[TrainState, Any]:
             after, sums = group_step(state, *arguments)
             # The guard selects the step's number, too, by a condition of the group, but the number does not depend on
             # it.
-            return jax.tree.map(vary, after).replace(step=state.step + 1), jax.tree.map(vary, sums)
+            return varying(after, GROUP).replace(step=state.step + 1), varying(sums, GROUP)
 
         return step
 
