@@ -71,7 +71,7 @@ CASES = {
         {"model": network(jnp.zeros((), jnp.int32), SCALAR)},
         "model: model_state/seen is int32[] before a step and float32[] after it",
     ),
-    "no elements": ({"optimizer": optimizer(*[jnp.zeros((0, 3))] * 2)}, "the state has an array without elements"),
+    "no elements": ({"optimizer": optimizer(*[{"m": jnp.zeros(0)}] * 2)}, "opt_state/m: cannot be saved without"),
     "a part": ({"parts": [Growing()]}, "the part 'grown': parts/grown/count is int32[] before a step and float32[]"),
     "gradients": ({"parts": [Summing()]}, "the part 'summing': gradients/weight is float32[108, 5] before a step and"),
 }

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax.tree_util import keystr, tree_leaves_with_path
 
 from jaxddp.core.errors import InputError, nearest, show
-from jaxddp.models.adapt import KEPT, Adapted, LinenModel, NNXModel, keep
+from jaxddp.models.adapt import KEPT, Adapted, LinenModel, NNXModel
 from jaxddp.models.interface import PARAMS, Model, Tree, by_path, intercepting, name_of, trees_of
 
 if TYPE_CHECKING:
@@ -62,7 +62,11 @@ def activation(
         value = args[0] if layer.before else function(*args, **kwargs)
         if change is not None and calls == layer.calls:
             value = value + change.astype(value.dtype)
-        keep(own, value)
+        # A variable, because a Python list could not leave a transformation inside the network, such as `nn.remat`.
+        if isinstance(own, nn.Module):
+            own.sow(KEPT, KEPT, value, init_fn=lambda: value, reduce_fn=lambda _, last: last)
+        else:
+            setattr(own, KEPT, flax.nnx.Intermediate(value))
         return function(value, *args[1:], **kwargs) if layer.before else value
 
     logits, updated = model.run(params, model_state, images, train=False, call=call)

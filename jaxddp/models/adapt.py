@@ -35,7 +35,7 @@ Path = tuple[Any, ...]
 """The path of a variable in an NNX module, which consists of attribute names and list indices."""
 Shape = tuple[int, ...]
 KEPT = "jaxddp_kept"
-"""The name of the variable of `keep`."""
+"""The collection of Linen variables that a `Call` may make, besides those of the state."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,10 +93,8 @@ class NNXModel:
 
     def apply(self, params: Tree, model_state: Tree, images: jax.Array, *, train: bool, key: Keys) -> Outputs:
         logits, updated = self.run(params, model_state, images, train=train, key=key)
-        if not train:
-            return logits, model_state
         new_state = _nested({path: updated[path] for path in self.state})
-        return logits, new_state if self.dtype is None else cast_like(model_state, new_state)
+        return logits, cast_like(model_state, new_state) if train else model_state
 
     def run(
         self, params: Tree, model_state: Tree, images: jax.Array, *, train: bool, key: Keys = None, call: Any = None
@@ -353,17 +351,6 @@ class LinenModel:
         return {name: (shape, *found.get(name, (shape, None))) for name, shape in shapes.items()}
 
 
-def keep(layer: Any, value: jax.Array) -> None:
-    """Keep a value of the last call of a layer of a Linen or NNX module, in a variable.
-
-    A Python list could not leave a transformation inside the network, such as `nn.remat`.
-    """
-    if isinstance(layer, nn.Module):
-        layer.sow(KEPT, KEPT, value, init_fn=lambda: value, reduce_fn=lambda _, last: last)
-    else:
-        setattr(layer, KEPT, flax.nnx.Intermediate(value))
-
-
 def _in_mode(module: nn.Module, train: bool, call_arguments: Mapping[str, Any]) -> nn.Module:
     """Return a module whose boolean fields that set the mode, but are no arguments of its call, have this mode."""
     names = [name for name in MODE_ARGUMENTS if isinstance(vars(module).get(name), bool) and name not in call_arguments]
@@ -433,9 +420,7 @@ class FunctionModel:
             return self.function(params, images, **keywords), model_state
         result = self.function(params, model_state, images, **keywords)
         logits, updated = interface.pair(result, "apply", "(logits, state)")
-        if not train:
-            return logits, model_state
-        return logits, updated if self.dtype is None else cast_like(model_state, updated)
+        return logits, cast_like(model_state, updated) if train else model_state
 
 
 @dataclass(frozen=True, eq=False)

@@ -225,8 +225,7 @@ def freeze_norms(frozen: Layers) -> Any:
     def call(path: str, layer: Any, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         # Batch norms of Flax and of this package have this field. A network may have a call argument of this name,
         # which it passes to its norms.
-        is_norm = _MODE in {field.name for field in dataclasses.fields(layer)}
-        if not is_norm or path not in frozen:
+        if _MODE not in {field.name for field in dataclasses.fields(layer)} or path not in frozen:
             return function(*args, **kwargs)
         if getattr(layer, _MODE, None) is None:
             bound = inspect.signature(type(layer).__call__).bind(layer, *args, **kwargs)

@@ -89,11 +89,6 @@ class Hook:
         """Return a function of the hook, whose errors then name the file and the line."""
         return errors_name_line(self.path, f"{self.function.__name__}: ")(function)
 
-    @property
-    def name(self) -> str:
-        """The file and the name of the function, for messages."""
-        return f"{self.path}: {self.function.__name__}"
-
 
 def hooks_of(path: Path, module: ModuleType) -> dict[str, Hook]:
     """Return the hooks that a recipe file defines or imports.

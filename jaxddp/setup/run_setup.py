@@ -378,7 +378,7 @@ def _check_seed_of_hooks(setup: RunSetup, file: RecipeFile, params: Any) -> None
     if not _are_equal(params, init(topology.random_key(default)).params):
         return
     if is_fixed:
-        raise InputError(f"{file.hooks['get_model'].name}: ", Key("seed", seed), f": {OWN_WEIGHTS}")
+        raise InputError(f"{file.hooks['get_model'].path}: get_model: ", Key("seed", seed), f": {OWN_WEIGHTS}")
     _warn_of_equal_starts(topology)
 
 

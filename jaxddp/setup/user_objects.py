@@ -77,7 +77,7 @@ def objects_of_hooks(hooks: Mapping[str, Hook]) -> ObjectSource:
 
     def user_object(kind: str, *arguments: Any) -> UserObject | None:
         hook = hooks.get(f"get_{kind}")
-        return None if hook is None else UserObject(hook(*arguments), hook.name, hook)
+        return None if hook is None else UserObject(hook(*arguments), f"{hook.path}: get_{kind}", hook)
 
     return user_object
 

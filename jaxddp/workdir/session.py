@@ -70,8 +70,7 @@ class Session:
         restored: dict[str, Any] = {}
         # Orbax would raise an error at the first checkpoint.
         if empty := [path for path, leaf in tree_leaves_with_path(run.state) if not leaf.size]:
-            problem = f"the state has an array without elements, {path_of(empty[0])}, which a checkpoint cannot hold"
-            raise InputError(problem, advice=("use another optimizer or network, or no ", Option("workdir")))
+            raise InputError(f"{path_of(empty[0])}: cannot be saved without elements", advice="use another optimizer")
         if self.resume_step is not None:
             state, progress = self.checkpoints.restore(self.resume_step, run.state)
             # Python may give a trained state. A stacked one was averaged, and rounded.
