@@ -28,7 +28,12 @@ class Machines(NamedTuple):
 
 @dataclass(frozen=True)
 class Launch:
-    """Start a command in several processes, by default one for each GPU of this machine, or one for all TPU chips."""
+    """Start the command after `--` in several processes.
+
+    By default, there is one process for each GPU of this machine, or one for all TPU chips.
+
+    Example: jaxddp launch --processes 2 -- train digits --data data/digits
+    """
 
     processes: Annotated[int, Range(1, 10_000)] | None = None
     """Number of processes on this machine. The GPUs, if any, are divided evenly among the processes."""
